@@ -37,7 +37,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dis
 test: .venv/ready-for-tests
 	$(PYTEST) -m "not long"
 
-# Proofs that take minutes: a soak, thirty kills, every notebook, the built package, more of torchrun.
+# Proofs that take minutes: a soak, random kills, every notebook, the built package, more of torchrun.
 test-long: .venv/ready-for-tests
 	$(PYTEST) -m long
 

@@ -31,9 +31,9 @@ from memformers.models.base import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
-from memformers.training.checkpoints import Checkpoint, optimizer_tensors
+from memformers.training.checkpoints import optimizer_tensors
 from memformers.training.resume import alone_in, cut_metrics
-from memformers.training.state import TrainingState, random_states
+from memformers.training.state import TrainingState, random_states, set_random_states
 
 WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
@@ -124,23 +124,26 @@ def restore(folder: Path, agent: Agent, state: TrainingState) -> TrainingState:
     """The newest checkpoint of ``folder``, put into ``agent`` and the optimizers of ``state``; ``state`` if
     there is none."""
 
-    def read(path: Path) -> tuple[Checkpoint, int]:
+    def read(path: Path) -> tuple[TrainingState, int]:
         check_manifest(path)
         numbers = read_json(path / STATE, {"records": int, "random": dict[str, Any]})
         records, random = numbers.pop("records"), numbers.pop("random")
         found = config_from_dict(TrainingState, numbers | {"optimizers": state.optimizers}, str(path / STATE))
-        return Checkpoint(load_file(path / WEIGHTS), load_file(path / MOMENTS), random, found), records
+        agent.load_state_dict(load_file(path / WEIGHTS))
+        moments = load_file(path / MOMENTS)
+        for name, tensor in optimizer_tensors(agent, state.optimizers).items():
+            tensor.copy_(moments[name])
+        set_random_states(random)
+        return found, records
 
     remove_leftovers(folder / CHECKPOINTS)
     if not (folders := numbered(folder / CHECKPOINTS)):
         cut_metrics(folder, 0)
         return state
-    path, (checkpoint, records) = newest_that_loads(folders, read)
+    path, (found, records) = newest_that_loads(folders, read)
     cut_metrics(folder, records)
-    print(
-        f"continues at step {checkpoint.state.tokens:,}, from {path}; the environments start over", flush=True
-    )
-    return checkpoint.restore(agent, state.optimizers)
+    print(f"continues at step {found.tokens:,}, from {path}; the environments start over", flush=True)
+    return found
 
 
 if __name__ == "__main__":

@@ -18,29 +18,22 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from memformers.common.errors import UserError
-from memformers.common.fields import check_keys
 from memformers.common.files import config_from_dict, read_json, sync, write_json
 from memformers.common.text_format import counted
 
 T = TypeVar("T")
-MANIFEST = "manifest.json"
-FORMAT = 1
-LEFTOVER = ".unfinished-"
-"""The prefix of the name of a folder that is being written or deleted."""
-REPLACED = ".replaced-"
-"""The prefix of the name of a folder while another one takes its name."""
-BROKEN = ".broken-"
-"""The prefix of the name of a folder that was found broken."""
+MANIFEST, FORMAT = "manifest.json", 1
+LEFTOVER, REPLACED, BROKEN = ".unfinished-", ".replaced-", ".broken-"
+"""Prefixes of the names of folders that are being written or deleted, whose name another one takes, and that
+were found broken."""
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file as it was written."""
+    """A file as it was written: its size in bytes, and its SHA-256 in hexadecimal digits."""
 
     size: int
-    """In bytes."""
     sha256: str
-    """In hexadecimal digits."""
 
     @classmethod
     def of(cls, path: Path) -> "FileEntry":
@@ -63,27 +56,31 @@ def atomic_dir(folder: Path, of_others: Mapping[str, FileEntry] = MappingProxyTy
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: of_others.get(path.name) or FileEntry.of(path) for path in paths}
-        if absent := sorted(of_others.keys() - files.keys()):
+        if absent := sorted(of_others.keys() - {path.name for path in paths}):
             raise OSError(f"{absent[0]} of another process isn't there; name a folder that all of them share")
+        files = {path.name: of_others.get(path.name) or FileEntry.of(path) for path in paths}
         write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
             path.chmod(mode)  # safetensors gives its files another than the umask says
             sync(path)
         sync(temporary)
-        old = moved(folder, REPLACED) if folder.exists() else None
-        try:
-            temporary.rename(folder)
-        except BaseException:
-            if old:
-                old.rename(folder)
-            raise
+        if folder.exists():
+            moved(folder, REPLACED)
+        temporary.rename(folder)
         sync(folder.parent)
-        if old:
-            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        end_replacing(folder)
+
+
+def end_replacing(folder: Path) -> None:
+    """Delete what ``folder`` has taken the place of, or give this its name back if ``folder`` isn't there."""
+    old = folder.with_name(f"{REPLACED}{folder.name}")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(folder)
 
 
 def moved(folder: Path, prefix: str) -> Path:
@@ -96,23 +93,21 @@ def moved(folder: Path, prefix: str) -> Path:
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError unless the files called ``names``, or all, are as the manifest in ``folder`` says, and
     OSError if one can't be read: a file system that fails for a moment must not cost a checkpoint."""
-    source = f"{folder / MANIFEST}"
-    data = read_json(folder / MANIFEST)
-    if data.get("format") != FORMAT:
-        raise UserError(f"{source} has format {data.get('format')!r}; this version reads format {FORMAT}.")
-    check_keys(data, {"files": dict[str, dict[str, Any]]}, source)
-    for name in data["files"] if names is None else names:
-        if name not in data["files"]:
+    source = folder / MANIFEST
+    if (version := read_json(source).get("format")) != FORMAT:
+        raise UserError(f"{source} has format {version!r}; this version reads format {FORMAT}.")
+    files = read_json(source, {"files": dict[str, dict[str, Any]]})["files"]
+    for name in files if names is None else names:
+        if name not in files:
             raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
-        path, written = folder / name, config_from_dict(FileEntry, data["files"][name], source)
+        path, written = folder / name, config_from_dict(FileEntry, files[name], str(source))
         try:
-            size = path.stat().st_size
-            if size != written.size:
-                raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
-            if checksum(path) != written.sha256:
-                raise UserError(f"{path} has changed since it was written: its checksum differs.")
+            now = FileEntry.of(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UserError(f"expected a file {path}, but it is missing.") from None
+        if now != written:
+            sizes = f"{written.size:,} bytes then, {now.size:,} now"
+            raise UserError(f"{path} has changed since it was written: {sizes}, and another checksum.")
 
 
 def numbered(parent: Path) -> list[Path]:
@@ -121,23 +116,16 @@ def numbered(parent: Path) -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name), reverse=True)
 
 
-def say_passed_over(folder: Path, why: str) -> None:
-    """Print the name of a checkpoint that can't be used, and why."""
-    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
-
-
-def newest_that_loads(
-    folders: Sequence[Path],
-    load: Callable[[Path], T],
-    say: Callable[[Path, str], None] = say_passed_over,
-) -> tuple[Path, T]:
-    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``;
-    ``say`` is called for each folder before it, with the reason. Raises ValueError if there is none."""
+def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: bool = True) -> tuple[Path, T]:
+    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``; with
+    ``say``, a line names each folder before it, and why it can't be used. Raises ValueError if none can."""
     for folder in folders:
         try:
             return folder, load(folder)
         except UserError as error:
-            say(folder, str(error))
+            if say:
+                why = " ".join(str(error).split())
+                print(f"checkpoint {folder} is passed over: {why}", file=sys.stderr)
     parent = folders[0].parent
     raise UserError(f"{parent} has {counted(len(folders), 'checkpoint')}, of which none can be used.")
 
@@ -148,16 +136,12 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder; a
-    folder whose replacement was not finished gets its name back."""
+    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder or
+    made a link; a folder whose replacement was not finished gets its name back."""
     for old in parent.glob(f"{REPLACED}*"):
-        folder = parent / old.name.removeprefix(REPLACED)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(folder)
+        end_replacing(parent / old.name.removeprefix(REPLACED))
     for path in parent.glob(f"{LEFTOVER}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
 
 
 def checksum(path: Path) -> str:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import dacite
@@ -131,7 +132,7 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
     except dacite.UnexpectedDataError as error:
         known, unknown = sorted(_keys(config)), sorted(error.keys)
         near = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {shorten(', '.join(known), 300)}."
         said = f"unknown key {', '.join(map(repr, unknown))}; {hint}"
     except dacite.WrongTypeError as error:
         said = f"expected {error.field_path} to be {described(error.field_type)}, got {error.value!r}."

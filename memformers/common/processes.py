@@ -14,9 +14,6 @@ from typing import Any
 
 import memformers
 
-LOOK_SECONDS = 0.1
-"""How often several running processes are checked, in seconds."""
-
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """The command line that runs ``module`` of this very package with this very Python."""
@@ -63,7 +60,7 @@ def run_modules(
                     begin(number)
                     command = module_command("memformers.common.processes", module, *arguments)
                     running[number] = subprocess.Popen(command, env=variables, stdin=theirs)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(0.1)
                 for number in [n for n, process in running.items() if process.poll() is not None]:
                     yield number, running.pop(number).returncode
     except (KeyboardInterrupt, SystemExit):
@@ -91,14 +88,13 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
     """A block in which a signal has this handler. Nothing changes outside of the main thread, which alone
     gets signals, or if the signal is ignored or not handled by Python code."""
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(number) in (None, signal.SIG_IGN):
-        yield
-        return
-    before = signal.signal(number, handler)
+    changes = main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+    before = signal.signal(number, handler) if changes else None
     try:
         yield
     finally:
-        signal.signal(number, before)
+        if changes:
+            signal.signal(number, before)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,6 @@ that each process reads its part of every tensor, and writes those of sharded we
 """
 
 import contextlib
-import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -37,17 +35,14 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, full_tensor, is_part
 from memformers.training.optimizers import Muon, Optimizers
-from memformers.training.state import TrainingState, check_random_states, random_states, set_random_states
+from memformers.training.state import TrainingState, random_states, set_random_states
 
-BEST = "best"
 KEPT: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     Muon: ("momentum",),
 }
-"""The state of each optimizer for a parameter."""
-SETTINGS = ("betas", "eps", "momentum", "weight_decay")
-"""The settings of a group of parameters that are saved, as far as its optimizer has them."""
-STATE, RANDOM, ABOUT = "state.json", "random.json", "training.json"
+"""The state of each optimizer for a parameter, which begins with zeros."""
+BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 PIECE = 2**26
 """About how many bytes of tensors a process writes into one file: that many are copied at a time."""
 
@@ -82,6 +77,7 @@ def save_checkpoint(
     All ``ranks`` must call this. The first one writes; with FSDP each writes what it holds of the tensors,
     and no rank ever has more. Raises OSError if it can't be written; then no other checkpoint has changed.
     """
+    assert not state.pending  # the numbers of all its steps were read
     moments = optimizer_tensors(model, state.optimizers)
     memory = {name: ranks.of_all(x) for name, x in memory_tensors(state.memory).items()}
     randomness, sharded = ranks.all_gather(random_states()), ranks.parallel == "fsdp"
@@ -100,10 +96,12 @@ def save_checkpoint(
             model.save_pretrained(temporary)
             save_tensors(moments, temporary / "optimizer.safetensors")
             save_tensors(memory, temporary / "memory.safetensors")
+        tensors = ("optimizers", "memory", "pending")
+        numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in tensors}
         save_tokenizer(tokenizer, temporary)
-        write_json(temporary / STATE, state_numbers(model, state))
+        write_json(temporary / STATE, numbers)
         write_json(temporary / RANDOM, {"ranks": randomness})
-        write_json(temporary / ABOUT, asdict(about))
+        write_json(temporary / ABOUT, about)
 
 
 def write_parts(tensors: dict[str, Tensor], folder: Path, ranks: Distributed) -> dict[str, FileEntry]:
@@ -124,88 +122,77 @@ def write_parts(tensors: dict[str, Tensor], folder: Path, ranks: Distributed) ->
     return {name: entry for each in ranks.all_gather(own) for name, entry in each.items()}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """This rank's part of a checkpoint that [`read_checkpoint`][] has read, before it is used."""
-
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
-    randomness: dict[str, Any]
-    state: TrainingState
-    """The state it was made in, with the memory of this rank's streams."""
-
-    def restore(self, model: nn.Module, optimizers: Optimizers) -> TrainingState:
-        """Restore weights, optimizers and random states; returns the state. All ranks must call this."""
-        named = named_state(model, optimizers)
-        model.load_state_dict(self.weights)
-        for optimizer in optimizers:
-            optimizer.state.clear()
-        for key, tensor in self.moments.items():
-            name, _, what = key.rpartition("/")
-            parameter, optimizer = named[name]
-            optimizer.state[parameter][what] = tensor
-        set_random_states(self.randomness)
-        return self.state
-
-
 def read_checkpoint(
     folder: Path,
     model: MemoryLM,
     optimizers: Optimizers,
     batch_size: int,
     ranks: Distributed = SINGLE_PROCESS,
-) -> Checkpoint:
-    """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
+) -> TrainingState:
+    """Read the checkpoint in ``folder`` into ``model``, the ``optimizers`` and the random states; returns its
+    state, with the memory of this rank's part of ``batch_size`` streams. All ``ranks`` must call this.
 
     Raises ValueError for a checkpoint that has changed since it was written, or of another model or version;
-    and with dropout, which is random on each rank, for one of another number of ``ranks``.
+    and with dropout, which is random on each rank, for one of another number of ``ranks``. What was read by
+    then stays, until another checkpoint is read.
     """
     check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
-    numbers = read_json(folder / STATE)
-    if numbers.pop("optimizer", None) != json.loads(json.dumps(describe_optimizers(model, optimizers))):
-        raise UserError(f"{folder / STATE} belongs to another optimizer.")
-    weights, moments, memory = read_own_tensors(folder, model, optimizers, batch_size, ranks)
-    held = {"optimizers": optimizers, "memory": memory}
-    state = config_from_dict(TrainingState, numbers | held, str(folder / STATE))
-    randomness = own_randomness(folder / RANDOM, ranks, model.config.dropout)
-    check_random_states(randomness)
-    return Checkpoint(weights, moments, randomness, state)
-
-
-def own_randomness(path: Path, ranks: Distributed, dropout: float) -> dict[str, Any]:
-    """This rank's random states in ``path``, or the first rank's if the number of ranks doesn't matter."""
-    states = read_json(path).get("ranks")
-    if not isinstance(states, list) or not states:
-        raise UserError(f"{path} holds no random states.")
-    if len(states) == ranks.size:
-        return states[ranks.rank]
-    if dropout:
+    stored, memory = stored_tensors(folder), {}
+    sizes = {name: tuple(tensor.size) for name, tensor in stored.items()}
+    for name in [n for n in stored if n.partition(".")[0] in (*Memory().parts, "valid")]:
+        own, at = [*sizes[name]], int(len(sizes[name]) > 1)  # of ``[·, B, D]`` or ``[B]``
+        own[at : at + 1] = [batch_size // ranks.size]
+        dtype = stored[name].properties.dtype
+        memory[name] = ranks.of_all(torch.empty(own, dtype=dtype, device=model.device))
+    tensors = {**model.state_dict(), **optimizer_tensors(model, optimizers), **memory}
+    expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wrong := sorted(n for n in {*sizes, *expected} if sizes.get(n) != expected.get(n)):
+        want, got = expected.get(wrong[0]), sizes.get(wrong[0])
         raise UserError(
-            f"{path} was made by {len(states)} processes, but there are {ranks.size} now; with dropout="
-            f"{dropout}, each process draws its own numbers, so start {len(states)} processes."
+            f"{folder} belongs to another model or batch_size: expected {wrong[0]} to be {want}, got {got}."
         )
-    return states[0]
+    read_tensors(folder, tensors)
+    try:
+        parts = {name: x.to_local() if is_part(x) else x for name, x in memory.items()}
+        held = memory_from_tensors(parts, model.config.n_layers)
+        model.check_memory(held, batch_size // ranks.size)
+    except ValueError as error:
+        raise UserError(f"the memory in {folder} can't be used: {error}") from None
+    numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": held}
+    numbers.pop("optimizer", None)  # earlier versions wrote its settings there
+    state = config_from_dict(TrainingState, numbers, str(folder / STATE))
+    randomness = read_json(folder / RANDOM, {"ranks": list[dict[str, Any]]})["ranks"]
+    if len(randomness) != ranks.size and (model.config.dropout or not randomness):
+        raise UserError(
+            f"{folder / RANDOM} was made by {len(randomness)} processes, now there are {ranks.size}; with "
+            f"dropout={model.config.dropout}, each draws its own numbers, so start {len(randomness)}."
+        )
+    set_random_states(randomness[ranks.rank if len(randomness) == ranks.size else 0])
+    return state
+
+
+def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
+    """What the optimizers remember, of any shape, as ``parameter/what``: the tensors themselves, and zeros,
+    with which an optimizer begins, for a parameter that had no gradient yet."""
+    of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter not in of:  # it is frozen
+            continue
+        kept = of[parameter].state[parameter]
+        for what in () if kept else KEPT[type(of[parameter])]:
+            scalar = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            kept[what] = scalar if what == "step" else torch.zeros_like(parameter)
+        tensors |= {f"{name}/{what}": tensor for what, tensor in kept.items()}
+    return tensors
 
 
 def read_about(folder: Path) -> About:
     """The [`About`][] of the checkpoint in ``folder``; else ValueError."""
     check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
-
-
-def keep_best_and_newest(parent: Path, newest: int) -> None:
-    """Link to the best checkpoint in ``parent``, and delete all others but the ``newest`` ones."""
-    folders = numbered(parent)
-    abouts = {folder: about for folder in folders if (about := usable_about(folder))}
-    losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
-    best = min(losses, key=losses.__getitem__, default=None)
-    if best is not None:
-        link(parent / BEST, best.name)
-    for folder in folders[newest:]:
-        if folder != best:
-            remove(folder)
 
 
 def usable_about(folder: Path) -> About | None:
@@ -215,97 +202,18 @@ def usable_about(folder: Path) -> About | None:
     return None
 
 
-def link(path: Path, target: str) -> None:
-    """Make the symbolic link ``path`` to ``target`` beside it, if the file system supports links."""
-    temporary = path.with_name(f"{LEFTOVER}{path.name}")
-    with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        temporary.replace(path)
-
-
-def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
-    """The parts of ``state`` that are not tensors. The numbers of all its steps must be read."""
-    assert not state.pending
-    others = ("optimizers", "memory", "pending")
-    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in others}
-    learning = describe_optimizers(model, state.optimizers)
-    return {**numbers, "window": asdict(state.window), "optimizer": learning}
-
-
-def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[str, Any]]:
-    """Their settings and the names of their parameters, a dict a group; the learning rate is left out, since
-    every step sets it."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return [
-        {
-            **{name: group[name] for name in SETTINGS if name in group},
-            "parameters": [names[parameter] for parameter in group["params"]],
-        }
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-
-
-def named_state(model: nn.Module, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
-    """Each parameter and its optimizer, by the parameter's name; of any shape."""
-    of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-    return {name: (p, of[p]) for name, p in model.named_parameters() if p in of}  # others are frozen
-
-
-def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """What the optimizers remember, as ``parameter/what``; nothing of a parameter without a gradient yet."""
-    return {
-        f"{name}/{what}": tensor
-        for name, (parameter, optimizer) in named_state(model, optimizers).items()
-        for what, tensor in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def new_moments(model: MemoryLM, optimizers: Optimizers, kept: Iterable[str]) -> dict[str, Tensor]:
-    """Tensors for the optimizers' state to be read into, for all parameters that have some; Muon's have all
-    of them or none, since each step has a gradient for every matrix of the layers."""
-    known, named = {key.rpartition("/")[0] for key in kept}, named_state(model, optimizers)
-    begun = {optimizer for name, (_, optimizer) in named.items() if name in known}
-    return {
-        f"{name}/{what}": torch.zeros((), dtype=torch.float32, device=parameter.device)
-        if what == "step"
-        else torch.empty_like(parameter, requires_grad=False)
-        for name, (parameter, optimizer) in named.items()
-        for what in KEPT[type(optimizer)]
-        if name in known or (isinstance(optimizer, Muon) and optimizer in begun)
-    }
-
-
-def read_own_tensors(
-    folder: Path, model: MemoryLM, optimizers: Optimizers, batch_size: int, ranks: Distributed
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Memory]:
-    """What this rank holds of the weights, of the optimizers' state and of the memory in ``folder``, on the
-    model's device; ValueError for what doesn't fit the model and ``batch_size``."""
-    stored, kinds = stored_tensors(folder), (*Memory().parts, "valid")
-    sizes = {name: tuple(tensor.size) for name, tensor in stored.items()}
-    remembered = {name: sizes.pop(name) for name in stored if name.partition(".")[0] in kinds}
-    weights = {name: torch.empty_like(tensor) for name, tensor in model.state_dict().items()}
-    moments = new_moments(model, optimizers, sizes.keys() - weights.keys())
-    expected = {name: tuple(tensor.shape) for name, tensor in {**weights, **moments}.items()}
-    if wrong := sorted(n for n in {*sizes, *expected} if sizes.get(n) != expected.get(n)):
-        raise UserError(
-            f"{folder} belongs to another model: {wrong[0]} is {sizes.get(wrong[0])}, but "
-            f"{expected.get(wrong[0])} was expected."
-        )
-    memory = {}
-    for name, size in remembered.items():
-        at = int(len(size) > 1)  # of ``[·, B, D]`` or ``[B]``
-        if size[at : at + 1] != (batch_size,):
-            raise UserError(f"{folder} has {name} of shape {size}, but batch_size={batch_size} was expected.")
-        own = (*size[:at], batch_size // ranks.size, *size[at + 1 :])
-        dtype = stored[name].properties.dtype
-        memory[name] = ranks.of_all(torch.empty(own, dtype=dtype, device=model.device))
-    read_tensors(folder, {**weights, **moments, **memory})
-    try:
-        parts = {name: x.to_local() if is_part(x) else x for name, x in memory.items()}
-        remembers = memory_from_tensors(parts, model.config.n_layers)
-        model.check_memory(remembers, batch_size // ranks.size)
-    except ValueError as error:
-        raise UserError(f"the memory in {folder} can't be used: {error}") from None
-    return weights, moments, remembers
+def keep_best_and_newest(parent: Path, newest: int) -> None:
+    """Link to the best checkpoint in ``parent``, if the file system has links, and delete all others but the
+    ``newest`` ones."""
+    folders = numbered(parent)
+    abouts = {folder: about for folder in folders if (about := usable_about(folder))}
+    losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
+    if best := min(losses, key=losses.__getitem__, default=None):
+        temporary = parent / f"{LEFTOVER}{BEST}"
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(best.name)
+            temporary.replace(parent / BEST)
+    for folder in folders[newest:]:
+        if folder != best:
+            remove(folder)

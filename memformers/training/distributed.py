@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-LONGEST_TURN = timedelta(days=2)
-"""How long the others wait while the first process prepares a text."""
 
 
 class Distributed:
@@ -40,13 +38,10 @@ class Distributed:
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
         self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
+        self.first = rank == 0
+        """Whether this is the rank that writes files and prints."""
         self.mesh: DeviceMesh | None = None
         """The processes as PyTorch has them, if there are several, from [`place`][Distributed.place] on."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the rank that writes files and prints."""
-        return self.rank == 0
 
     def device_name(self, name: str) -> str:
         """The device for this process where ``name`` was asked for: a GPU each."""
@@ -127,7 +122,7 @@ class Distributed:
     def rank_zero_first(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, which runs on the first rank before the others: they find what it left. They
         wait for as long as it takes, and not for the half an hour after which gloo gives up."""
-        others = dist.new_group(backend="gloo", timeout=LONGEST_TURN) if self.size > 1 else None
+        others = dist.new_group(backend="gloo", timeout=timedelta(days=2)) if self.size > 1 else None
         made = make() if self.first else None
         if others:
             dist.barrier(others)
@@ -146,40 +141,41 @@ SINGLE_PROCESS = Distributed()
 def joined(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
 
-    Raises ValueError if ``config.parallel`` doesn't fit the way in which the program was started, and for a
-    batch that can't be shared equally.
+    Raises ValueError if ``parallel`` or ``device`` doesn't fit the way in which the program was
+    started, and for a batch that can't be shared equally; OSError where another process has ended.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    size, local_rank = (int(os.environ.get(*given)) for given in (("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")))
+    parts, gpus = (
+        size * config.step.accumulate,
+        torch.cuda.device_count() if config.step.device != "cpu" else 0,
+    )
     if config.step.parallel == "single":
         if size > 1:
-            raise UserError(
-                f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
-            )
+            raise UserError(f"torchrun started {size} processes, but parallel='single'; use 'ddp' or 'fsdp'.")
         yield SINGLE_PROCESS
         return
-    if not started_by_torchrun:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        how = "torchrun --nproc-per-node 2 -m memformers train …"
+        raise UserError(f"parallel={config.step.parallel!r} needs processes; start them with {how}")
+    if config.batch_size % parts:
+        how = f"{size} processes in accumulate={config.step.accumulate} parts; use a multiple of {parts}."
+        raise UserError(f"batch_size={config.batch_size} streams can't be shared equally by {how}")
+    if gpus and config.step.device not in ("auto", "cuda"):
         raise UserError(
-            f"parallel={config.step.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
-            f"-m memformers train …"
+            f"device={config.step.device!r} is one device; use cuda, which gives each process its own."
         )
-    if config.batch_size % (size * config.step.accumulate):
-        raise UserError(
-            f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
-            f"accumulate={config.step.accumulate} parts; use a multiple of {size * config.step.accumulate}."
-        )
-    ranks = Distributed(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.step.parallel)
-    if torch.cuda.is_available() and config.step.device != "cpu":
-        choose_gpu(config.step.device, ranks.local_rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
+    if 0 < gpus <= local_rank:
+        raise UserError(f"there are more processes than GPUs ({gpus}); start {gpus}, or use device='cpu'.")
+    if gpus:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
-        yield ranks
+        yield Distributed(int(os.environ["RANK"]), size, local_rank, config.step.parallel)
     except RuntimeError as error:
-        if size > 1 and is_about_another_rank(error):
+        of_another_rank = ("gloo", "Connection closed by peer", "Connection reset by peer")
+        if size > 1 and (isinstance(error, dist.DistError) or any(x in str(error) for x in of_another_rank)):
             raise OSError(
-                f"another process of this training has ended, so process {ranks.rank} can't continue; "
+                f"another process of this training has ended, so rank {os.environ['RANK']} can't continue; "
                 f"the messages of that process say why. ({str(error).splitlines()[0]})"
             ) from None
         raise
@@ -190,34 +186,13 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
 def end_rank() -> None:
     """End this process with exit code 0, if torchrun started it: to be called where all is done.
 
-    PyTorch 2.13 holds the process group in caches and default arguments until Python ends, and with it gloo's
-    threads. Python's own end now and then aborted a process with such threads ("terminate called without an
-    active exception"), and with it the whole training. So it is passed over.
+    PyTorch 2.13 holds gloo's threads in caches until Python ends; Python's own end now and then aborted a
+    process with such threads ("terminate called without an active exception"), so it is passed over.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def choose_gpu(device: str, local_rank: int) -> None:
-    """Let this process use the GPU with its number on the machine; ValueError if there is none."""
-    if device not in ("auto", "cuda"):
-        raise UserError(
-            f"device={device!r} is one device for all processes; use cuda, which gives each its own GPU."
-        )
-    if local_rank >= (gpus := torch.cuda.device_count()):
-        raise UserError(
-            f"there are more processes than GPUs here ({gpus}); start {gpus} a machine, or use device='cpu'."
-        )
-    torch.cuda.set_device(local_rank)
-
-
-def is_about_another_rank(error: RuntimeError) -> bool:
-    """Whether ``error`` is how gloo or NCCL report that a rank can't be reached any more."""
-    return isinstance(error, dist.DistError) or any(
-        word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer")
-    )
 
 
 @contextmanager

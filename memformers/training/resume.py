@@ -8,17 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import Timeout
 
-from memformers.common.atomic_dir import (
-    BROKEN,
-    moved,
-    newest_that_loads,
-    numbered,
-    remove_leftovers,
-    say_passed_over,
-)
+from memformers.common.atomic_dir import BROKEN, moved, newest_that_loads, numbered, remove_leftovers
 from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, write_text
 from memformers.common.machine import describe_environment
@@ -29,7 +21,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
-from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
+from memformers.training.checkpoints import ABOUT, About, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import has_ended
@@ -48,13 +40,9 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
     """Raise ValueError, which names the settings, unless ``config`` is that of the run in ``folder``, or
     there is no run."""
     if not (folder / CONFIG).exists():
-        if (folder / METRICS).exists():
-            raise UserError(
-                f"{folder} has metrics, but no {CONFIG}, so it can't be resumed; name a new folder."
-            )
         return
-    stored, is_finished = read_train_config(folder), (folder / RESULT).exists()
-    goes_on = is_finished and config.tokens > stored.tokens
+    stored = read_train_config(folder)
+    goes_on = (folder / RESULT).exists() and config.tokens > stored.tokens
     before = replace(stored, tokens=config.tokens) if goes_on else stored
     if changes := differences(asdict(before), asdict(config)):
         raise UserError(
@@ -110,71 +98,62 @@ def restore_newest(
     ranks: Distributed = SINGLE_PROCESS,
     tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainingState, int]:
-    """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
+    """Read the newest usable checkpoint of ``folder`` into ``model`` and the optimizers of ``state``; returns
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
     training starts from the beginning.
 
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
-    OSError if one can't be read. Then nothing has changed.
+    OSError if one can't be read. Then the folder has not changed.
     """
-    checkpoints, optimizers, optim = folder / CHECKPOINTS, state.optimizers, config.optim
+    checkpoints = folder / CHECKPOINTS
 
-    def read(path: Path) -> tuple[Checkpoint, int]:
+    def read(path: Path) -> tuple[TrainingState, About]:
         about = read_about(path)
         made_with = train_config_from(about.config, str(path / ABOUT))
         if about.corpus_sha256 != corpus.sha256:
             raise UserError("it belongs to another text.")
-        if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
-            raise UserError("it belongs to another tokenizer, so its tokens would be others; name its own.")
         if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
             raise UserError(f"it belongs to another training: {changes}.")
-        found = read_checkpoint(path, model, optimizers, config.batch_size, ranks)
+        found = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
+        if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
+            raise UserError("it belongs to another tokenizer, so its tokens would be others; name its own.")
         if made_with.tokens != config.tokens:
-            if not has_ended(found.state, made_with):
+            if not has_ended(found, made_with):
                 raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
-            found.state.go_on()
-        return found, about.records
+            found.go_on()
+        return found, about
 
     ranks.first_alone(lambda: remove_leftovers(checkpoints))
-    say = say_passed_over if ranks.first else lambda *_: None
     folders = numbered(checkpoints)
-    found = newest_that_loads(folders, read, say) if folders else None
+    newest = newest_that_loads(folders, read, say=ranks.first) if folders else None
     ranks.check_alike(
-        found and found[0].name,
+        newest and newest[0].name,
         f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
         f"folder that all of them share.",
     )
-    if not found:
+    if not newest:
         return state, cut_metrics(folder, 0) if ranks.first else 0
-    path, (checkpoint, records) = found
-    state = checkpoint.restore(model, optimizers)
-    ranks.say(f"continues at token {state.tokens:,}, from {path}")
-    if state.begun == state.tokens > 0:
+    path, (found, about) = newest
+    ranks.say(f"continues at token {found.tokens:,}, from {path}")
+    if found.begun == found.tokens > 0:
         ranks.say(
             f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{optim.warmup:.0%} of the new part and goes on as schedule={optim.schedule!r} says."
+            f"{config.optim.warmup:.0%} of the new part and goes on as "
+            f"schedule={config.optim.schedule!r} says."
         )
-    if ranks.first:
-        note_other_environment(path, model.device)
-        for later in folders[: folders.index(path)]:
-            moved(later, BROKEN)  # it would pass for the newest
-        records = cut_metrics(folder, records)
-    return state, records
-
-
-def note_other_environment(path: Path, device: torch.device) -> None:
-    """Warn if the checkpoint in ``path`` was made with other versions or hardware."""
-    before, now = (
-        dict(flatten(environment))
-        for environment in (read_about(path).environment, describe_environment(device))
-    )
-    if differing := [f"{k} {before.get(k)} → {now.get(k)}" for k in now if now[k] != before.get(k)]:
+    if not ranks.first:
+        return found, 0
+    before, now = (dict(flatten(each)) for each in (about.environment, describe_environment(model.device)))
+    if changed := [f"{name} {before.get(name)} → {x}" for name, x in now.items() if x != before.get(name)]:
         warnings.warn(
-            f"{path} was made in another environment ({', '.join(differing)}); the training "
-            f"continues, perhaps not bit for bit as before.",
+            f"{path} was made in another environment ({', '.join(changed)}); the training continues, perhaps "
+            f"not bit for bit as before.",
             RuntimeWarning,
             stacklevel=2,
         )
+    for later in folders[: folders.index(path)]:
+        moved(later, BROKEN)  # it would pass for the newest
+    return found, cut_metrics(folder, about.records)
 
 
 def cut_metrics(folder: Path, records: int) -> int:

@@ -8,9 +8,6 @@ from types import FrameType
 from memformers.common.processes import handling
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 
-ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""What ends a process: Ctrl-C, kill, and a terminal that was closed."""
-
 
 class Stopped(BaseException):
     """A signal stops the training, at a moment when its state is consistent."""
@@ -21,31 +18,26 @@ class Stopped(BaseException):
 
     def conventional(self) -> BaseException:
         """What Python raises at this signal: its exit code is 128 and the signal's number."""
-        if self.signal == signal.SIGINT:
-            return KeyboardInterrupt()
-        return SystemExit(128 + self.signal)
+        return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
 
 
-class StopSignals:
-    """A context that notes the signals that end a process; a second Ctrl-C ends it at once.
-
-    A signal that is ignored stays so. Outside of the main thread, which alone gets signals, it does nothing.
-    """
+class StopSignals(ExitStack):
+    """A context that notes the signals that end a process: Ctrl-C, kill, and a terminal that was closed. A
+    second Ctrl-C ends it at once. A signal that is ignored stays so. Outside of the main thread, which alone
+    gets signals, it does nothing."""
 
     def __init__(self, alone: bool = True) -> None:
+        super().__init__()
         self.alone = alone
         """Whether this process trains by itself."""
         self.received: signal.Signals | None = None
         self._at_once = False
-        self._handled = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        for number in ENDING:
-            self._handled.enter_context(handling(number, self._note))
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if number := signal.Signals.__members__.get(name):
+                self.enter_context(handling(number, self._note))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handled.close()
 
     def check(self, ranks: Distributed = SINGLE_PROCESS) -> None:
         """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.

@@ -14,12 +14,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
 from memformers.models.memory import Memory
 
-NUMBERS = (
-    "the loss",
-    "the reconstruction loss",
-    "the gradient's norm",
-    "the norm of the compression functions' gradient",
-)
+NUMBERS = ("the loss", "the reconstruction loss", "the gradient's norm", "the compressions' gradient's norm")
 """The numbers of a step, in words."""
 
 
@@ -69,17 +64,16 @@ class MetricAccumulator:
 
     def add(self, taken: StepMetrics, numbers: Sequence[float]) -> None:
         """Count the step that was ``taken``, whose ``numbers`` were read."""
-        loss, reconstruction_loss, grad_norm, compression_grad_norm, correct = numbers
         self.steps += 1
         self.tokens += taken.tokens
         self.not_predicted += taken.tokens - taken.predictions
-        self.correct += round(correct)
-        self.loss += loss
-        self.grad_norm += grad_norm
-        self.compression_grad_norm += compression_grad_norm
-        self.compressions += reconstruction_loss > 0
-        self.compression_grads += compression_grad_norm > 0
-        self.reconstruction_loss += reconstruction_loss
+        self.loss += numbers[0]
+        self.reconstruction_loss += numbers[1]
+        self.grad_norm += numbers[2]
+        self.compression_grad_norm += numbers[3]
+        self.correct += round(numbers[4])
+        self.compressions += numbers[1] > 0
+        self.compression_grads += numbers[3] > 0
         self.mem_len, self.c_mem_len = taken.memory
 
     def metrics(self, seconds: float) -> dict[str, float]:
@@ -140,8 +134,7 @@ class TrainingState(Checked):
     @property
     def progress(self) -> dict[str, float]:
         """How far the training has come, as its result says it."""
-        names = ("step", "tokens", "seconds", "evaluation_seconds")
-        return {name: getattr(self, name) for name in names}
+        return {n: getattr(self, n) for n in ("step", "tokens", "seconds", "evaluation_seconds")}
 
 
 def random_states() -> dict[str, Any]:
@@ -158,30 +151,18 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Restore [`random_states`][], those of GPUs only for the GPUs that exist here.
-
-    Raises ValueError for anything else.
-    """
+    """Restore [`random_states`][], those of GPUs only where as many GPUs exist here; ValueError for anything
+    else."""
     try:
-        python, numpy = states["python"], states["numpy"]
+        python = states["python"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-        key = np.array(numpy["state"]["key"], dtype=np.uint32)
-        np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+        np.random.set_state(states["numpy"])
         cpu, *gpus = (
-            torch.tensor(list(bytes.fromhex(digits)), dtype=torch.uint8)
+            torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
             for digits in (states["torch"], *states["cuda"])
         )
         torch.set_rng_state(cpu)
         if len(gpus) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(gpus)
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise UserError(f"the random states can't be used: {error!r}") from None
-
-
-def check_random_states(states: dict[str, Any]) -> None:
-    """Raise ValueError unless ``states`` could be restored; the states of this process don't change."""
-    before = random_states()
-    try:
-        set_random_states(states)
-    finally:
-        set_random_states(before)

@@ -39,8 +39,7 @@ if __name__ == "__main__":
             model = build_model(SHARDED, ranks)
             optimizers = build_optimizers(model, SHARDED)
             newest = numbered(folder / "checkpoints")[0]
-            read = read_checkpoint(newest, model, optimizers, SHARDED.batch_size, ranks)
-            state = read.restore(model, optimizers)
+            state = read_checkpoint(newest, model, optimizers, SHARDED.batch_size, ranks)
             save_in_parts(others[0] / newest.name, model, letters(), state, about(), ranks)
         else:
             model, state = keep_two_checkpoints(folder, SHARDED, ranks, save_in_parts)

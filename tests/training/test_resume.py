@@ -1,21 +1,31 @@
-"""A training that was stopped and goes on is the training that never stopped, bit for bit."""
+"""A training that was stopped and goes on is the training that never stopped, bit for bit; another one is
+refused by what differs, and nothing that is no run's is overwritten."""
 
+import errno
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from memformers.common.atomic_dir import numbered
-from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
+from memformers.common.machine import describe_environment
+from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.models.config import AdaptiveConfig
+from memformers.report.document import write_report
 from memformers.runs.folder import METRICS, read_metrics
-from memformers.training import api, callbacks
+from memformers.tracking import recorder
+from memformers.training import callbacks, loop
 from memformers.training import run as run_module
+from memformers.training.callbacks import in_one_line
 from memformers.training.checkpoints import read_about
-from memformers.training.resume import cut_metrics, differences
-from tests.builders import MODELS, small_training
+from memformers.training.data_module import find_text
+from memformers.training.resume import alone_in, cut_metrics
+from tests.builders import MODELS, small_lm, small_training
+from tests.training.faults import STATE_FILES
 from tests.training.runs import (
     SHORT,
     find_documents,
@@ -42,6 +52,7 @@ def configs():
         config = small_training(model=model, **longer)
         yield f"{model}, documents", config, (5, 9)  # within an epoch, of nine segments, and at its end
     yield "transformer-xl, through memory", small_training(**longer, tbptt=1), (1, 4)
+    yield "no step is waited for", small_training(**longer), (5,)
     config = small_training(model="compressive", **longer, precision="bfloat16", tokenizer="frequency")
     adaptive = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
     yield "compressive, bfloat16, adaptive", replace(config, model=replace(config.model, **adaptive)), (4,)
@@ -61,6 +72,8 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     find_text = finding(SHORT[:550]) if config.chunk_len == 40 else find_short_text
     find_text = find_documents if "documents" in name else find_text
     monkeypatch.setattr(run_module, "find_text", find_text)
+    if "waited" in name:
+        monkeypatch.setattr(loop, "FREE_TO_WAIT_FOR", ())
     config = replace(config, model=replace(config.model, dropout=0.3))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
@@ -80,30 +93,8 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
                      for f in (whole, folder))  # fmt: skip
     assert first == second
     newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
-    for file in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+    for file in STATE_FILES:
         assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
-    assert not list((folder / "checkpoints").glob(".*"))
-
-
-def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
-    here, of_another_rank = [0], 75
-    monkeypatch.setattr(callbacks, "peak_memory", lambda device: here[0])
-    monkeypatch.setattr(
-        run_module.Distributed,
-        "highest",
-        lambda ranks, number: max(number, of_another_rank) if number > 1 else number,
-    )
-    config = small_training(tokens=64 * 8, evaluations=2)  # checkpoints after steps 4 and 8
-
-    def kept():
-        return read_about(numbered(tmp_path / "checkpoints")[0]).peak_memory_bytes
-
-    for step, here[0], highest in ((2, 70, 75), (3, 80, 80), (5, 900, 900)):
-        stop(config, tmp_path, step)
-        assert kept() == highest
-    here[0] = 60
-    train_run(config, tmp_path, resume=True)
-    assert kept() == read_json(tmp_path / "result.json")["peak_memory_bytes"] == 900
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path):
@@ -111,23 +102,6 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path):
     assert cut_metrics(tmp_path, 2) == 2
     assert (tmp_path / METRICS).read_text() == '{"tokens": 1}\n{"tokens": 2}\n'
     assert cut_metrics(tmp_path, 7) == len(read_metrics(tmp_path)) == 2
-
-
-def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_left_alone(
-    tmp_path, monkeypatch, capsys
-):
-    config = small_training(tokens=64 * 8, evaluations=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(api, "train_steps", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            train_run(config, tmp_path)
-    (tmp_path / METRICS).write_text('{"tokens": 5}\n')
-    train_run(config, tmp_path, resume=True)
-    assert [r["tokens"] for r in read_metrics(tmp_path)] == [320, 512, 512]
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    train_run(config, tmp_path, resume=True)
-    assert "is finished; nothing is left to train" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
 
 @pytest.fixture(scope="module")
@@ -142,52 +116,157 @@ def stopped(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
+    [({"learning_rate": 1.0, "seed": 4}, r"optim.learning_rate 0.004 → 1.0, seed 0 → 4"),
      ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can go on"),
      ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
      ({"batch_size": 5}, "batch_size 4 → 5"),
-     ({"tbptt": 1}, "tbptt 0 → 1"),
-     ({"memory_warmup": 0.5}, r"memory_warmup 0.0 → 0.5")],
+     ({"dropout": 0.1, "accumulate": 2}, "model.dropout 0.0 → 0.1, step.accumulate 1 → 2"),
+     ({}, r"built-in play .*other.txt")],
 )  # fmt: skip
-def test_another_config_is_refused_by_the_names_of_what_differs(changes, message, stopped):
-    before = sorted(stopped.rglob("*"))
+def test_another_config_or_text_is_refused_by_the_names_of_what_differs(
+    changes, message, stopped, monkeypatch
+):
+    changes = dict(changes)
+    if not changes:
+        monkeypatch.setattr(run_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
+    before, model = sorted(stopped.rglob("*")), {"dropout": changes.pop("dropout", 0.0)}
+    config = small_training(**changes)
     with pytest.raises(ValueError, match=message):
-        train_run(small_training(**changes), stopped, resume=True)
+        train_run(replace(config, model=replace(config.model, **model)), stopped, resume=True)
     assert sorted(stopped.rglob("*")) == before
 
 
-def test_another_corpus_is_refused(stopped, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
-    with pytest.raises(ValueError, match=r"built-in play .*other.txt"):
+def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_noted(
+    stopped, tmp_path, monkeypatch
+):
+    with alone_in(stopped), pytest.raises(ValueError, match="another process"):
         train_run(small_training(), stopped, resume=True)
-
-
-def test_what_changes_nothing_that_is_learned_may_differ_and_other_versions_are_a_note(stopped, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(stopped, folder, symlinks=True)
+    folder = shutil.copytree(stopped, tmp_path / "copy", symlinks=True)
     newest = numbered(folder / "checkpoints")[0]
     facts = read_json(newest / "training.json")
     facts["environment"]["packages"]["torch"] = "2.5.0"
     write_json(newest / "training.json", facts)
     reseal(newest)
-    changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "skip_bad_steps": 2, "device": "cpu"}
-    with pytest.warns(RuntimeWarning, match=r"made in another environment \(packages.torch 2.5.0 → "):
+    changes = {
+        "checkpoint_every": 64,
+        "keep_checkpoints": 1,
+        "skip_bad_steps": 2,
+        "device": "cpu",
+        "accumulate": 2,
+    }
+    here = describe_environment(torch.device("cpu"))
+    monkeypatch.setattr(run_module, "describe_environment", lambda device: here | {"device": "another CPU"})
+    with pytest.warns(RuntimeWarning, match=r"another environment .*packages.torch 2.5.0 → "):
         train_run(small_training(**changes), folder, resume=True)
     assert read_json(folder / "result.json")["step"] == 32
     assert read_json(folder / "config.json")["checkpoint"]["skip_bad_steps"] == 2
+    assert read_json(folder / "run.json")["environments"][1]["device"] == "another CPU"
+    assert "the same machine and package versions" in write_report(folder).with_suffix(".md").read_text()
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    train_run(small_training(), folder, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files, "it is finished"
 
 
-def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
-    config = small_training()
-    changes = [asdict(changed(config, **change)) for change in ({"accumulate": 2}, {"skip_bad_steps": 2})]
-    assert [differences(asdict(config), other) for other in changes] == ["", ""]
-    before, *changes = ({**each, "model": {"dropout": 0.1}} for each in (asdict(config), *changes))
-    assert [differences(before, other) for other in changes] == ["step.accumulate 1 → 2", ""]
+def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
+    here, of_another_rank = [0], 75
+    monkeypatch.setattr(callbacks, "peak_memory", lambda device: here[0])
+    others = lambda ranks, number: max(number, of_another_rank) if number > 1 else number  # noqa: E731
+    monkeypatch.setattr(run_module.Distributed, "highest", others)
+    config = small_training(tokens=64 * 8, evaluations=2)  # checkpoints after steps 4 and 8
+
+    def kept():
+        return read_about(numbered(tmp_path / "checkpoints")[0]).peak_memory_bytes
+
+    for step, here[0], highest in ((2, 70, 75), (3, 80, 80), (5, 900, 900)):
+        stop(config, tmp_path, step)
+        assert kept() == highest
+    here[0] = 60
+    train_run(config, tmp_path, resume=True)
+    assert kept() == read_json(tmp_path / "result.json")["peak_memory_bytes"] == 900
 
 
-def test_two_processes_cannot_train_in_one_folder(tmp_path):
-    with (
-        api.alone_in(tmp_path),
-        pytest.raises(ValueError, match="is being trained by another process"),
-    ):
-        train_run(small_training(), tmp_path, resume=True)
+@pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [1280, 960, 640, 320]), (0.0, [1280])])
+def test_a_checkpoint_is_kept_when_the_last_one_is_minutes_old(minutes, tokens, tmp_path):
+    config = small_training(
+        tokens=1280, evaluations=1, log_every=5, checkpoint_minutes=minutes, keep_checkpoints=99
+    )
+    train_run(config, tmp_path / "run")
+    assert [int(path.name) for path in numbered(tmp_path / "run" / "checkpoints")] == tokens
+
+
+def compare_all(config, folder, **options):
+    compare(CompareConfig(replace(config, model=MEMORIES)), folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("begin", "name", "word"),
+    [(train_run, name, f"has a {name}") for name in
+     ("config.json", "sample.txt", "report.md", "result.json", "report.html")]
+    + [(train_run, name, "already holds") for name in (METRICS, "checkpoints/064/config.json")]
+    + [(compare_all, "report.md", "has a report.md")],
+)  # fmt: skip
+def test_a_file_that_is_no_runs_and_another_run_are_not_overwritten(begin, name, word, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=word):
+        begin(small_training(), tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+
+
+def test_a_saved_model_and_a_run_do_not_take_each_others_place(tmp_path):
+    small_lm("compressive").save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        train_run(small_training(), tmp_path / "model")
+    write_json(tmp_path / "config.json", asdict(small_training()))
+    with pytest.raises(ValueError, match="save_pretrained"):
+        small_lm("compressive").save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_a_folder_that_cannot_be_written_is_an_os_error(place, tmp_path):
+    blocked = tmp_path / "run" / place
+    blocked.parent.mkdir(exist_ok=True)
+    blocked.write_text("a file, where a folder is needed")
+    with pytest.raises(OSError, match="run"):
+        train_run(small_training(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("begin", [train_run, compare_all])
+def test_a_run_is_not_scattered_over_the_current_folder(begin, resume):
+    with pytest.raises(ValueError, match="current folder"):
+        begin(small_training(), Path(), resume=resume)
+
+
+def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "find_text", find_text)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"This is {name}.\n" * 100)
+    config, folder = small_training(tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
+    train_run(config, folder)
+    (folder / "result.json").unlink()
+    with pytest.warns(UserWarning, match="left out: runs/first"):
+        train_run(config, folder, resume=True)
+    assert read_json(folder / "run.json")["corpus"]["documents"] == 2
+    for begin in (train_run, compare_all):
+        with (
+            pytest.warns(UserWarning, match="folders of runs"),
+            pytest.raises(ValueError, match="texts to train on"),
+        ):
+            begin(config, tmp_path)
+
+
+def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capsys):
+    def none_left(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(recorder, "start_relay", none_left)
+    with recorder.Tracking(tmp_path, "run", {}, "off") as tracking:
+        tracking.record({"tokens": 1.0})
+    assert (tmp_path / METRICS).read_text() == '{"tokens": 1.0}\n'
+    assert "labml gets nothing" in capsys.readouterr().err
+
+
+def test_a_sample_cannot_write_to_the_terminal():
+    assert in_one_line("a\nb\x1b[2J\x07\r€") == "a⏎b�[2J��€"

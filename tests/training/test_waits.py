@@ -1,6 +1,7 @@
 """On a device that computes while the program goes on, no training step waits for it, and bad steps are
 skipped with the same meaning. The CPU stands for such a device: what would wait for one fails the test."""
 
+import warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -13,14 +14,13 @@ from memformers.common.fields import changed
 from memformers.data.streams import Segment, training_segments
 from memformers.kernels import operators
 from memformers.models import attention, documents, language_model
-from memformers.runs.folder import read_metrics
 from memformers.training import loop
 from memformers.training.loop import NotFiniteError, train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import MODELS, small_training
-from tests.training.runs import poisoned, stop, tensors_of, train_run, without_times
+from tests.training.runs import poisoned, tensors_of
 
 STEPS, LONGEST = 12, 5
 """The steps of a training, and after how many memory is as long as it gets."""
@@ -67,7 +67,7 @@ def no_waiting():
         yield
 
 
-def small(model, **changes):
+def small(model="compressive", **changes):
     """Settings of STEPS steps with a memory of fixed shape in the end, and with the one kernel that needs no
     GPU and never waits for one."""
     config = small_training(model=model, **changes)
@@ -75,97 +75,69 @@ def small(model, **changes):
     return changed(config, model=own, tokens=STEPS * config.tokens_a_step, log_every=STEPS, evaluations=1)
 
 
-def segments_of(config, documents):
+def trained(config, documents=(), bad=(), waited_for=True, watched=()):
+    """Train with bad steps of these numbers, while nothing waits in those that are ``watched``; returns what
+    the training comes to, and the weights and memory before each step."""
+    lm, records, seen, block = poisoned(build_model(config), "embed", bad), [], [], ExitStack()
     segments = training_segments(TEXT[: sum(documents) or None], 4, 16, documents=documents)
-    return islice(segments, STEPS * (1 + config.tbptt))
-
-
-def trained(lm, config, documents, waited_for, watched=()):
-    """Train ``lm``; returns the state after it and the metrics of each record. In the steps that are
-    ``watched`` nothing waits."""
-    records, block = [], ExitStack()
+    state = TrainingState(build_optimizers(lm, config))
+    said = ""
 
     def between(state):
         if state.step == min(watched, default=None):
             block.enter_context(no_waiting())
         if state.step == max(watched, default=None):
             block.close()
+        if not watched:
+            seen.append([*tensors_of(lm).values(), *state.memory.mem, *state.memory.c_mem])
 
-    state = TrainingState(build_optimizers(lm, config))
-    with block, pytest.MonkeyPatch.context() as patch:
+    with block, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         if not waited_for:
             patch.setattr(loop, "FREE_TO_WAIT_FOR", ())
-        train_steps(lm, iter([*segments_of(config, documents)]), config, state=state, evaluate=lambda _: None,
-              record=lambda state, metrics: records.append(metrics), maybe_checkpoint=between)  # fmt: skip
-    return state, records
+        try:
+            train_steps(lm, islice(segments, STEPS * (1 + config.tbptt)), config, state=state,
+                        evaluate=lambda _: None, maybe_checkpoint=between,
+                        record=lambda _, metrics: records.append(metrics))  # fmt: skip
+        except NotFiniteError as error:
+            said = str(error)
+    numbers = [(metrics["loss.train"], metrics["accuracy.train"]) for metrics in records]
+    lines = [str(each.message) for each in warned if each.category is RuntimeWarning]
+    return (numbers, lines, said, state.skipped, [x.tolist() for x in tensors_of(lm).values()]), seen
 
 
-SETTINGS = (
-    *({"model": model} for model in MODELS),
-    {"model": "compressive", "optimizer": "adamw"},
-    {"model": "compressive", "accumulate": 2},
-    {"model": "transformer-xl", "tbptt": 1},
-    {"model": "compressive", "tbptt": 1, "accumulate": 2},
-    {"model": "compressive", "precision": "bfloat16"},
-)
+MODES = [{"model": model} for model in MODELS] + [
+    {"optimizer": "adamw"}, {"accumulate": 2}, {"model": "transformer-xl", "tbptt": 1},
+    {"tbptt": 1, "accumulate": 2}, {"precision": "bfloat16"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("documents", [(), DOCUMENTS])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_no_step_waits_for_the_device_and_all_is_as_if_each_did(settings, documents):
-    config = small(**settings)
-    found = []
-    for waited_for in (True, False):
-        lm = build_model(config)
-        watched = () if waited_for else (LONGEST, STEPS - 1)
-        state, records = trained(lm, config, documents, waited_for, watched)
-        assert not state.pending
-        assert len(records) == 1
-        found.append((tensors_of(lm), records[0]["loss.train"], records[0]["accuracy.train"]))
-    assert all(torch.equal(tensor, found[1][0][name]) for name, tensor in found[0][0].items())
-    assert found[0][1:] == found[1][1:]
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("bad", [{6}, {0, 6, 7}])
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_bad_steps_are_skipped_without_waiting_as_they_are_when_each_is_waited_for(model, bad, optimizer):
-    config = small(model, optimizer=optimizer, skip_bad_steps=3)
-    found = []
-    for waited_for in (True, False):
-        lm = poisoned(build_model(config), "head", bad)
-        watched = () if waited_for else (LONGEST, STEPS - 1)
-        with pytest.warns(RuntimeWarning) as warned:
-            state, records = trained(lm, config, DOCUMENTS, waited_for, watched)
-        lines = [str(w.message) for w in warned]
-        assert [f"(step {step})" in line for step, line in zip(sorted(bad), lines, strict=True)]
-        found.append((tensors_of(lm), lines, state.skipped, records[0]["loss.train"]))
-    assert all(torch.equal(tensor, found[1][0][name]) for name, tensor in found[0][0].items())
-    assert found[0][1:] == found[1][1:]
-    assert found[0][2] == len(bad)
+@pytest.mark.parametrize(
+    ("changes", "documents", "bad"),
+    [(changes, documents, ()) for changes in MODES for documents in ((), DOCUMENTS)]
+    + [({"model": model, "optimizer": optimizer}, DOCUMENTS, bad)
+       for model in MODELS for optimizer in ("muon", "adamw") for bad in ((6,), (0, 6, 7))],
+)  # fmt: skip
+def test_no_step_waits_for_the_device_and_all_is_as_if_each_did(changes, documents, bad):
+    config = small(**changes, skip_bad_steps=3)
+    waited, _ = trained(config, documents, bad)
+    assert trained(config, documents, bad, False, (LONGEST, STEPS - 1))[0] == waited
+    assert all(f"(step {step})" in line for step, line in zip(bad, waited[1], strict=True))
+    assert (len(waited[0]), waited[2], waited[3]) == (1, "", len(bad))
 
 
 def test_after_one_bad_step_too_many_nothing_is_learned_and_the_error_is_the_same():
-    config, found = small("compressive", skip_bad_steps=1), []
-    for waited_for in (True, False):
-        lm = poisoned(build_model(config), "head", {5, 7, 9})
-        with (
-            pytest.warns(RuntimeWarning, match="step 5"),
-            pytest.raises(NotFiniteError, match="step 7") as error,
-        ):
-            trained(lm, config, (), waited_for)
-        found.append((tensors_of(lm), str(error.value)))
-    assert found[0][1] == found[1][1]
-    assert all(torch.equal(tensor, found[1][0][name]) for name, tensor in found[0][0].items())
-    assert all(tensor.isfinite().all() for tensor in found[1][0].values())
+    config = small(skip_bad_steps=1)
+    (_, lines, said, _, weights), seen = waited = trained(config, (), {5, 7, 9})
+    assert trained(config, (), {5, 7, 9}, waited_for=False)[0] == waited[0]
+    assert "step 7" in said
+    assert "step 5" in lines[0]
+    assert weights == [x.tolist() for x in seen[7][: len(weights)]]
 
 
-def test_a_checkpoint_knows_all_steps_before_it(tmp_path, monkeypatch):
-    """A run that is saved between records, and goes on, records what one that isn't stopped does."""
-    monkeypatch.setattr(loop, "FREE_TO_WAIT_FOR", ())
-    config = small_training(log_every=10, tokens=64 * 25)
-    train_run(config, tmp_path / "whole")
-    stop(config, tmp_path / "resumed", 13)
-    train_run(config, tmp_path / "resumed", resume=True)
-    whole, resumed = (without_times(read_metrics(tmp_path / name)) for name in ("whole", "resumed"))
-    assert whole == resumed
+@pytest.mark.parametrize("model", MODELS)
+def test_a_skipped_step_changes_neither_weights_nor_memory(model):
+    _, seen = trained(small(model, skip_bad_steps=1), bad={3})
+    assert all(map(torch.equal, seen[3], seen[4]))
+    assert not all(map(torch.equal, seen[4][: len(seen[4]) // 2], seen[5]))
+    assert all(x.isfinite().all() for x in seen[-1])

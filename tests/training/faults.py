@@ -1,0 +1,120 @@
+"""Faults at named places of a training, and what a run must be in the end. ``python -m tests.training.faults
+FOLDER KILLS`` kills forks that train at random places, and goes on until one finishes. KILLS may be 0: then
+each of PLACES is met once, and once more by the training that goes on."""
+
+import itertools
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint.hf_storage  # noqa: F401 - once, and not in each fork that resumes
+
+from memformers.common.atomic_dir import numbered
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import read_metrics
+from memformers.tracking import relay
+from memformers.training import callbacks
+from memformers.training import run as run_module
+from tests.builders import small_training
+from tests.training.runs import find_short_text, train_run, without_times
+
+STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+CONFIG = small_training(model="compressive", tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
+                        keep_checkpoints=1)  # fmt: skip
+CONFIG = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
+"""Checkpoints after steps 2, 4, 6 and 8, those of 4 and 8 with an evaluation."""
+PLACES = [
+    ("config.json", 1), ("run.json", 1), ("step", 1), ("step", 4), ("evaluation", 1),
+    ("model.safetensors", 1), ("state.json", 2), ("manifest.json", 2), ("000000000256", 1), ("best", 1),
+    (".unfinished-000000000128", 1), ("manifest.json", 4), ("sample.txt", 1), ("result.json", 1),
+]  # fmt: skip
+"""Forward passes, and names of what appears in the folder, with how often it came."""
+
+
+@contextmanager
+def fault_at(place: str, count: int, fault: Callable[[], object]) -> Iterator[None]:
+    """A block in which ``fault`` comes before ``place`` does for the ``count``-th time; "" is any place."""
+    came = itertools.count(1)
+
+    def watch(real: Any, name_of: Callable[..., str]) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            if place in ("", name_of(self, *arguments)) and next(came) == count:
+                fault()
+            return real(self, *arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "mkdir", "touch"):
+            own = watch(getattr(Path, name), lambda _, target="", **__: Path(str(target)).name)
+            patch.setattr(Path, name, own)
+        passes = watch(MemoryLM.forward, lambda lm, *_: "step" if lm.training else "evaluation")
+        patch.setattr(MemoryLM, "forward", passes)
+        yield
+
+
+def check_nothing_is_left(folder: Path) -> list[Path]:
+    """The checkpoints of a run, beside which there is nothing but the link to the best one."""
+    kept = numbered(folder / "checkpoints")
+    assert {path.name for path in folder.glob("checkpoints/*")} <= {*(path.name for path in kept), "best"}
+    assert not list(folder.glob("checkpoints/.*"))
+    return kept
+
+
+def outcome(folder: Path) -> list[Any]:
+    """All that must be the same: the last checkpoint, the records, the sample; and nothing is left over."""
+    newest = check_nothing_is_left(folder)[0]
+    files = [(newest / name).read_bytes() for name in STATE_FILES]
+    return [*files, without_times(read_metrics(folder)), (folder / "sample.txt").read_bytes()]
+
+
+@cache
+def undisturbed() -> list[Any]:
+    """What a training that nothing stops comes to."""
+    with TemporaryDirectory() as folder:
+        return outcome(train_run(CONFIG, Path(folder) / "run"))
+
+
+def finishes(folder: Path, place: str = "", count: int = 0) -> bool:
+    """Whether a training in a fork, new or resumed, comes to its end before it is killed at this place."""
+    if (process := os.fork()) == 0:
+        try:
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            with fault_at(place, count, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                train_run(CONFIG, folder, resume=True)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert code in (0, -signal.SIGKILL), f"a training ended with exit code {code}"
+    return code == 0
+
+
+def main(folder: Path, kills: int) -> None:
+    """Kill, resume, and compare with the undisturbed run."""
+    relay.module_command = lambda *_: ["cat"]  # type: ignore[assignment]
+    callbacks.SAMPLE_CHARACTERS, callbacks.GLIMPSE_CHARACTERS = 30, 10
+    run_module.find_text = find_short_text  # type: ignore[attr-defined]
+    undisturbed()
+    counts = random.Random(0)
+    random_places = [[("", counts.randint(1, 99)) for _ in range(3)] for _ in range(kills // 3)]
+    for i, places in enumerate(random_places or [[place, place] for place in PLACES]):
+        run = folder / str(i)
+        assert not finishes(run, *places[0]), f"it was not killed at {places[0]}"
+        assert any(finishes(run, *place) for place in places[1:]) or finishes(run)
+        assert outcome(run) == undisturbed(), places
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
