@@ -20,7 +20,13 @@ Schedule = Literal["linear", "cosine", "constant", "wsd"]
 
 @dataclass(frozen=True)
 class TextConfig(Checked):
-    """Which parts of the text are read, and how it is divided."""
+    """Which parts of the text are read, and how it is divided. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import TextConfig
+        >>> TextConfig(document_separator="\\n\\n").text_field
+        'text'
+    """
 
     validation: str = ""
     """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
@@ -34,7 +40,13 @@ class TextConfig(Checked):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights are learned."""
+    """How the weights are learned. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import OptimConfig
+        >>> OptimConfig(learning_rate=2e-3, schedule="cosine").muon_peak
+        0.04
+    """
 
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
@@ -76,7 +88,13 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
-    """What is measured during training."""
+    """What is measured during training. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import EvaluationConfig
+        >>> EvaluationConfig(evaluations=10).evaluation_tokens
+        32768
+    """
 
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
@@ -92,7 +110,13 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """What is kept to go on from, and which steps may fail."""
+    """What is kept to go on from, and which steps may fail. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import CheckpointConfig
+        >>> CheckpointConfig(checkpoint_every=1_000_000).keep_checkpoints
+        2
+    """
 
     checkpoint_every: NonNegativeInt = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
@@ -106,7 +130,13 @@ class CheckpointConfig(Checked):
 
 @dataclass(frozen=True)
 class StepConfig(Checked):
-    """Where and in which precision a step is computed, and how it is shared."""
+    """Where and in which precision a step is computed, and how it is shared. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import StepConfig
+        >>> StepConfig(device="cpu", precision="float32").parallel
+        'single'
+    """
 
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""

@@ -39,10 +39,9 @@ EVERY_MODEL = [(model, positions) for model in MODELS for positions in ("learned
 
 def training(streams=6, precision="float32", parallel="single", again=False, device="cpu", **changes):
     """A TrainConfig with changes of its model."""
-    return TrainConfig(
-        model=replace(SIZES, **changes), batch_size=streams, device=device, precision=precision,
-        parallel=parallel, activation_checkpointing=again,
-    )  # fmt: skip
+    config = TrainConfig(model=replace(SIZES, **changes), batch_size=streams)
+    how = {"device": device, "precision": precision, "parallel": parallel, "activation_checkpointing": again}
+    return changed(config, **how)
 
 
 def tokens(config, streams=None):
