@@ -20,7 +20,8 @@ Schedule = Literal["linear", "cosine", "constant", "wsd"]
 
 @dataclass(frozen=True)
 class TextConfig(Checked):
-    """Which parts of the text are read, and how it is divided. Raises ValueError for a value out of its range.
+    """Which parts of the text are read, and how it is divided. Raises ValueError for a value out
+    of its range.
 
     Examples:
         >>> from memformers import TextConfig
@@ -130,7 +131,8 @@ class CheckpointConfig(Checked):
 
 @dataclass(frozen=True)
 class StepConfig(Checked):
-    """Where and in which precision a step is computed, and how it is shared. Raises ValueError for a value out of its range.
+    """Where and in which precision a step is computed, and how it is shared. Raises ValueError for a
+    value out of its range.
 
     Examples:
         >>> from memformers import StepConfig
