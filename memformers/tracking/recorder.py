@@ -25,9 +25,9 @@ class Tracking:
     """Records a run's metrics, as a context: entered before the first step, left after the last.
 
     ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested dicts,
-    ``dashboard`` what [`find_dashboard`][] takes. An address may contain a token, so it is never written to a
-    file. ``given`` are the dotted names of the hyper-parameters that the user chose, which labml's page shows
-    first.
+    ``dashboard`` what [`find_dashboard`][memformers.tracking.discovery.find_dashboard] takes. An address may
+    contain a token, so it is never written to a file. ``given`` are the dotted names of the hyper-parameters
+    that the user chose, which labml's page shows first.
     """
 
     folder: Path

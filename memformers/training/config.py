@@ -185,6 +185,7 @@ class TrainConfig:
     (frequency); a byte (byte); a word, numbered by frequency (word); or a part of a word (bpe), of which
     --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
     text: TextConfig = field(default_factory=TextConfig)
+    """Other parts of the text, and how it is divided."""
     tokens: Count = 2_700_000
     """How long to train: the number of tokens seen."""
     batch_size: Count = 64
@@ -206,9 +207,13 @@ class TrainConfig:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """How the weights are learned."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What is measured during the training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is kept to go on from."""
     step: StepConfig = field(default_factory=StepConfig)
+    """Where and in which precision a step is computed."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""

@@ -39,7 +39,11 @@ def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     program = (
         f"from memformers.common.processes import run_modules as r; list(r({commands}, 2, environment={{}}))"
     )
-    process = start([sys.executable, "-c", program])
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for children too
+    try:
+        process = start([sys.executable, "-c", program])
+    finally:
+        signal.signal(signal.SIGHUP, before)
     wait_for(lambda: len(os.listdir(tmp_path)) == 2)
     process.send_signal(number)
     assert process.wait(timeout=20) == code

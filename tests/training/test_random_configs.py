@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memformers import generate
 from memformers.common.atomic_dir import numbered
 from memformers.common.errors import UserError
-from memformers.common.fields import Range, annotations_of
+from memformers.common.fields import Range, annotations_of, changed
 from memformers.data.streams import training_segments
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import read_metrics
@@ -111,9 +111,8 @@ def built(model, precision="float32", tbptt=0, steps=3):
     """A model and what it is trained with; None where no model can be built, which is a plain error."""
     tokens = steps * 2 * model.segment_len * (tbptt + 1)
     try:
-        config = TrainConfig(
-            model=model, batch_size=2, tokens=tokens, precision=precision, tbptt=tbptt, log_every=1
-        )
+        config = TrainConfig(model=model, batch_size=2, tokens=tokens, tbptt=tbptt)
+        config = changed(config, precision=precision, log_every=1)
         return MemoryLM(model), config
     except UserError:
         return None
