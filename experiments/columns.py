@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memformers.common.files import csv_text
 from memformers.common.intervals import Mean
-from memformers.report.arms import Arm, Measure
+from memformers.report.arms import ArmRuns, Measure
 from memformers.report.markdown import table
 
 
@@ -16,7 +16,7 @@ class Measured:
 
     head: str
     measure: Measure
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, ArmRuns]
     """Those that were trained on the task, by their names."""
 
     def mean(self, name: str) -> Mean | None:
@@ -31,7 +31,7 @@ class Measured:
         return self.arms[name].minus(self.arms[base], self.measure.of)
 
 
-def measured(head: str, measure: Measure, arms: Sequence[Arm]) -> Measured:
+def measured(head: str, measure: Measure, arms: Sequence[ArmRuns]) -> Measured:
     """The column of ``measure`` for the ``arms`` of a task."""
     return Measured(head, measure, {arm.name: arm for arm in arms})
 

@@ -22,7 +22,7 @@ from memformers.comparison.recall import SETTINGS, USUAL_JOBS, RecallConfig
 from memformers.comparison.recall_training import RECALL
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
-from memformers.report.arms import Arm, Measure, Result, arms_of
+from memformers.report.arms import ArmRuns, Measure, Result, arms_of
 from memformers.report.markdown import table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
@@ -43,7 +43,7 @@ MEMORIES: tuple[str, ...] = get_args(Memory)
 """Arms of the recall experiment; in the last one, f_c learns from the answers in the next segment too."""
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
-Streams = Mapping[RecallStream, Mapping[str, Arm]]
+Streams = Mapping[RecallStream, Mapping[str, ArmRuns]]
 """The memories that have results on each stream, by their names."""
 METHOD = (
     "A slot must hold which keys were set to which values in the positions that it stands for: of c "

@@ -19,7 +19,7 @@ from memformers.comparison.recall import SETTINGS, USUAL_JOBS, RecallConfig
 from memformers.comparison.recall_training import RECALL
 from memformers.report.arms import arms_of
 from memformers.report.markdown import table
-from memformers.report.recall import UNTOUCHED, at_place, percent
+from memformers.report.recall import BASELINE, at_place, percent
 from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
 
@@ -86,7 +86,7 @@ def shares_table(runs: list[Run]) -> str:
     rows = [
         [
             arm.label,
-            *(percent(at_place(arm, UNTOUCHED, place)) for place in COLUMNS),
+            *(percent(at_place(arm, BASELINE, place)) for place in COLUMNS),
             percent(arm.mean("within_reach")),
             f"{len(arm.results)}",
         ]

@@ -12,7 +12,7 @@ from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.recall import SETTINGS, compressive, paper_ablation, sees_back, transformer_xl
 from memformers.models.config import ModelConfig
 from memformers.report import plotting
-from memformers.report.arms import BITS, Arm, Measure, arms_of
+from memformers.report.arms import BITS, ArmRuns, Measure, arms_of
 from memformers.report.markdown import number, plain, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
@@ -69,7 +69,7 @@ def arms_of_rows(names: Sequence[str], model: ModelConfig) -> tuple[plan.Arm, ..
     )
 
 
-Arms = Mapping[str, Mapping[str, Arm]]
+Arms = Mapping[str, Mapping[str, ArmRuns]]
 """By task, the rows that have finished training runs, by name, in the order of the table."""
 TASKS = ("text", "recall")
 FEWEST_TOKENS = 500_000
@@ -138,7 +138,7 @@ Columns = Mapping[str, Measured]
 """The measures of both tasks, by their names in the results."""
 
 
-def title_of(by_name: Mapping[str, Arm]) -> str:
+def title_of(by_name: Mapping[str, ArmRuns]) -> str:
     """The name of the text or the stream of a task's arms."""
     return str(next(iter(by_name.values())).first.facts["corpus"]["name"])
 

@@ -10,7 +10,7 @@ from experiments.agents.environments import T_MAZE
 from experiments.columns import Measured, differences_table, labels_of, measured, seeds_csv
 from memformers.common.files import write_json, write_text
 from memformers.report import plotting
-from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
+from memformers.report.arms import ArmRuns, Column, Measure, Quantity, arms_of, arms_table
 from memformers.report.markdown import DASH, number, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table, settings_tables
@@ -28,7 +28,7 @@ SUCCESS_NOTE = (
     "steps before the window."
 )
 RETURN_NOTE = "Sums of the rewards of an episode, not discounted, and in brackets how many seeds."
-Tasks = Mapping[str, Sequence[Arm]]
+Tasks = Mapping[str, Sequence[ArmRuns]]
 """By their names, the arms that have begun training runs on them."""
 METHOD = (
     "Each arm is trained by the same PPO with the same settings and as many steps. "
@@ -140,12 +140,12 @@ SPEEDS = (
 )
 
 
-def speeds_table(arms: Sequence[Arm]) -> str:
+def speeds_table(arms: Sequence[ArmRuns]) -> str:
     """A row for each arm: steps per second of acting and learning, also divided by nn.GRU's."""
     gru = next((arm for arm in arms if arm.name == "gru"), None)
 
     def speed(what: str) -> Column:
-        def cell(arm: Arm) -> str:
+        def cell(arm: ArmRuns) -> str:
             own, other = (median_of(a, f"{what}_per_second") if a else None for a in (arm, gru))
             ratio = f" ({own / other:.2f} of nn.GRU's)" if own and other else ""
             return number(own, ",.0f") + ratio
@@ -156,7 +156,7 @@ def speeds_table(arms: Sequence[Arm]) -> str:
     return arms_table(arms, columns | {"parameters": lambda arm: f"{arm.first.facts['parameters']:,}"})
 
 
-def median_of(arm: Arm, name: str) -> float | None:
+def median_of(arm: ArmRuns, name: str) -> float | None:
     """The median of a number in the records of an arm's training runs."""
     found = [value for run in arm.runs for value in run.metrics.points(name)[2].tolist()]
     return median(found) if found else None

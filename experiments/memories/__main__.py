@@ -20,7 +20,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
-from memformers.report.arms import BITS, Arm, Measure, arms_of
+from memformers.report.arms import BITS, ArmRuns, Measure, arms_of
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import accuracy_figure, right_between
@@ -71,7 +71,7 @@ METHOD = (
     "two segments of half as many streams. Operations are those that read and write memories, not those "
     "that compress."
 )
-Tasks = Mapping[str, Sequence[Arm]]
+Tasks = Mapping[str, Sequence[ArmRuns]]
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def write_report(folder: Path) -> Path:
     return write_page([*parts, "## How it was made", method, facts_table(arms, folder / last)], folder)
 
 
-def named(arm: Arm) -> Arm:
+def named(arm: ArmRuns) -> ArmRuns:
     """The arm with its label, and with one name on all tasks."""
     name = "transformer" if arm.name == "no-memory" else arm.name
     for run in arm.runs:
         run.label = MODELS[name]
-    return Arm(name, arm.runs)
+    return ArmRuns(name, arm.runs)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, rivals_of
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Measure, Quantity, arms_of
+from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import number, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
@@ -43,7 +43,7 @@ LOOKS = {
     "means-upper": plotting.BLUE | {"marker": "v"}, "xl-upper": plotting.ORANGE | {"marker": "v"},
     "xl-832": plotting.AMBER,
 }  # fmt: skip
-Budgets = Mapping[int, Sequence[Arm]]
+Budgets = Mapping[int, Sequence[ArmRuns]]
 """By the tokens of a training run, the arms that have finished and measured training runs."""
 
 
@@ -57,7 +57,7 @@ def in_group(title: str, group: str, control: str = "untouched") -> Quantity:
     return of
 
 
-def read_arms_of(folder: Path) -> list[Arm]:
+def read_arms_of(folder: Path) -> list[ArmRuns]:
     """The arms in ``folder``, whose results have the losses by group too."""
     runs = [run for run in read_runs(folder) if run.result and (run.folder / MEASURED).exists()]
     for run in runs:
@@ -114,7 +114,7 @@ METHOD = (
 )
 
 
-def gain(arm: Arm, arms: Sequence[Arm], quantity: Quantity) -> Mean | None:
+def gain(arm: ArmRuns, arms: Sequence[ArmRuns], quantity: Quantity) -> Mean | None:
     """The quantity of ``arm`` minus that of no memory, paired by seed; None for no memory itself."""
     base = next((other for other in arms if other.name == "none"), None)
     return arm.minus(base, quantity) if base and base is not arm else None
@@ -183,12 +183,12 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
     return plotting.save_figure(figure, folder, "gains", "The gain by budget", caption)
 
 
-def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
+def groups_of(arms: Sequence[ArmRuns], title: str = DISTANCE) -> list[str]:
     """The groups of tokens of a grouping, in order."""
     return list(dict.fromkeys(name for arm in arms for r in arm.results.values() for name in r[title]))
 
 
-def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
+def groups_figure(budget: int, arms: Sequence[ArmRuns], folder: Path) -> str:
     """What each memory saves against no memory, by how far back the word last occurred; empty if there is no
     memory."""
     groups = groups_of(arms)
@@ -216,7 +216,7 @@ def saved(more: Mean) -> Mean:
     return Mean(-more.mean, more.half_width, more.n)
 
 
-def groups_table(arms: Sequence[Arm], title: str) -> str:
+def groups_table(arms: Sequence[ArmRuns], title: str) -> str:
     """A row for each group of a grouping: how many tokens it has, the loss without memory, and how much more
     it is with each memory, in nats per token."""
     base, *others = arms
@@ -229,7 +229,7 @@ def groups_table(arms: Sequence[Arm], title: str) -> str:
     return table(heads, rows)
 
 
-def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
+def groups_pairs_table(arms: Sequence[ArmRuns], title: str) -> str:
     """A row for each group of a grouping: how much more the loss is with slots than with as many positions,
     in nats per token; pairs of one seed only where no pair has more. Empty if no such pair was trained."""
     by_name = {arm.name: arm for arm in arms}
@@ -247,7 +247,7 @@ def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
     return table(heads, rows) if pairs else ""
 
 
-def controls_table(arms: Sequence[Arm], controls: Sequence[str]) -> str:
+def controls_table(arms: Sequence[ArmRuns], controls: Sequence[str]) -> str:
     """A row for each group, and a column for each arm and control that it was read under: how much the loss
     rises, in nats per token. Empty if no arm was read under one."""
     groups, columns = groups_of(arms), {}

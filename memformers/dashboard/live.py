@@ -12,7 +12,7 @@ from typing import Any
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
 from memformers.common.text_format import duration
-from memformers.report.arms import MEASURES, Arm, Column, arms_of, base_of
+from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
 from memformers.report.markdown import DASH, Markup, number, plain, prose, table
 from memformers.report.page import html_of
 from memformers.report.plotting import DARK, line_styles
@@ -77,7 +77,7 @@ def describe(
     }
 
 
-def body(arms: Sequence[Arm], runs: Runs, knows: Knows) -> tuple[str, str]:
+def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What stands above the chart, and what below it, as HTML."""
     base, measure = base_of(arms), MEASURES[arms[0].first.task]
     measured = str(measure.of)  # a name, as all measures of tasks have
@@ -132,7 +132,7 @@ def state_in_words(run: Run) -> str:
     return f"{state}: {why}" if why else state
 
 
-def states(arm: Arm) -> str:
+def states(arm: ArmRuns) -> str:
     """What an arm's runs are doing."""
     if len(arm.runs) == 1:
         return state_in_words(arm.first).partition(":")[0]
@@ -140,7 +140,7 @@ def states(arm: Arm) -> str:
     return ", ".join(f"{every.count(state)} {state}" for state in dict.fromkeys(every))
 
 
-def figure(arms: Sequence[Arm], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
+def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
     """The curves of the arms, with bands over seeds, as plotly has them."""
     lines, traces = line_styles([arm.name for arm in arms]), []
     for arm in arms:

@@ -74,7 +74,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmRuns:
     """Runs that differ only in their seed."""
 
     name: str
@@ -111,7 +111,7 @@ class Arm:
         """The mean of ``quantity`` over seeds; None if no run measured it."""
         return mean_of_known(self.values(quantity).values())
 
-    def minus(self, base: "Arm", quantity: Quantity, of_base: Quantity | None = None) -> Mean | None:
+    def minus(self, base: "ArmRuns", quantity: Quantity, of_base: Quantity | None = None) -> Mean | None:
         """The mean over seeds of the difference to ``base`` from the same seed, or to another quantity
         ``of_base``; None without one."""
         return paired(self.values(quantity), base.values(of_base or quantity))
@@ -122,7 +122,9 @@ class Arm:
         budget = max(run.budget for run in self.counted)
         return {seed: _thinned(*points, budget) for seed, points in found.items() if len(points[0])}
 
-    def curve(self, metric: str, over: str = TOKENS, base: "Arm | None" = None) -> list[tuple[float, Mean]]:
+    def curve(
+        self, metric: str, over: str = TOKENS, base: "ArmRuns | None" = None
+    ) -> list[tuple[float, Mean]]:
         """At each number of tokens that the curves of all seeds have, the mean of the place, and that of the
         ``metric`` or of its difference to ``base`` from the same seed."""
         found = self.curves(metric, over)
@@ -154,23 +156,23 @@ def _thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
     return {at: (place, value) for at, place, value in every}
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
     """The arms of ``runs``, in their order."""
     names = dict.fromkeys(run.arm for run in runs)
-    return [Arm(name, tuple(run for run in runs if run.arm == name)) for name in names]
+    return [ArmRuns(name, tuple(run for run in runs if run.arm == name)) for name in names]
 
 
-def base_of(arms: Sequence[Arm]) -> Arm:
+def base_of(arms: Sequence[ArmRuns]) -> ArmRuns:
     """The arm that the others are compared with."""
     name = baseline_of([arm.name for arm in arms])
     return next(arm for arm in arms if arm.name == name)
 
 
-Column = Callable[[Arm], str]
+Column = Callable[[ArmRuns], str]
 """A column of a table: the cell of an arm."""
 
 
-def arms_table(arms: Sequence[Arm], columns: Mapping[str, Column], head: str = "arm") -> str:
+def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column], head: str = "arm") -> str:
     """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
     rows = [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms]
     return table([head, *columns], rows, numbers=True)

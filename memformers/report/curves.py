@@ -7,7 +7,7 @@ from typing import Any
 
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Quantity, Result
+from memformers.report.arms import ArmRuns, Quantity, Result
 from memformers.report.markdown import prose
 from memformers.report.plotting import Series, line_styles
 from memformers.report.sections import not_comparable, stages_of
@@ -17,7 +17,7 @@ VALID, RECONSTRUCTION, SPEED = "bits_per_character.valid", "reconstruction_loss"
 LOSS = "validation loss (bits per character)"
 
 
-def figures(arms: Sequence[Arm], base: Arm, folder: Path, read: str) -> list[str]:
+def figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
     """Every figure that ``arms`` have data for; ``read`` says which part of the held-out text the validation
     read."""
     counts = sorted({len(arm.counted) for arm in arms})
@@ -25,7 +25,12 @@ def figures(arms: Sequence[Arm], base: Arm, folder: Path, read: str) -> list[str
     lines, stages = line_styles([arm.name for arm in arms]), stages_of(arms)
 
     def curves(
-        metric: str, over: str = TOKENS, label: str = "{}", *, marked: bool = True, against: Arm | None = None
+        metric: str,
+        over: str = TOKENS,
+        label: str = "{}",
+        *,
+        marked: bool = True,
+        against: ArmRuns | None = None,
     ) -> list[Series]:
         thin = {} if marked else {"marker": "", "linewidth": 1.0}
         found = [(arm, arm.curve(metric, over, against)) for arm in arms]
@@ -73,7 +78,7 @@ def figures(arms: Sequence[Arm], base: Arm, folder: Path, read: str) -> list[str
     return [*parts, *position_figure(arms, base, folder, bands)]
 
 
-def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) -> list[str]:
+def position_figure(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, bands: str) -> list[str]:
     """The loss by position in the segment: above, that of each arm; below, if there are several seeds, the
     difference to that of ``base`` from the same seed. Nothing if no run has finished."""
     lines = line_styles([arm.name for arm in arms])
@@ -98,7 +103,7 @@ def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) ->
     return [plotting.save_figure(figure, folder, "loss_by_position", title, caption)]
 
 
-def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
+def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int], Mean]:
     """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and
     the last, or the difference to that of ``base`` from the same seed; no difference for a single seed, and
     none if the segments have different lengths."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.report.arms import BITS, Arm, Column, Quantity, arms_of, arms_table, base_of
+from memformers.report.arms import BITS, ArmRuns, Column, Quantity, arms_of, arms_table, base_of
 from memformers.report.curves import figures
 from memformers.report.markdown import fenced, number, plain, prose
 from memformers.report.page import write_page
@@ -52,7 +52,7 @@ def write_report(folder: Path) -> Path:
     parts += probe_section(arms, probe, folder) if probe else []
     parts += how_it_was_made(arms, base, folder, prose("method", read=read))
 
-    def numbers(arm: Arm) -> dict[str, Any]:
+    def numbers(arm: ArmRuns) -> dict[str, Any]:
         means = {name: arm.mean(of_result(name)) for name in IN_TABLE}
         return means | {f"{BITS.of}_minus_base": arm.minus(base, BITS.of) if arm is not base else None}
 
@@ -70,7 +70,7 @@ def of_result(name: str) -> Quantity:
     return lambda result: result.get(name)
 
 
-def units_table(arms: Sequence[Arm]) -> str:
+def units_table(arms: Sequence[ArmRuns]) -> str:
     """What the losses of the results are in other units, and the accuracy, a row for each arm."""
 
     def perplexity(name: str) -> Column:
@@ -90,7 +90,7 @@ def units_table(arms: Sequence[Arm]) -> str:
     )
 
 
-def what_the_table_is_over(arms: Sequence[Arm]) -> str:
+def what_the_table_is_over(arms: Sequence[ArmRuns]) -> str:
     """How much of the held-out text the last evaluations read."""
     results = [result for arm in arms for result in arm.results.values()]
     read = sorted({(result["evaluated_tokens"], result.get("held_out_tokens", 0)) for result in results})
@@ -98,7 +98,7 @@ def what_the_table_is_over(arms: Sequence[Arm]) -> str:
     return f"{' or '.join(parts)} of the held-out text" if parts else WHOLE
 
 
-def what_curves_are_over(arms: Sequence[Arm], table_over: str) -> str:
+def what_curves_are_over(arms: Sequence[ArmRuns], table_over: str) -> str:
     """How much of the held-out text the evaluations of the validation curves read: as much as the last one,
     unless a record has another number of tokens than the result."""
     parts = {}
@@ -112,7 +112,7 @@ def what_curves_are_over(arms: Sequence[Arm], table_over: str) -> str:
     return prose("read_in_parts", parts=parts, table="all of it" if table_over == WHOLE else table_over)
 
 
-def samples(arms: Sequence[Arm]) -> list[str]:
+def samples(arms: Sequence[ArmRuns]) -> list[str]:
     """The text that each arm generated at the end, and its prompt."""
     runs = {arm.label: arm.first for arm in arms if arm.first.sample and arm.first.result}
     prompts = {label: (run.result or {})["prompt"] for label, run in runs.items()}

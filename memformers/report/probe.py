@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memformers.common.intervals import Mean
 from memformers.common.text_format import counted
-from memformers.report.arms import BITS, Arm, Measure
+from memformers.report.arms import BITS, ArmRuns, Measure
 from memformers.report.curves import bits
 from memformers.report.markdown import DASH, prose, table
 from memformers.report.probe_figures import (
@@ -23,7 +23,7 @@ from memformers.report.probe_figures import (
 SPACE = "\N{NO-BREAK SPACE}"
 
 
-def probe_section(arms: Sequence[Arm], probe: Measured, folder: Path) -> list[str]:
+def probe_section(arms: Sequence[ArmRuns], probe: Measured, folder: Path) -> list[str]:
     """The results of a ``probe`` of the runs in ``folder``, as paragraphs."""
     of_runs = {run.folder.name: arm for arm in arms for run in arm.runs}
     probed = {name: of_runs[name] for name in probe["checkpoints"]}
@@ -69,7 +69,7 @@ def effective_length(context: Measured, r: str, name: str) -> str:
 
 
 def memory_ablation_section(
-    ablation: Measured, probed: Mapping[str, Arm], measure: Measure, figure: Sequence[str]
+    ablation: Measured, probed: Mapping[str, ArmRuns], measure: Measure, figure: Sequence[str]
 ) -> list[str]:
     """The tables and findings of the ``ablation`` of each model's memory, with its ``figure``, as paragraphs;
     losses are in nats per token, and shown by the ``measure``."""

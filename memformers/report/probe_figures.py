@@ -13,12 +13,12 @@ from matplotlib.patches import Patch
 
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Measure
+from memformers.report.arms import ArmRuns, Measure
 from memformers.report.markdown import prose
 
 Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
-OfRuns = Mapping[str, Arm]
+OfRuns = Mapping[str, ArmRuns]
 """The arm of each run."""
 PARTS = {"slots": "compressed memory", "memory": "memory"}
 """The names of the parts of a memory in a report."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.files import csv_text, write_json, write_text
-from memformers.report.arms import Arm
+from memformers.report.arms import ArmRuns
 from memformers.report.markdown import DASH, prose, table
 from memformers.report.sections import all_runs, unfair_settings
 from memformers.runs.card import Card, known_card
@@ -16,7 +16,7 @@ from memformers.runs.plan import read_plan
 from memformers.runs.reader import differing_settings
 
 
-def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
+def how_it_was_made(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, method: str) -> list[str]:
     """The last section of the report of ``folder``; ``method`` says how its task is measured."""
     alike = [prose("fairness")] if len(arms) > 1 and not unfair_settings(arms, base) else []
     level = base.first.facts["parameters"]
@@ -27,7 +27,7 @@ def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -
 
 
 def write_results(
-    folder: Path, arms: Sequence[Arm], base: Arm, numbers: Callable[[Arm], dict[str, Any]],
+    folder: Path, arms: Sequence[ArmRuns], base: ArmRuns, numbers: Callable[[ArmRuns], dict[str, Any]],
     head: Sequence[str], lines: Sequence[Sequence[Any]], **about: Any,
 ) -> None:  # fmt: skip
     """Write the ``numbers`` of each arm, its means over seeds with half the widths of their 95 % intervals,
@@ -39,7 +39,7 @@ def write_results(
     write_text(folder / TABLE, csv_text(head, lines))
 
 
-def facts_table(arms: Sequence[Arm], folder: Path) -> str:
+def facts_table(arms: Sequence[ArmRuns], folder: Path) -> str:
     """Name, date, command, commit, data and machine."""
     runs = all_runs(arms)
     corpus = runs[0].facts["corpus"]
@@ -69,7 +69,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     return table(["", "value"], [[name, value] for name, value in rows.items() if value])
 
 
-def settings_tables(arms: Sequence[Arm]) -> list[str]:
+def settings_tables(arms: Sequence[ArmRuns]) -> list[str]:
     """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
     uses is left out."""
     of_arms = [shown_settings(arm) for arm in arms]
@@ -82,7 +82,7 @@ def settings_tables(arms: Sequence[Arm]) -> list[str]:
     return [*parts, title, table(["setting", "value"], [*shared.items()])]
 
 
-def shown_settings(arm: Arm) -> dict[str, str]:
+def shown_settings(arm: ArmRuns) -> dict[str, str]:
     """An arm's settings by their names, as a report shows them."""
     run, config = arm.first, dict(flatten(arm.first.config))
     seeds = ", ".join(str(run.seed) for run in arm.runs)

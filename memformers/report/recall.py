@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import MEASURES, Arm, Column, Measure, Quantity, Result, arms_of, base_of
+from memformers.report.arms import MEASURES, ArmRuns, Column, Measure, Quantity, Result, arms_of, base_of
 from memformers.report.markdown import number, prose, table
 from memformers.report.page import write_page
 from memformers.report.provenance import how_it_was_made, write_results
@@ -29,7 +29,7 @@ LINE_OF_A_CONTROL = {
     "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
     "memory swapped": plotting.AMBER,
 }
-UNTOUCHED = next(iter(LINE_OF_A_CONTROL))
+BASELINE = next(iter(LINE_OF_A_CONTROL))
 ANSWERED = "answered correctly (%)"
 PLACES = ("segment", "memory", "slots", "beyond")
 
@@ -91,7 +91,7 @@ def write_recall_report(folder: Path) -> Path:
     return write_page(parts, folder, bars(done, measures[-1]))
 
 
-def numbers_of(arm: Arm) -> dict[str, Any]:
+def numbers_of(arm: ArmRuns) -> dict[str, Any]:
     """What ``results.json`` has of an arm."""
     right = {
         control: {
@@ -123,19 +123,19 @@ def bins_of(recall: Mapping[str, Any]) -> Iterable[tuple[int, int, int, float]]:
     return zip(edges[:-1], edges[1:], recall["asks"], recall["accuracy"], strict=True)
 
 
-def sees_back(arm: Arm) -> int:
+def sees_back(arm: ArmRuns) -> int:
     """How many positions one layer of ``arm`` looks back from the end of its segment."""
     return int(arm.first.facts["sees_back"])
 
 
-def edges_of(arm: Arm) -> list[int]:
+def edges_of(arm: ArmRuns) -> list[int]:
     """The edges of the distance bins, the same for all arms."""
     return list(next(iter(arm.results.values()))["recall"]["edges"])
 
 
-def controls_of(arm: Arm) -> list[str]:
+def controls_of(arm: ArmRuns) -> list[str]:
     """The names of the measurements of ``arm``: with the unchanged memory, and under each control."""
-    return [UNTOUCHED, *next(iter(arm.results.values()))["controls"]]
+    return [BASELINE, *next(iter(arm.results.values()))["controls"]]
 
 
 def measured(result: Result, control: str) -> Mapping[str, Any]:
@@ -143,7 +143,7 @@ def measured(result: Result, control: str) -> Mapping[str, Any]:
     return dict(result["controls"].get(control, result["recall"]))
 
 
-def accuracy(arm: Arm, control: str = UNTOUCHED) -> list[Mean | None]:
+def accuracy(arm: ArmRuns, control: str = BASELINE) -> list[Mean | None]:
     """The share of correct answers in each bin, over seeds."""
 
     def of(i: int) -> Quantity:
@@ -152,7 +152,7 @@ def accuracy(arm: Arm, control: str = UNTOUCHED) -> list[Mean | None]:
     return [arm.mean(of(i)) for i in range(len(edges_of(arm)) - 1)]
 
 
-def at_place(arm: Arm, control: str, place: str) -> Mean | None:
+def at_place(arm: ArmRuns, control: str, place: str) -> Mean | None:
     """The share of correct answers about values that were set in ``place``, over seeds."""
     return arm.mean(lambda result: measured(result, control)["by_place"][place])
 
@@ -162,7 +162,7 @@ def percent(share: Mean | None) -> str:
     return number(share, ".1f", " %", scale=100)
 
 
-def beyond_base(arms: Sequence[Arm], base: Arm) -> dict[str, Measure]:
+def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
     """The correct answers in the distance bins that one layer of the arm with slots sees, and one layer of
     ``base`` doesn't, by when their values were set; empty without such bins."""
     low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == CLAIMED), default=0)
@@ -174,7 +174,7 @@ def beyond_base(arms: Sequence[Arm], base: Arm) -> dict[str, Measure]:
     return {far: Measure(label, of, ".1f", " %", " points", 100, 1, f"correct, {far}")}
 
 
-def claim(arms: Sequence[Arm], base: Arm, beyond: Mapping[str, Measure], folder: Path) -> list[str]:
+def claim(arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure], folder: Path) -> list[str]:
     """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
     sees with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
@@ -190,7 +190,7 @@ def claim(arms: Sequence[Arm], base: Arm, beyond: Mapping[str, Measure], folder:
     return [said, *claims(both, base, [measure], folder)]
 
 
-def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
+def accuracy_figure(arms: Sequence[ArmRuns], folder: Path) -> str:
     """A line for each arm; above them, how far one layer of each looks back."""
     figure, [above, axes] = plotting.panels([0.7, 3.5], sharex=True)
     lines = plotting.line_styles([arm.name for arm in arms])
@@ -201,14 +201,14 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
     above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
     above.set_title("how far one layer looks back", fontsize=9, loc="left")
     above.spines[:].set_visible(False)
-    draw(axes, [series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms], arms[0])
+    draw(axes, [series(arm, BASELINE, lines[arm.name], arm.label) for arm in arms], arms[0])
     above.tick_params(bottom=False, labelbottom=False)
     caption = prose("recall_accuracy", seeds=max(len(arm.results) for arm in arms))
     title = "Share of correct answers, by how long ago the value was set"
     return plotting.save_figure(figure, folder, "recall_accuracy", title, caption)
 
 
-def control_figure(arms: Sequence[Arm], folder: Path) -> list[str]:
+def control_figure(arms: Sequence[ArmRuns], folder: Path) -> list[str]:
     """A panel for each memory without its variants: recall with parts of it zeroed or swapped; nothing
     without ``arms``."""
     if not arms:
@@ -233,13 +233,13 @@ def control_figure(arms: Sequence[Arm], folder: Path) -> list[str]:
     return [plotting.save_figure(figure, folder, "recall_controls", title, caption)]
 
 
-def series(arm: Arm, control: str, line: plotting.LineStyle, label: str = "") -> plotting.Series:
+def series(arm: ArmRuns, control: str, line: plotting.LineStyle, label: str = "") -> plotting.Series:
     """The share of correct answers of each bin, in percent, in the middle of the bin."""
     points = [(i + 0.5, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
     return plotting.Series(label or control, points, line, scale=100)
 
 
-def draw(axes: Axes, many: Sequence[plotting.Series], arm: Arm, title: str = "") -> None:
+def draw(axes: Axes, many: Sequence[plotting.Series], arm: ArmRuns, title: str = "") -> None:
     """Draw lines and chance, and set axes and their names; all bins are drawn equally wide, with // on the
     axis where their widths in positions change."""
     plotting.draw_lines(axes, many)
@@ -258,7 +258,7 @@ def draw(axes: Axes, many: Sequence[plotting.Series], arm: Arm, title: str = "")
                       fontsize=8)  # fmt: skip
 
 
-def places(distances: Sequence[float], arm: Arm) -> list[float]:
+def places(distances: Sequence[float], arm: ArmRuns) -> list[float]:
     """The places of distances on an axis with equally wide bins."""
     edges = edges_of(arm)
     return [float(x) for x in np.interp(distances, edges, range(len(edges)))]

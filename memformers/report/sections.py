@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memformers.common.intervals import Mean, mean_of_known
-from memformers.report.arms import Arm, Column, Measure, arms_table
+from memformers.report.arms import ArmRuns, Column, Measure, arms_table
 from memformers.report.markdown import TEMPLATES, fenced, number, prose
 from memformers.report.plotting import line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
@@ -35,12 +35,12 @@ MAY_DIFFER = {
 checksum identifies."""
 
 
-def all_runs(arms: Sequence[Arm]) -> list[Run]:
+def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
     """The runs of all ``arms``."""
     return [run for arm in arms for run in arm.runs]
 
 
-def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
+def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
     """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` are
     too short to compare models."""
     first = arms[0].runs[0]
@@ -81,7 +81,7 @@ def missing(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def unfair_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
+def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     """The settings besides the memory in which the arms differ; seeds only if an arm has none in common with
     ``base``."""
     runs = all_runs(arms)
@@ -92,7 +92,7 @@ def unfair_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     return found + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)
 
 
-def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: Path) -> list[str]:
+def claims(arms: Sequence[ArmRuns], base: ArmRuns, measures: Sequence[Measure], folder: Path) -> list[str]:
     """What the seeds support about each arm against ``base``, as paragraphs: a difference only if its
     interval does not contain zero. For one seed, how to train more in the experiment's ``folder``."""
     others = [arm for arm in arms if arm is not base]
@@ -115,7 +115,7 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: 
     return [*parts, prose("how_compared", **about)]
 
 
-def of_one_seed(arms: Sequence[Arm], measure: Measure, folder: Path) -> list[str]:
+def of_one_seed(arms: Sequence[ArmRuns], measure: Measure, folder: Path) -> list[str]:
     """That nothing is claimed, and how the command that began the experiment in ``folder`` adds seeds, unless
     it was a trial or no command began it."""
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
@@ -132,7 +132,10 @@ def of_one_seed(arms: Sequence[Arm], measure: Measure, folder: Path) -> list[str
 
 
 def results_table(
-    arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], more: Mapping[str, Column] | None = None
+    arms: Sequence[ArmRuns],
+    base: ArmRuns,
+    measures: Sequence[Measure],
+    more: Mapping[str, Column] | None = None,
 ) -> str:
     """A row for each arm: how many of its seeds have finished, by each measure its mean, and if there are
     several seeds its paired difference to ``base``; then the columns ``more``."""
@@ -147,7 +150,7 @@ def results_table(
     return arms_table(arms, columns | dict(more or {}))
 
 
-def bars(arms: Sequence[Arm], measure: Measure) -> str:
+def bars(arms: Sequence[ArmRuns], measure: Measure) -> str:
     """What each arm came to, as bars of a page; empty if none has finished."""
     found = [(arm, mean) for arm in arms if (mean := arm.mean(measure.of))]
     most, lines = max((mean.mean for _, mean in found), default=0.0), line_styles([arm.name for arm in arms])
@@ -155,7 +158,7 @@ def bars(arms: Sequence[Arm], measure: Measure) -> str:
     return TEMPLATES.get_template("bars.html").render(rows=rows, measure=measure) if rows else ""
 
 
-def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | None = None) -> str:
+def costs_table(arms: Sequence[ArmRuns], base: ArmRuns, more: Mapping[str, Column] | None = None) -> str:
     """The costs and the reach of each arm, a row for each, and the columns ``more``; below the table, why
     there are no ratios of time, if there are none."""
     why_not = not_comparable(arms)
@@ -193,19 +196,19 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
     return "\n\n".join(parts)
 
 
-def median_speed(arm: Arm) -> str:
+def median_speed(arm: ArmRuns) -> str:
     """The median of an arm's records of its speed."""
     speeds = [v for run in arm.counted for v in run.metrics.points("tokens_per_second")[2].tolist()]
     return number(median(speeds) if speeds else None, ",.0f")
 
 
-def time_ratio(arm: Arm, base: Arm) -> Mean | None:
+def time_ratio(arm: ArmRuns, base: ArmRuns) -> Mean | None:
     """The training time of ``arm`` divided by that of ``base`` from the same seed."""
     ours, theirs = arm.values("seconds"), base.values("seconds")
     return mean_of_known(ours[seed] / theirs[seed] for seed in ours if seed in theirs)
 
 
-def not_comparable(arms: Sequence[Arm]) -> str:
+def not_comparable(arms: Sequence[ArmRuns]) -> str:
     """Why training times can't be compared, in words; empty if they can."""
     runs = all_runs(arms)
     if not on_one_machine(runs):
@@ -238,7 +241,7 @@ def keys_in_records(run: Run) -> NDArray[np.float64]:
     return sum((np.nan_to_num(length) for length in lengths), start=np.zeros(run.metrics.rows))
 
 
-def stages_of(arms: Sequence[Arm]) -> list[float]:
+def stages_of(arms: Sequence[ArmRuns]) -> list[float]:
     """The tokens at which the memory of any arm became longer during its training, as the middle between two
     training records."""
     found = set()
