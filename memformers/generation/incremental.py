@@ -12,64 +12,93 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
-from memformers.kernels.dispatch import relative_attention
+from memformers.kernels.dispatch import KernelName, relative_attention
 from memformers.models import base, custom_memory, documents, layers
-from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.attention import (
+    BY_DISTANCE,
+    Heads,
+    RelativeMultiHeadAttention,
+    grouped,
+    in_order,
+)
 from memformers.models.core import MemoryCore
 from memformers.models.language_model import MemoryLM
 from memformers.models.linear import is_plain, linear, stacked
 from memformers.models.memory import Memory, check_memory
 
-BY_DISTANCE = ("r", "s")  # the kernel's terms that have a column for each distance
-
 
 @dataclass(frozen=True)
-class LayerCache:
-    """Keys and values of a layer, of compressed memory, memory and running segment, in order of time. Keys
-    and distances are transposed, since a row times a plain matrix is fast everywhere, in every precision."""
+class HeadCache:
+    """Keys and values that some heads of a layer read, of compressed memory, memory and running segment, in
+    order of time. Keys and distances are transposed, since a row times a plain matrix is fast everywhere, in
+    every precision."""
 
-    layer: layers.MemoryLayer
-    maps: Sequence[nn.Module]  # to query, key and value: as one, where nobody changed them
-    window: int | None  # how many of the newest keys a position sees, its own included; None for all
+    heads: Heads
     terms: dict[str, Any]
-    """The kernel's, but r ``[H, E, K]`` and s ``[H, K]`` by falling distance: a shorter past is their end."""
-    key: Tensor  # [B, H, E, C + M + S]
-    value: Tensor  # [B, H, C + M + S, E]
+    """The kernel's, but r ``[h, E, K]`` and s ``[h, K]`` by falling distance: a shorter past is their end."""
+    key: Tensor  # [B, h, E, C + M + S]
+    value: Tensor  # [B, h, C + M + S, E]
+    hidden: int = 0  # how many older keys the layer has, which other heads read
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention reads, ``x [t, B, D]``, to queries ``[B, H, t, E]``, keys ``[B, H, E, t]`` and
-        values ``[B, H, t, E]``."""
-        (t, B, D), H = x.shape, self.layer.self_attn.heads
-        maps = [linear(each, x) for each in self.maps]  # [t, B, 3D], or three of [t, B, D]
-        each = maps[0] if len(maps) == 1 else torch.cat(maps, dim=-1)
-        query, key, value = each.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)  # [B, H, t, E] each
-        return query, key.mT, value
-
-    def attend(self, x: Tensor, begin: int, key_start: Tensor | None, alone: bool) -> Tensor:
-        """Attention of the next inputs ``x [t, B, D]``, whose keys begin at ``begin``, to those from
-        ``key_start [B, t]`` on, None for all: ``[t, B, D]``. ``alone``: t is 1, and all keys are finite."""
-        attention, end = self.layer.self_attn, begin + len(x)
-        query, key, value = self.project(self.layer.attention_input(x))
-        self.key[..., begin:end], self.value[:, :, begin:end] = key, value
-        first = 0 if self.window is None else max(begin + 1 - self.window, 0)
+    def attend(
+        self,
+        projected: Tensor,
+        left: int,
+        window: int | None,
+        key_start: Tensor | None,
+        alone: bool,
+        kernel: KernelName,
+    ) -> Tensor:
+        """[`LayerCache.attend`][] of queries, keys and values ``[3, B, h, t, E]``: ``[B, h, t, E]``."""
+        query, key, value = projected
+        begin = self.value.shape[2] - left
+        end = begin + query.shape[2]
+        self.key[..., begin:end], self.value[:, :, begin:end] = key.mT, value
+        first = 0 if window is None else max(begin + 1 - window, 0)
         key, value = self.key[..., first:end], self.value[:, :, first:end]
         terms = {n: x[..., first - end :] if n in BY_DISTANCE else x for n, x in self.terms.items()}
-        key_start = None if key_start is None else (key_start - first).clamp(min=0)
+        key_start = None if key_start is None else (key_start - self.hidden - first).clamp(min=0)
         if alone:  # what the naive kernel computes, by products of rows with plain matrices
             (B, H, E, K), u, v, s = key.shape, terms["u"], terms.get("v"), terms.get("s")
             with_v = query if v is None else query + v[:, None]
-            position = torch.bmm(with_v[:, :, 0].transpose(0, 1), terms["r"])  # [H, B, K]
+            position = torch.bmm(with_v[:, :, 0].transpose(0, 1), terms["r"])  # [h, B, K]
             position = (position if s is None else position + s[:, None]).transpose(0, 1).reshape(B * H, 1, K)
             with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
             scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
             if key_start is not None:
-                hidden = torch.arange(K, device=x.device) < key_start[:, :, None]  # [B, 1, K]
-                scores = scores.masked_fill(hidden, -math.inf)
-            context = torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
-        else:
-            terms |= {name: terms[name].flip(-1) for name in BY_DISTANCE if name in terms}
-            terms |= {"r": terms["r"].mT, "key_start": key_start, "kernel": attention.kernel}
-            context = relative_attention(query, key.mT, value, **terms)
+                unseen = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
+                scores = scores.masked_fill(unseen, -math.inf)
+            return torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
+        terms |= {name: terms[name].flip(-1) for name in BY_DISTANCE if name in terms}
+        terms |= {"r": terms["r"].mT, "key_start": key_start, "kernel": kernel}
+        return relative_attention(query, key.mT, value, **terms)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What a layer keeps: keys and values, for all heads together or for those that read as many."""
+
+    layer: layers.MemoryLayer
+    maps: Sequence[nn.Module]  # to query, key and value: as one, where nobody changed them
+    window: int | None  # how many of the newest keys a position sees, its own included; None for all
+    groups: tuple[HeadCache, ...]
+
+    def project(self, x: Tensor) -> Tensor:
+        """What attention reads, ``x [t, B, D]``, to queries, keys and values, ``[3, B, H, t, E]``."""
+        (t, B, D), H = x.shape, self.layer.self_attn.heads
+        maps = [linear(each, x) for each in self.maps]  # [t, B, 3D], or three of [t, B, D]
+        each = maps[0] if len(maps) == 1 else torch.cat(maps, dim=-1)
+        return each.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
+
+    def attend(self, x: Tensor, left: int, key_start: Tensor | None, alone: bool) -> Tensor:
+        """Attention of the next inputs ``x [t, B, D]``, which begin ``left`` places before the end, to the
+        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. ``alone``: t is 1, all keys finite."""
+        attention, projected = self.layer.self_attn, self.project(self.layer.attention_input(x))
+        found = [
+            group.attend(projected[:, :, group.heads], left, self.window, key_start, alone, attention.kernel)
+            for group in self.groups
+        ]
+        context = in_order(found, [group.heads for group in self.groups])
         return linear(attention.output, context.permute(2, 0, 1, 3).flatten(2))  # [t, B, H, E] to [t, B, D]
 
 
@@ -120,6 +149,7 @@ class Stepper:
         self.last: Tensor | None = None
         """The newest result, ``[B, …]``; None before the first step."""
         self.finite, self.doc_starts = True, cast(Tensor | None, None)
+        self.none = like.new_empty(batch, self.config.heads, 0, self.config.d_model // self.config.heads)
         self.caches: list[LayerCache] = []  # none where the segment is read again with each step
         with base.eval_mode(model):
             plain = all(is_plain(layer.self_attn, RelativeMultiHeadAttention) for layer in each)
@@ -128,10 +158,13 @@ class Stepper:
                 attention = layer.self_attn
                 maps = stacked([attention.query, attention.key, attention.value])
                 longest = own.c_mem_len + own.longest_memory + self.config.segment_len
-                terms = attention.distance_terms(longest)
+                terms, none, groups = attention.distance_terms(longest), attention.by_head(like[:0]), []
                 terms = {n: term.flip(1) if n in BY_DISTANCE else term for n, term in terms.items()}
-                terms["r"], none = terms["r"].mT.contiguous(), attention.by_head(like[:0])
-                self.caches.append(LayerCache(layer, maps, own.window, terms, none.mT, none))
+                terms["r"] = terms["r"].mT.contiguous()
+                for heads, _ in grouped(own.heads or [(0, 0)] * attention.heads):
+                    of_heads = {name: term[heads] for name, term in terms.items()}
+                    groups.append(HeadCache(heads, of_heads, none[:, heads].mT, none[:, heads]))
+                self.caches.append(LayerCache(layer, maps, own.window, tuple(groups)))
             self.spare = self.caches
             self.begin(self.past)
 
@@ -141,26 +174,33 @@ class Stepper:
         S, like = self.config.segment_len, self.transformer.weight
         caches, checked = list[LayerCache](), list[Tensor]()
         room = like.new_empty(len(self.caches), S, self.running.shape[1], len(like))
-        for i, cache in enumerate(self.caches):
-            new, slots, recent = room[i, :0], slice(0), slice(0)
-            if inputs and not isinstance(self.transformer, custom_memory.CustomMemory):
-                (M, C), (new_M, new_C) = (each.lengths(len(room))[i] for each in (self.past, memory))
-                n = min(self.sizes[i].n_evicted(M + S) // self.sizes[i].compression_rate, new_C)
-                new = memory.c_mem[i][new_C - n :] if n else new
-                slots, recent = slice(C + n - new_C, C), slice(C + M + S - new_M, C + M + S)
+        keeps = bool(inputs) and not isinstance(self.transformer, custom_memory.CustomMemory)
+        lengths = zip(self.past.lengths(len(room)), memory.lengths(len(room)), strict=True)
+        for i, (cache, ((M, C), (new_M, new_C))) in enumerate(zip(self.caches, lengths, strict=False)):
+            own, n = self.sizes[i], 0
+            if keeps:
+                n = min(own.n_evicted(M + S) // own.compression_rate, new_C)
+                new = memory.c_mem[i][new_C - n :] if n else room[i, :0]
             else:
-                new = torch.cat([new, *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
-            key, value = cache.key[..., :0], cache.value[:, :, :0]
-            if len(new):
-                _, key, value = cache.project(cache.layer.attention_input(new))
-            rest = value.new_zeros(1).expand(*value.shape[:2], S, value.shape[3])
-            keys = cache.key[..., slots], key, cache.key[..., recent], rest.mT
-            values = cache.value[:, :, slots], value, cache.value[:, :, recent], rest
-            spare = self.spare[i]
-            after = replace(cache, key=joined(keys, 3, spare.key), value=joined(values, 2, spare.value))
-            caches.append(after)
-            # Of the caches and not of the memory, which has lost what is hidden and not finite.
-            checked += (key, value) if self.finite else (after.key, after.value)
+                new = torch.cat([room[i, :0], *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
+            _, key, value = cache.project(cache.layer.attention_input(new)) if len(new) else [self.none] * 3
+            groups = []
+            for group, spare in zip(cache.groups, self.spare[i].groups, strict=True):
+                m, c = own.of_group(group.heads, M, C)
+                new_m, new_c = own.of_group(group.heads, new_M, new_C)
+                made = min(n, new_c) if keeps else new_c + new_m  # the newest of what is projected
+                old_slots, old_positions = (new_c - made, new_m) if keeps else (0, 0)
+                slots, recent = slice(c - old_slots, c), slice(c + m + S - old_positions, c + m + S)
+                newest = key[:, group.heads, len(new) - made :], value[:, group.heads, len(new) - made :]
+                rest = value.new_zeros(1).expand(*group.value.shape[:2], S, group.value.shape[3])
+                keys = group.key[..., slots], newest[0].mT, group.key[..., recent], rest.mT
+                values = group.value[:, :, slots], newest[1], group.value[:, :, recent], rest
+                cached = joined(keys, 3, spare.key), joined(values, 2, spare.value)
+                hidden = new_M + new_C - new_m - new_c
+                groups.append(replace(group, key=cached[0], value=cached[1], hidden=hidden))
+                # Of the caches and not of the memory, which has lost what is hidden and not finite.
+                checked += newest if self.finite else cached
+            caches.append(replace(cache, groups=tuple(groups)))
         self.finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in checked)
         self.past, self.caches, self.spare, self.inputs = memory, caches, self.caches, room
         self.running, self.doc_starts = self.running[:0], None
@@ -207,8 +247,8 @@ class Stepper:
             seen = self.transformer.first_seen(running, self.past, doc_starts, self.sizes if t > 1 else None)
             for cache, kept, first in zip(self.caches, inputs, seen, strict=True):
                 kept[end - t : end] = output
-                begin, key_start = cache.key.shape[3] - S + end - t, None if first is None else first[:, -t:]
-                attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
+                key_start = None if first is None else first[:, -t:]
+                attend = partial(cache.attend, left=S - end + t, key_start=key_start, alone=alone)
                 output = cache.layer(output, cached=attend)
             output = self.transformer.norm(output)
             finite = finite and math.isfinite(self.inputs[:, end - t : end].sum())

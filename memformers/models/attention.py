@@ -1,6 +1,8 @@
 """Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
 
 import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,16 @@ from memformers.models.config import Positions, check_heads, check_positions
 from memformers.models.linear import fold, is_plain, layer_norm_no_affine, linear
 from memformers.models.positions import sinusoid_table
 
+T = TypeVar("T")
 FORCED = "MEMFORMERS_KERNEL"
+BY_DISTANCE = ("r", "s")
+"""The kernel's terms that have a column for each distance."""
+Heads = slice | list[int]
+"""Some heads of a layer."""
+Reads = Sequence[int] | None
+"""How many of the newest keys before the segment each head reads; None where all read all."""
+Project = Callable[[Heads, int], tuple[Tensor, Tensor]]
+"""The keys and values ``[B, h, k, E]`` of h heads, for the newest k keys."""
 
 
 class RelativeMultiHeadAttention(nn.Module):
@@ -95,15 +106,22 @@ class RelativeMultiHeadAttention(nn.Module):
         value: Tensor,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
+        reads: Reads = None,
     ) -> Tensor:
         """Attend from ``query [S, B, D]`` to ``key`` and ``value [K, B, D]``, oldest first: ``[S, B, D]``.
 
         ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look, None for causal;
-        ``key_start`` int64 ``[B, S]``, the first key that each may see, at most its own, K − S + i. Raises
+        ``key_start`` int64 ``[B, S]``, the first key that each may see, at most its own, K − S + i;
+        ``reads`` how many of the newest K − S keys each head may see, None for all. Raises
         ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
         """
         self._check_shapes(query, key, value)
-        return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
+        query, key, value = self.query(query), self.by_head(self.key(key)), self.by_head(self.value(value))
+
+        def project(heads: Heads, k: int) -> tuple[Tensor, Tensor]:
+            return key[:, heads, -k:], value[:, heads, -k:]
+
+        return self.attend(query, project, key.shape[2], mask, key_start, reads)
 
     def forward_with_memory(
         self,
@@ -112,14 +130,16 @@ class RelativeMultiHeadAttention(nn.Module):
         norm: nn.LayerNorm | None,
         mask: Tensor | None,
         key_start: Tensor | None,
+        reads: Reads = None,
     ) -> Tensor:
         """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
         [M, B, D]``: ``[S, B, D]``, for a norm that [`can_fold`][]. With its scale and shift in the maps, no
-        remembered position needs their gradient: a training step with M > S takes 4 to 8 % less time."""
+        remembered position needs their gradient: a training step with M > S takes 4 to 8 % less time. Of
+        each head, only the keys that it reads are projected."""
         x, past = layer_norm_no_affine(norm, x), layer_norm_no_affine(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
-        if mask is None and self._worth_absorbing(x, past):
+        if mask is None and reads is None and self._worth_absorbing(x, past):
             _, key_start = checked(None, key_start, len(x), len(past) + len(x), x.shape[1])
             # All keys have one bias, which changes no softmax; all values have one, which is added once.
             maps = [rearrange(weight, "(h e) d -> h e d", h=self.heads) for weight, _ in (key_map, value_map)]
@@ -127,9 +147,17 @@ class RelativeMultiHeadAttention(nn.Module):
             how = terms | ({} if key_start is None else {"key_start": key_start})
             attended = absorbed.relative_attention(self.by_head(query), past, x, *maps, **how)
             return self.output(rearrange(attended, "b h s e -> s b (h e)") + value_map[1])
-        key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
-        value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
-        return self.attend(query, key, value, mask, key_start)
+
+        def project(heads: Heads, k: int) -> tuple[Tensor, Tensor]:
+            seen, both = past[len(past) + len(x) - k :], []
+            for weight, bias in (key_map, value_map):
+                w = weight.unflatten(0, (self.heads, -1))[heads].flatten(0, 1)  # [h·E, D]
+                b = bias.unflatten(0, (self.heads, -1))[heads].flatten()
+                projected = torch.cat((F.linear(seen, w, b), F.linear(x, w, b)))  # [k, B, h·E]
+                both.append(rearrange(projected, "k b (h e) -> b h k e", e=self.d_model // self.heads))
+            return both[0], both[1]
+
+        return self.attend(query, project, len(past) + len(x), mask, key_start, reads)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
         """Whether to project the queries and not the memory: for a segment at most half as long as a head is
@@ -146,19 +174,32 @@ class RelativeMultiHeadAttention(nn.Module):
         return maps_are_plain and norm_is_plain and is_plain(self, RelativeMultiHeadAttention)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_start: Tensor | None
+        self,
+        query: Tensor,
+        project: Project,
+        K: int,
+        mask: Tensor | None,
+        key_start: Tensor | None,
+        reads: Reads,
     ) -> Tensor:
-        """``forward`` of a projected ``query [S, B, D]``, ``key`` and ``value [K, B, D]``: ``[S, B, D]``."""
-        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
-        query, key, value = map(self.by_head, (query, key, value))
-        terms, kernel = self.distance_terms(key.shape[2]), self.kernel
-        if kernel != "auto" and (why := unsupported_reason(kernel, mask, query, key, value, *terms.values())):
-            raise UserError(f"kernel='{kernel}' {why}; use kernel='auto' or 'naive'.")
-        drop = self.dropout_prob if self.training else 0.0
-        context = relative_attention(
-            query, key, value, **terms, mask=mask, key_start=key_start, dropout_prob=drop, kernel=kernel
-        )
-        return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
+        """``forward`` of a projected ``query [S, B, D]``: ``[S, B, D]``. One kernel computes all heads that
+        read as many keys, which ``project`` gives, with values, for the newest k of all K."""
+        query, (S, B), kernel = self.by_head(query), query.shape[:2], self.kernel
+        mask, key_start = checked(mask, key_start, S, K, B)
+        terms, drop = self.distance_terms(K), self.dropout_prob if self.training else 0.0
+        parts, groups = list[Tensor](), list[Heads]()
+        for heads, n in grouped(reads or [K - S] * self.heads):
+            k, before = n + S, K - S - n  # how many keys these heads read, and how many are older
+            own = {name: x[heads, :k] if name in BY_DISTANCE else x[heads] for name, x in terms.items()}
+            given = query[:, heads], *project(heads, k)  # [B, h, S, E] and twice [B, h, k, E]
+            seen = None if mask is None else mask[..., before:]
+            first = key_start if key_start is None or not before else (key_start - before).clamp(min=0)
+            if kernel != "auto" and (why := unsupported_reason(kernel, seen, *given, *own.values())):
+                raise UserError(f"kernel='{kernel}' {why}; use kernel='auto' or 'naive'.")
+            how: dict[str, Any] = {**own, "mask": seen, "key_start": first, "dropout_prob": drop}
+            parts.append(relative_attention(*given, kernel=kernel, **how))
+            groups.append(heads)
+        return linear(self.output, rearrange(in_order(parts, groups), "b h s e -> s b (h e)"))
 
     def by_head(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
@@ -166,13 +207,20 @@ class RelativeMultiHeadAttention(nn.Module):
 
     @torch.no_grad()
     def probabilities(
-        self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
-    ) -> Tensor:
+        self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None,
+        reads: Reads = None,
+    ) -> Tensor:  # fmt: skip
         """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, no gradient."""
         self._check_shapes(query, key, key)
+        S, K = len(query), len(key)
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
-        terms = self.distance_terms(key.shape[2])
+        mask = (
+            mask
+            if reads is None
+            else seen_by_heads(reads, S, K, key.device) & (True if mask is None else mask)
+        )
+        terms = self.distance_terms(K)
         return attention_probabilities(query, key, **terms, mask=mask, key_start=key_start)
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
@@ -195,6 +243,37 @@ class RelativeMultiHeadAttention(nn.Module):
             raise UserError(f"expected query [S, B, D], key, value [K, B, D], D={self.d_model}, got {came}.")
         if len(key) < len(query):
             raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
+
+
+def in_order(parts: Sequence[Tensor], groups: Sequence[Heads]) -> Tensor:
+    """The ``parts [B, h, S, E]`` of groups of heads, as one ``[B, H, S, E]`` in the order of the heads."""
+    if len(parts) == 1:
+        return parts[0]
+    order = [
+        head
+        for heads in groups
+        for head in (range(heads.start, heads.stop) if isinstance(heads, slice) else heads)
+    ]
+    whole = torch.cat(list(parts), dim=1)
+    return whole if order == sorted(order) else whole[:, sorted(range(len(order)), key=order.__getitem__)]
+
+
+def grouped(reads: Sequence[T]) -> list[tuple[Heads, T]]:
+    """The heads for which ``reads`` has the same, and what."""
+    groups: dict[T, list[int]] = {}
+    for head, n in enumerate(reads):
+        groups.setdefault(n, []).append(head)
+    together = {n: slice(heads[0], heads[-1] + 1) for n, heads in groups.items()}
+    return [
+        (together[n] if len(heads) == heads[-1] + 1 - heads[0] else heads, n) for n, heads in groups.items()
+    ]
+
+
+def seen_by_heads(reads: Sequence[int], S: int, K: int, device: torch.device) -> Tensor:
+    """The definition of lengths by head, as a boolean mask ``[H, S, K]``: a head sees the newest keys before
+    the segment, as many as it ``reads``, and of the segment all up to the query's own."""
+    first = K - S - torch.tensor(reads, device=device)  # [H]
+    return (torch.arange(K, device=device) >= first[:, None, None]) & causal_mask(S, K, device)
 
 
 def checked(

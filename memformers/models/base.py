@@ -88,11 +88,12 @@ class MemoryStack(nn.Module):
         documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         memory = self.recompute_slots(memory, sizes) if sizes else memory
         first, inputs = self.first_seen(x, memory, doc_starts, sizes), []
+        reads = keys_by_head(memory, sizes, len(self.layers))
         for i, layer in enumerate(self.memory_layers):
             inputs.append(x if through_memory else x.detach())
             past = memory.mem[i] if memory.mem else None, memory.c_mem[i] if memory.c_mem else None
             # By position: only there a checkpoint looks for devices whose random states it must restore.
-            given = x, *past, mask, first[i]
+            given = x, *past, mask, first[i], *([] if reads[i] is None else [reads[i]])
             recompute = self.recompute and torch.is_grad_enabled()
             x = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)  # [S, B, D]
         return self.norm(x), inputs
@@ -203,6 +204,15 @@ class MemoryStack(nn.Module):
     def weight(self) -> Tensor:
         """A weight ``[D]`` that no adapter or quantization replaces, for its dtype and device."""
         return self.memory_layers[0].norm_ff.weight
+
+
+def keys_by_head(memory: Memory, sizes: Sizes | None, n_layers: int) -> list[tuple[int, ...] | None]:
+    """How many of the newest keys of ``memory`` each head reads, a layer; None where all read all."""
+    if not sizes or not any(own.heads for own in sizes):
+        return [None] * n_layers
+    lengths = zip(sizes, memory.lengths(n_layers), strict=True)
+    each = [own.of_heads(M, C) for own, (M, C) in lengths]
+    return [None if heads is None else tuple(map(sum, heads)) for heads in each]
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
+from memformers.models.attention import Heads
 from memformers.models.config import CompressionStart
 from memformers.models.layers import MemoryLayer
 from memformers.models.linear import is_plain
@@ -201,15 +202,15 @@ class CompressionAutoEncoder(nn.Module):
 
 @torch.no_grad()
 def attention_received(
-    layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None
+    layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None, heads: Heads = slice(None)
 ) -> Tensor:
     """How much attention each key of ``context [K, B, D]``, a ``layer``'s inputs, receives from the ``S``
-    last: the mean over heads and over the queries that may see it, from ``key_start [B, S]`` on or all, ``[K,
-    B]``; 0 where none may. No kernel tells its probabilities, so a layer's scores are computed once more."""
+    last: the mean over ``heads`` and the queries that may see it, from ``key_start [B, S]`` on or all,
+    ``[K, B]``; 0 where none may. No kernel tells its probabilities: scores are computed once more."""
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
-    key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
-    terms = attention.distance_terms(K)
+    key, query = (attention.by_head(x)[:, heads] for x in (attention.key(z), attention.query(z[K - S :])))
+    terms = {name: term[heads] for name, term in attention.distance_terms(K).items()}
     total = seen = query.new_zeros((), dtype=torch.promote_types(context.dtype, torch.float32))
     for begin in range(0, S, QUERIES):
         end = min(begin + QUERIES, S)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from memformers.common.fields import NonNegativeInt, check_arguments
 from memformers.models import compression, reconstruction
+from memformers.models.attention import Heads
 from memformers.models.base import MemoryStack
 from memformers.models.config import CompressionLossName, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
@@ -66,8 +67,9 @@ class CompressiveTransformer(MemoryStack):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
-        each = zip(*map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate")), strict=True)
-        return [MemorySizes(M, C, c, config.bptt, config.segment_len) for M, C, c in each]
+        lengths = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
+        each = zip(*lengths, config.sizes_by_head(), strict=True)
+        return [MemorySizes(M, C, c, config.bptt, config.segment_len, heads=own) for M, C, c, own in each]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
@@ -106,7 +108,8 @@ class CompressiveTransformer(MemoryStack):
             x, slots = inputs[layer], len(past.c_mem[layer]) if past.c_mem else 0
             context = torch.cat([*(parts[layer] for parts in (past.c_mem, past.mem) if parts), x])
             key_start = self.first_seen(x, past, doc_starts)[layer]
-            looks = compression.attention_received(layers[layer], context, len(x), key_start)
+            heads = heads_with_slots(sizes[layer])
+            looks = compression.attention_received(layers[layer], context, len(x), key_start, heads)
             return looks[slots : slots + positions]
 
         memory, compressed = compress_memory(past, inputs, f_cs, sizes, doc_starts, received)
@@ -117,7 +120,8 @@ class CompressiveTransformer(MemoryStack):
             decoded = cast(list[compression.CompressionAutoEncoder], f_cs)
             return memory, reconstruction.AutoEncodingLoss(decoded)(*both)
         if self.own_losses is None:
-            return memory, reconstruction.AttentionReconstructionLoss(layers)(inputs, *both)
+            heads = list(map(heads_with_slots, sizes))
+            return memory, reconstruction.AttentionReconstructionLoss(layers, heads)(inputs, *both)
         each = zip(self.own_losses, layers, inputs, strict=True)
         terms = [partial(reconstruction.own_loss, *of_layer) for of_layer in each]
         return memory, reconstruction.summed(terms, f_cs, *both)
@@ -144,6 +148,11 @@ class CompressiveTransformer(MemoryStack):
     def compressive_layers(self) -> list[CompressiveTransformerLayer]:
         """The layers, by their type."""
         return cast(list[CompressiveTransformerLayer], list(self.layers))
+
+
+def heads_with_slots(sizes: MemorySizes) -> Heads:
+    """The heads of a layer that read slots, and so those whose attention they must preserve."""
+    return [head for head, (_, C) in enumerate(sizes.heads) if C] if sizes.heads else slice(None)
 
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:

@@ -9,7 +9,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
 from memformers.common.files import config_from_dict
 from memformers.kernels.dispatch import KernelName
-from memformers.models.memory_sizes import ByLayer, Length, MemorySizes, Rate
+from memformers.models.memory_sizes import ByHead, ByLayer, Length, MemorySizes, Rate
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
@@ -97,11 +97,12 @@ class NetworkConfig:
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: ByLayer = 64
-    """Memory length M, in positions; one for all layers, or one for each (transformer-xl, compressive)."""
+    """Memory length M, in positions; one for all layers, or one for each; in place of one, as 64,64,64,832,
+    one for each head (transformer-xl, compressive)."""
     same_length: bool = False
     """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
     c_mem_len: ByLayer = 64
-    """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
+    """Compressed memory length C, in slots; likewise for all, by layer or by head (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
@@ -142,6 +143,8 @@ class NetworkConfig:
         self.check_compression()
         if self.same_length and not min(self.of_layers("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
+        if self.same_length and any(isinstance(own, tuple) for own in self.by_layer("mem_len")):
+            raise UserError("same_length=True gives all heads one window; use a length for all heads.")
         sizes = kind.memory_sizes(self)
         fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
@@ -183,12 +186,36 @@ class NetworkConfig:
 
     def of_layers(self, name: str) -> tuple[int, ...]:
         """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
+        return tuple(max(own) if isinstance(own, tuple) else own for own in self.by_layer(name))
+
+    def by_layer(self, name: str) -> tuple[ByHead, ...]:
+        """The length called ``name`` of each layer, or one for each of its heads. Raises ValueError for
+        another number of either."""
         value, n = getattr(self, name), self.n_layers
-        if not isinstance(value, tuple):
-            return (value,) * n
+        if not isinstance(value, tuple) or (len(value) == 1 and isinstance(value[0], tuple)):
+            value = (value[0] if isinstance(value, tuple) else value,) * n
         if len(value) != n:
             raise UserError(f"{name}={value} is for {len(value)} layers, not n_layers={n}; give one or {n}.")
+        for own in value:
+            if isinstance(own, tuple) and len(own) != self.heads:
+                said, n = ",".join(map(str, own)), len(own)
+                raise UserError(f"{name}={said} is for {n} heads, not heads={self.heads}; give one or each.")
         return value
+
+    def sizes_by_head(self) -> list[tuple[tuple[int, int], ...] | None]:
+        """M and C of each head of each layer, None where they are alike. Raises ValueError for slots that
+        don't follow the positions of their head."""
+        each = []
+        for mem, c_mem in zip(self.by_layer("mem_len"), self.by_layer("c_mem_len"), strict=True):
+            M, C = (own if isinstance(own, tuple) else (own,) * self.heads for own in (mem, c_mem))
+            own = tuple(zip(M, C, strict=True))
+            if any(c and m < max(M) for m, c in own):
+                raise UserError(
+                    f"a head with slots must read all positions before them, got mem_len={M} and "
+                    f"c_mem_len={C} in one layer; give slots only to heads with mem_len={max(M)}."
+                )
+            each.append(own if len(set(own)) > 1 else None)
+        return each
 
     @property
     def longest_attention(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments
-from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.attention import Reads, RelativeMultiHeadAttention
 from memformers.models.config import GateName, Norm, check_gate
 from memformers.models.linear import is_plain, linear
 from memformers.models.parts import build_part, output_of
@@ -130,6 +130,7 @@ class MemoryLayer(nn.Module):
         c_mem: Tensor | None = None,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
+        reads: Reads = None,
         *,
         cached: Attend | None = None,
     ) -> Tensor:
@@ -140,10 +141,17 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``, likewise.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
+            reads: How many of the newest keys before the segment each head reads; None for all.
             cached: Attention over keys and values that are kept already, in place of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
+        # Attention of one's own needs no lengths by head to be used without them.
+        bounds: dict[str, Any] = {
+            "mask": mask,
+            "key_start": key_start,
+            **({} if reads is None else {"reads": reads}),
+        }
+        return self.transform(x, cached or partial(self.attend, past=past, **bounds))
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
         """``x [S, B, D]`` to ``[S, B, D]``: ``attend``, then the feed-forward network, both joined to x."""
@@ -158,14 +166,14 @@ class MemoryLayer(nn.Module):
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
-    def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, past: list[Tensor], **bounds: Any) -> Tensor:
         """Attention of ``x [S, B, D]``, normalized first in pre-norm, over ``past``, ``[·, B, D]`` each in
         order of time and normalized alike, and itself: ``[S, B, D]``."""
         if past and self.self_attn.can_fold(self.norm_before_attention):
             norm, context = self.norm_before_attention, torch.cat(past)
-            return self.self_attn.forward_with_memory(x, context, norm, mask, key_start)
+            return self.self_attn.forward_with_memory(x, context, norm, **bounds)
         z = self.attention_input(torch.cat((*past, x)) if past else x)  # [K, B, D]
-        return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, mask=mask, key_start=key_start)
+        return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, **bounds)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""

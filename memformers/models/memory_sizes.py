@@ -10,8 +10,11 @@ LONGEST = 2**31
 """The most that a length or a compression rate may be: products of two fit into 64 bits."""
 Length = Annotated[int, Range(0, LONGEST)]
 Rate = Annotated[int, Range(1, LONGEST)]
-ByLayer = Length | tuple[Length, ...]
-"""A length for all layers, or one for each from the first; few long ones, late, may do (arXiv 2007.03356)."""
+ByHead = Length | tuple[Length, ...]
+"""A length for all heads of a layer, or one for each; few long ones may do (arXiv 1905.07799)."""
+ByLayer = Length | tuple[ByHead, ...]
+"""A length for all layers, or one for each from the first; one by head alone is for all layers. Few long
+ones, late, may do (arXiv 2007.03356)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class MemorySizes(Checked):
     """S, in positions."""
     window: Length | None = None
     """How many of the newest keys a query sees, its own among them; None for all."""
+    heads: tuple[tuple[int, int], ...] | None = None
+    """M and C of each head, of which the layer remembers the longest; None where all heads read all."""
 
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
@@ -61,8 +66,20 @@ class MemorySizes(Checked):
 
     @property
     def keys(self) -> int:
-        """The number of keys without the segment's, M + C."""
-        return self.mem_len + self.c_mem_len
+        """The number of keys without the segment's, M + C; the mean over heads, rounded."""
+        each = [M + C for M, C in self.heads or [(self.mem_len, self.c_mem_len)]]
+        return round(sum(each) / len(each))
+
+    def of_heads(self, M: int, C: int) -> list[tuple[int, int]] | None:
+        """How many of the newest of ``M`` positions and ``C`` slots each head reads; None where all read all.
+        A head with slots reads all positions, those that wait for a whole slot included."""
+        each = [(M if m == self.mem_len else min(m, M), min(c, C)) for m, c in self.heads or ()]
+        return each if any(own != (M, C) for own in each) else None
+
+    def of_group(self, heads: slice | list[int], M: int, C: int) -> tuple[int, int]:
+        """[`of_heads`][] for ``heads`` that read as many, a slice or list."""
+        each = self.of_heads(M, C)
+        return each[heads.start if isinstance(heads, slice) else heads[0]] if each else (M, C)
 
     @property
     def positions(self) -> int:

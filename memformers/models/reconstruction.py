@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from memformers.common.errors import UserError
-from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.attention import Heads, RelativeMultiHeadAttention
 from memformers.models.compression import CompressionAutoEncoder
 from memformers.models.config import CompressionLossName, check_choice
 from memformers.models.layers import CompressiveTransformerLayer, MemoryLayer
@@ -24,7 +24,8 @@ Term = Callable[..., Tensor]
 
 class AttentionReconstructionLoss:
     """The mean squared error between the segment's content attention over what is compressed and over its
-    slots, summed over ``layers`` (Rae et al. 2020, section 3.2.1, algorithm 2). It trains only f_c.
+    slots, summed over ``layers`` (Rae et al. 2020, section 3.2.1, algorithm 2). It trains only f_c. With
+    ``heads``, some of each layer, only these count.
 
     Examples:
         >>> import torch
@@ -35,8 +36,13 @@ class AttentionReconstructionLoss:
         torch.Size([])
     """
 
-    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
+    def __init__(
+        self,
+        layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList,
+        heads: Sequence[Heads] | None = None,
+    ):
         self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+        self.heads = heads or [slice(None)] * len(self.layers)
 
     def __call__(self, h: ByLayer, mem: ByLayer, c_mem: Slots = None, n_masked: Masked = None) -> Tensor:
         """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, what it compresses, ``mem [n·c, B,
@@ -46,7 +52,8 @@ class AttentionReconstructionLoss:
         n = len(self.layers)
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
-        terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
+        each = zip(self.layers, h, self.heads, strict=True)
+        terms = [partial(layer_loss, layer, x, heads=heads) for layer, x, heads in each]
         return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, n_masked)
 
 
@@ -118,11 +125,12 @@ def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module,
 
 
 def layer_loss(
-    layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
-) -> Tensor:
-    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
-    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
-    attend = frozen_attention(layer, h)
+    layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None,
+    heads: Heads = slice(None),
+) -> Tensor:  # fmt: skip
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements of ``heads``,
+    a scalar; of ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
+    attend = frozen_attention(layer, h, heads)
     if n_masked is None:
         whole = attend(mem.detach())  # [B, H, S, E]
         compressed = attend(c_mem)  # [B, H, S, E]
@@ -152,20 +160,21 @@ def own_loss(
     return total / max(sum(size for *_, size in groups), 1)
 
 
-def frozen_attention(layer: MemoryLayer, h: Tensor) -> Callable[..., Tensor]:
+def frozen_attention(layer: MemoryLayer, h: Tensor, heads: Heads = slice(None)) -> Callable[..., Tensor]:
     """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
-    ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
+    ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``, of all ``heads``."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
-    query = attention.by_head(frozen(attention.query)(norm(h.detach())))  # [B, H, S, E]
-    return lambda context, key_start=None: content_attention(attention, query, norm(context), key_start)
+    query = attention.by_head(frozen(attention.query)(norm(h.detach())))[:, heads]  # [B, H, S, E]
+    return lambda context, first=None: content_attention(attention, query, norm(context), first, heads)
 
 
 def content_attention(
-    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, key_start: Tensor | None = None
-) -> Tensor:
+    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, key_start: Tensor | None = None,
+    heads: Heads = slice(None),
+) -> Tensor:  # fmt: skip
     """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``key_start [B]`` on or
     all: ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
-    key, value = (attention.by_head(frozen(m)(context)) for m in (attention.key, attention.value))
+    key, value = (attention.by_head(frozen(m)(context))[:, heads] for m in (attention.key, attention.value))
     visible = None
     if key_start is not None:
         visible = torch.arange(len(context), device=key_start.device) >= key_start[:, None, None, None]
