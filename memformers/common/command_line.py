@@ -108,6 +108,8 @@ def parse_arguments(
             return None
         if kind.type is int:
             return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
+        if "{[INT [INT ...] [INT" in spec.metavar:  # lengths by layer and by head
+            return replace(spec, metavar="INT[,INT ...] [...]", instance_from_str=lengths)
         # PATH for {None}|PATH, [INT ...] for [INT [INT ...]], INT [INT ...] for one or several numbers
         metavar = re.sub(r"\[(\w+) \[\1 \.\.\.\]\]", r"[\1 ...]", spec.metavar.replace("{None}|", ""))
         return replace(spec, metavar=re.sub(r"(\w+)\|\{\[\1 \.\.\.\]\}", r"\1 [\1 ...]", metavar))
@@ -194,6 +196,14 @@ def command_as_given() -> str:
     return shlex.join(
         "".join((*option, Path(last).name if Path(last).is_absolute() else last)) for *option, last in parts
     )
+
+
+def lengths(words: Sequence[str]) -> int | tuple[int | tuple[int, ...], ...]:
+    """One whole number, or one a layer; in place of one, as 64,64,64,832, one a head. Else ValueError."""
+    each = [
+        tuple(map(whole_number, word.split(","))) if "," in word else whole_number(word) for word in words
+    ]
+    return each[0] if len(each) == 1 and isinstance(each[0], int) else tuple(each)
 
 
 def whole_number(text: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from memformers.common.command_line import lengths
 from memformers.common.errors import UserError
 from memformers.models.config import LENGTHS, ModelConfig, is_used
 from memformers.models.memory_sizes import ByLayer
@@ -97,6 +98,8 @@ def value_of(word: str, before: Any) -> Any:
     value: Any = word
     with contextlib.suppress(ValueError):
         value = json.loads(word.lower())  # True and None too
+    with contextlib.suppress(ValueError):
+        value = lengths(word.split()) if "," in word else value
     if isinstance(before, float) and type(value) is int:
         return float(value)
     if type(before) is int and isinstance(value, float) and value.is_integer():
