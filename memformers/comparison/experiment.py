@@ -2,7 +2,7 @@
 models, and writes the report that sets them side by side."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, changed, check_fields
-from memformers.common.files import write_json
+from memformers.common.files import config_from_dict, write_json
 from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
+from memformers.models.config import ModelConfig
 from memformers.models.registry import places
 from memformers.runs.card import known_card, new_run_id, plan_run
 from memformers.runs.folder import (
@@ -192,17 +193,13 @@ def train_all(
 ) -> list[str]:
     """Train the runs that are ``due``; returns the names of those that failed."""
 
-    def keys(model: Mapping[str, Any]) -> int:
+    def keys(name: str) -> int:
         """Those of a query in all layers, which make one training run take longer than another."""
-        used = {"transformer": (), "transformer-xl": ("mem_len",)}.get(
-            model["model"], ("mem_len", "c_mem_len")
-        )
-        lengths: Sequence[int | Sequence[int]] = [model[name] for name in used]
-        return sum(model["n_layers"] * x if isinstance(x, int) else sum(x) for x in lengths)
+        return sum(own.keys for own in config_from_dict(ModelConfig, due[name]["model"], name).memory_sizes)
 
     names = list(due)
     if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
-        names.sort(key=lambda name: (plan.runs[name].seed, -keys(due[name]["model"])))
+        names.sort(key=lambda name: (plan.runs[name].seed, -keys(name)))
     done = len(plan.runs) - len(due)
     print(f"{counted(len(plan.runs), 'training')}, {done} done → {folder}", flush=True)
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.streams import plain_reading
-from memformers.models.base import eval_mode
+from memformers.models.base import eval_mode, keys_by_head
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 
@@ -85,6 +85,7 @@ def distribution_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memor
     config, S = model.config, len(inputs[0])
     edges = bin_edges(config.remembered_positions + config.segment_len)
     key_start = model.transformer.first_seen(inputs[0], memory, None, config.memory_sizes)
+    reads = keys_by_head(memory, config.memory_sizes, len(inputs))
     lengths, places, distances = memory.lengths(len(inputs)), [], []
     for i, layer in enumerate(model.transformer.memory_layers):
         M, C = lengths[i]
@@ -92,8 +93,8 @@ def distribution_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memor
         bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        looks = layer.self_attn.probabilities(query=context[-S:], key=context, key_start=key_start[i])
-        mass = looks.mean(0)  # [H, S, K]
+        bounds = {"key_start": key_start[i], "reads": reads[i]}
+        mass = layer.self_attn.probabilities(query=context[-S:], key=context, **bounds).mean(0)  # [H, S, K]
         places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))
         distances.append(empty.index_add(1, bins.flatten(), mass.flatten(1)) / S)

@@ -151,6 +151,10 @@ class NetworkConfig:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
             )
+        for name in ("mem_len", "c_mem_len") if ":" in self.model else ():
+            for own, of_layer in zip(self.by_layer(name), sizes, strict=True):
+                if isinstance(own, tuple) and len(set(own)) > 1 and not of_layer.heads:
+                    raise UserError(f"{name}={own} is by head, which {self.model} doesn't know; give one.")
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def check_compression(self) -> None:

@@ -23,7 +23,7 @@ def share_of_memory(tokens: int, config: TrainConfig) -> float:
 
 def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Memory:
     """``memory`` with the newest keys of each of ``layers`` only: at most the fraction ``share`` of as many
-    as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
+    as the head that reads the most has. Slots come after a whole memory of positions, which are newer."""
     if share == 1.0 or not memory.mem:
         return memory
 
@@ -31,7 +31,7 @@ def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Me
         kept = zip(tensors, lengths, strict=bool(tensors))
         return tuple(cut([x], max(len(x) - length, 0)) for x, length in kept)
 
-    keys = [(own, int(share * own.keys)) for own in layers]
+    keys = [(own, int(share * (own.mem_len + own.c_mem_len))) for own in layers]
     mem = [n - n % own.compression_rate if n < own.mem_len else own.longest_memory for own, n in keys]
     slots = [max(n - own.mem_len, 0) for own, n in keys]
     inputs = [n * own.compression_rate for own, n in zip(layers, slots, strict=True)]
