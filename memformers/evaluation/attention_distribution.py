@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def distribution_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memor
         bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        bounds = {"key_start": key_start[i], "reads": reads[i]}
+        bounds: dict[str, Any] = {"key_start": key_start[i], "reads": reads[i]}
         mass = layer.self_attn.probabilities(query=context[-S:], key=context, **bounds).mean(0)  # [H, S, K]
         places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))

@@ -104,7 +104,7 @@ class Checks:
 
     def segments(self) -> str:
         """Reading in segments equals reading in one pass, as long as the memory keeps every position."""
-        M = min(own.mem_len for own in self.sizes)
+        M = min(m for own in self.sizes for m, _ in own.heads or [(own.mem_len, 0)])
         if not M:
             return ""  # nothing is kept as it is
         text = self.tokens(M + self.S)
