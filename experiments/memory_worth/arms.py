@@ -65,6 +65,23 @@ KINDS = {
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
 where the upper two have more; and as many positions as 64 positions and 192 slots stand for, which shows the
 most that these slots could be worth."""
+XL, FAR = "model=transformer-xl mem_len", "model=compressive mem_len=64,64,64,448 c_mem_len=0,0,0,384"
+HEADS = {
+    "head-832": Kind(f"{XL}=64,64,64,832", "64 positions, 832 in one head", "xl-256"),
+    "head-640": Kind(f"{XL}=128,128,128,640", "128 positions, 640 in one head", "xl-256"),
+    "heads-448": Kind(f"{XL}=64,64,448,448", "64 positions, 448 in two heads", "xl-256"),
+    "heads-upper": Kind(
+        f"{XL}='128 128 64,64,704,704 64,64,704,704'",
+        "128, then 704 in two heads of the upper layers",
+        "xl-256",
+    ),
+    "head-slots": Kind(FAR, "64 positions, 448 and 384 slots in one head", "head-832"),
+    "head-slots-c16": Kind(
+        f"{FAR} compression_rate=16", "64 positions, 448 and 384 slots in one head, c = 16", "head-832"
+    ),
+}
+"""The mean over heads and layers is 256 keys; a head with 448 positions and 384 slots reaches 1,984 or, with
+c = 16, 6,592 positions."""
 VARIANTS = {
     "start-mean": Kind(f"{SLOTS} compression_start=mean", "f_c begins as the mean", "slots-64-192"),
     "pooling": Kind(f"{SLOTS} compression=mean", "f_c is the mean", "slots-64-192"),
@@ -87,4 +104,4 @@ VARIANTS = {
     ),
 }
 """One setting of an arm with as many keys over all layers changed."""
-ALL = {**KINDS, **VARIANTS}
+ALL = {**KINDS, **HEADS, **VARIANTS}

@@ -128,6 +128,11 @@ def sees_back(arm: ArmRuns) -> int:
     return int(arm.first.facts["sees_back"])
 
 
+def longest(length: int | Sequence[Any]) -> int:
+    """A length of a memory, of the layer and head that has the most."""
+    return length if isinstance(length, int) else max(map(longest, length))
+
+
 def edges_of(arm: ArmRuns) -> list[int]:
     """The edges of the distance bins, the same for all arms."""
     return list(next(iter(arm.results.values()))["recall"]["edges"])
@@ -223,7 +228,7 @@ def control_figure(arms: Sequence[ArmRuns], folder: Path) -> list[str]:
             arm.label,
         )
         model = arm.first.config["model"]
-        memory, slots = places([model["segment_len"] + model["mem_len"], sees_back(arm)], arm)
+        memory, slots = places([model["segment_len"] + longest(model["mem_len"]), sees_back(arm)], arm)
         plotting.mark(axes, [memory, slots])
         if slots > memory:
             axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
