@@ -70,7 +70,7 @@ def bytes_read(decoder: Stepper) -> int:
     unread = ("self_attn.r", ".position.weight")
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
     weights -= sum(p.numel() for p in model.embed.parameters())
-    cached = sum(x.numel() for c in decoder.caches for x in (c.key, c.value, c.terms["r"]))
+    cached = sum(x.numel() for c in decoder.caches for g in c.groups for x in (g.key, g.value, g.terms["r"]))
     return (weights + cached) * model.head.weight.element_size()
 
 

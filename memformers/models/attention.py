@@ -115,7 +115,7 @@ class RelativeMultiHeadAttention(nn.Module):
         ``reads`` how many of the newest K − S keys each head may see, None for all. Raises
         ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
         """
-        self._check_shapes(query, key, value)
+        self._check_shapes(query, key, value, reads)
         query, key, value = self.query(query), self.by_head(self.key(key)), self.by_head(self.value(value))
 
         def project(heads: Heads, k: int) -> tuple[Tensor, Tensor]:
@@ -211,15 +211,12 @@ class RelativeMultiHeadAttention(nn.Module):
         reads: Reads = None,
     ) -> Tensor:  # fmt: skip
         """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, no gradient."""
-        self._check_shapes(query, key, key)
+        self._check_shapes(query, key, key, reads)
         S, K = len(query), len(key)
-        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
+        mask, key_start = checked(mask, key_start, S, K, query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
-        mask = (
-            mask
-            if reads is None
-            else seen_by_heads(reads, S, K, key.device) & (True if mask is None else mask)
-        )
+        if reads is not None:
+            mask = seen_by_heads(reads, S, K, key.device) & (True if mask is None else mask)
         terms = self.distance_terms(K)
         return attention_probabilities(query, key, **terms, mask=mask, key_start=key_start)
 
@@ -236,13 +233,16 @@ class RelativeMultiHeadAttention(nn.Module):
         r = rearrange(self.position(table), "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
 
-    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, reads: Reads) -> None:
         B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
         if self.d_model != D or key.shape[1:] != (B, D) or key.shape != value.shape:
             came = [list(each.shape) for each in (query, key, value)]
             raise UserError(f"expected query [S, B, D], key, value [K, B, D], D={self.d_model}, got {came}.")
         if len(key) < len(query):
             raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
+        past = len(key) - len(query)
+        if reads is not None and (len(reads) != self.heads or not all(0 <= n <= past for n in reads)):
+            raise UserError(f"expected {self.heads} numbers of 0 to {past} keys as reads, got {reads}.")
 
 
 def in_order(parts: Sequence[Tensor], groups: Sequence[Heads]) -> Tensor:

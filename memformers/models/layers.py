@@ -146,12 +146,9 @@ class MemoryLayer(nn.Module):
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         # Attention of one's own needs no lengths by head to be used without them.
-        bounds: dict[str, Any] = {
-            "mask": mask,
-            "key_start": key_start,
-            **({} if reads is None else {"reads": reads}),
-        }
-        return self.transform(x, cached or partial(self.attend, past=past, **bounds))
+        more = {} if reads is None else {"reads": reads}
+        attend = partial(self.attend, past=past, mask=mask, key_start=key_start, **more)
+        return self.transform(x, cached or attend)
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
         """``x [S, B, D]`` to ``[S, B, D]``: ``attend``, then the feed-forward network, both joined to x."""
@@ -166,9 +163,18 @@ class MemoryLayer(nn.Module):
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
-    def attend(self, x: Tensor, past: list[Tensor], **bounds: Any) -> Tensor:
+    def attend(
+        self,
+        x: Tensor,
+        past: list[Tensor],
+        mask: Tensor | None,
+        key_start: Tensor | None,
+        reads: Reads = None,
+    ) -> Tensor:
         """Attention of ``x [S, B, D]``, normalized first in pre-norm, over ``past``, ``[·, B, D]`` each in
         order of time and normalized alike, and itself: ``[S, B, D]``."""
+        bounds: dict[str, Any] = {"mask": mask, "key_start": key_start}
+        bounds |= {} if reads is None else {"reads": reads}
         if past and self.self_attn.can_fold(self.norm_before_attention):
             norm, context = self.norm_before_attention, torch.cat(past)
             return self.self_attn.forward_with_memory(x, context, norm, **bounds)

@@ -107,3 +107,6 @@ def test_more_positions_than_are_stored_are_refused_for_the_longest_head():
     x = torch.randn(10, 1, 8)
     with pytest.raises(ValueError, match="max_positions=9"):
         attention(query=x[-2:], key=x, value=x, reads=(3, 8))
+    for reads in ((3, 9), (3,), (-1, 3)):
+        with pytest.raises(ValueError, match="of 0 to 8 keys"):
+            attention(query=x[-2:], key=x, value=x, reads=reads)
