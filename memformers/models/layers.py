@@ -146,7 +146,7 @@ class MemoryLayer(nn.Module):
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         # Attention of one's own needs no lengths by head to be used without them.
-        more = {} if reads is None else {"reads": reads}
+        more: dict[str, Any] = {} if reads is None else {"reads": reads}
         attend = partial(self.attend, past=past, mask=mask, key_start=key_start, **more)
         return self.transform(x, cached or attend)
 
