@@ -103,15 +103,9 @@ def test_the_share_of_a_growing_memory_grows_in_stages_from_nothing_to_everythin
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
     layers, memory = lm.config.memory_sizes, Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
-    kept = {
-        0: (0, 0, 0),
-        3 / 8: (4, 0, 0),
-        7 / 16: (4, 0, 0),
-        1 / 2: (8, 0, 0),
-        5 / 8: (8, 2, 8),
-        1: (8, 8, 8),
-    }
-    for share, lengths in kept.items():
+    kept = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
+            (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
+    for share, lengths in kept:
         part = shortened(memory, share, layers)
         assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
         for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):

@@ -55,7 +55,7 @@ def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(m
     adds nothing, though its mean is not a number."""
     lm, parts = small_lm(model, n_layers=1, **changes), [segment(n) for n in (7, 7, 7, 3)]
     parts[1].targets[2:5] = parts[2].targets[:, 1] = parts[2].targets[1:, 0] = IGNORED
-    memory, losses, auxiliary, correct = Memory(()), [], 0.0, 0
+    memory, losses, auxiliary, correct = Memory(()), [], torch.zeros(()), 0
     for part in parts:
         logits, memory, auxiliary_loss = lm(part.inputs, memory, through_memory=True)
         auxiliary = auxiliary + auxiliary_loss / len(parts)
@@ -67,7 +67,7 @@ def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(m
     for accumulate in (1, 2, 4):
         outcome, found = gradient_of(lm, parts, accumulate=accumulate)
         assert outcome.loss.item() == pytest.approx(wanted.item(), abs=1e-12)
-        assert outcome.auxiliary_loss.item() == pytest.approx(float(auxiliary), abs=1e-12)
+        assert outcome.auxiliary_loss.item() == pytest.approx(auxiliary.item(), abs=1e-12)
         assert outcome.correct == correct > 0
         check_same(found, grads, 1e-10)
         assert not any(x.requires_grad for x in outcome.memory.mem + outcome.memory.c_mem)
