@@ -8,12 +8,11 @@ from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
-from memformers.training import run as run_module
 from memformers.training.data_module import EVALUATION_STREAMS, Validation, spec_of
 from memformers.training.distributed import Distributed
 from memformers.training.run import build_model
 from tests.builders import small_training
-from tests.training.runs import find_short_text, train_run, without_times
+from tests.training.runs import train_run, without_times
 
 
 def validation(ranks=Distributed(), lengths=(), **changes):  # noqa: B008 (it holds nothing)
@@ -76,40 +75,29 @@ def test_each_rank_reads_its_share_and_tells_as_often(lengths):
     assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run that reads part of the held-out text until its end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "find_text", find_short_text)
-        config = small_training(evaluations=3, evaluation_tokens=500)
-        return train_run(config, tmp_path_factory.mktemp("run") / "run")
-
-
-def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
+def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
+    tmp_path,
+):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
-    evaluated = [r for r in read_metrics(run) if "loss.valid" in r]
+    run, whole = (
+        train_run(small_training(evaluations=3, evaluation_tokens=most), tmp_path / str(most))
+        for most in (500, 0)
+    )
     result = read_json(run / "result.json")
-    assert len(evaluated) == 3
-    assert {r["evaluated_tokens"] for r in evaluated} == {499}
+    (evaluated, trained), (wholes, same) = (
+        [[r for r in read_metrics(folder) if name in r] for name in ("loss.valid", "loss.train")]
+        for folder in (run, whole)
+    )
+    assert [r["evaluated_tokens"] for r in evaluated + wholes] == [499] * 3 + [2_999] * 3
     assert result["evaluated_tokens"] == result["held_out_tokens"] == 2_999
-    assert result["loss"] != evaluated[-1]["loss.valid"]
+    assert result["loss"] == wholes[-1]["loss.valid"] != evaluated[-1]["loss.valid"]
+    assert without_times(trained) == without_times(same)
     losses = {r["tokens"]: r["loss.valid"] for r in evaluated}
     for folder in run.glob("checkpoints/0*"):
         assert read_json(folder / "training.json")["validation_loss"] == losses[int(folder.name)]
-    seconds = [r["evaluation_seconds"] for r in evaluated]
-    assert 0 < seconds[0] < seconds[1] < seconds[2] <= result["evaluation_seconds"]
+    seconds = [0, *(r["evaluation_seconds"] for r in evaluated), result["evaluation_seconds"]]
+    assert seconds == sorted({*seconds})
     assert result["seconds"] == evaluated[-1]["seconds"]
-
-
-def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", find_short_text)
-    config = small_training(evaluations=3, evaluation_tokens=0)
-    folder = train_run(config, tmp_path / "run")
-    trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]
-    assert trained[0] == trained[1]
-    wholes = [r for r in read_metrics(folder) if "loss.valid" in r]
-    assert wholes[-1]["loss.valid"] == read_json(run / "result.json")["loss"]
-    assert wholes[-1]["evaluated_tokens"] == 2_999
 
 
 @pytest.mark.parametrize("lengths", [(2,), (), (30, 2)])
