@@ -118,6 +118,13 @@ def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen
     )  # fmt: skip
 
 
+def launch_and_wait(module, *arguments, processes):
+    """The same to its end, which must be a good one."""
+    process = launch(module, *arguments, processes=processes)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
 def poisoned(model, part, bad_steps):
     """``model``, of which a part, in the forward passes of these numbers, gives no numbers."""
     calls = iter(range(10**6))

@@ -16,18 +16,16 @@ from memformers import AdaptiveConfig
 from memformers.common.atomic_dir import LEFTOVER
 from memformers.common.fields import changed
 from memformers.data.sources import CorpusSpec
-from memformers.data.streams import plain_reading
 from memformers.data.tokenize_corpus import prepare
-from memformers.evaluation.evaluate import evaluate_reading
 from memformers.runs.folder import read_metrics
 from memformers.training.distributed import Distributed
 from memformers.training.resume import restore_newest
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
-from tests.builders import small_lm, small_training
+from tests.builders import small_training
 from tests.processes import finish, run, wait_for
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import launch, train_run, without_times
+from tests.training.runs import launch, launch_and_wait, train_run, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
@@ -69,52 +67,43 @@ def text(tmp_path_factory):
     return path
 
 
-IN_PARTS = {"accumulate": 2, "activation_checkpointing": True}
+def case(model, parallel, shared, network, **changes):
+    """A training of eight steps with these settings of its network, by one process; and by two, as they share
+    it."""
+    config = small_training(model=model, **{"batch_size": 4, "tokens": 4 * 16 * 8, "log_every": 1, **changes})
+    config = replace(config, model=replace(config.model, **network))
+    return config, changed(config, parallel=parallel, **shared)
 
 
-def cases():
-    """What is trained, and how the ranks share it, by name."""
-    small = {"batch_size": 4, "tokens": 4 * 16 * 8, "log_every": 1}
-    slots = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
-    # A slot is made every other segment, so that some segments of a step leave the compressions idle.
-    idle = {"compression_rate": 32, "mem_len": 32}
-    # With targets of a cluster on none or one of the ranks.
-    clusters = [
-        {"embedding": "adaptive", "adaptive": AdaptiveConfig((1, 3, 4, 100), 2, 16, tied, tied)}
-        for tied in (False, True)
-    ]
-    for parallel in ("ddp", "fsdp"):
-        for model in ("transformer-xl", "compressive"):
-            for parts in ({}, IN_PARTS):
-                yield small_training(model=model, **small), {}, {"parallel": parallel, **parts}
-        for changes in clusters:
-            yield small_training(**small), changes, {"parallel": parallel, **IN_PARTS}
-        for loss in ("none", "attention"):
-            changes = slots | {"compression_loss": loss}
-            config = small_training(model="compressive", **small)
-            yield config, changes, {"parallel": parallel, "accumulate": 2}
-    for model, changes in (("transformer-xl", {}), ("compressive", idle), ("compressive", slots)):
-        config = small_training(model=model, **small, tbptt=1)
-        yield config, changes, {"parallel": "ddp", "accumulate": 2}
-    # Each rank has other predictions, and other streams that its reconstruction loss counts.
-    longer = small | {"tokens": 4 * 16 * 20}
-    config = small_training(model="compressive", **longer, document_separator="any")
-    yield config, {}, {"parallel": "ddp", "accumulate": 2}
-
-
+HALVES = {"accumulate": 2}
+IN_PARTS = HALVES | {"activation_checkpointing": True}
+SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
+# A slot is made every other segment, so that some segments of a step leave the compressions idle.
+IDLE = {"compression_rate": 32, "mem_len": 32}
+# With targets of a cluster on none or one of the ranks.
+CLUSTERS = [{"embedding": "adaptive", "adaptive": AdaptiveConfig((1, 3, 4, 100), 2, 16, tied, tied)}
+            for tied in (False, True)]  # fmt: skip
 CASES = [
-    (replace(config, model=replace(config.model, **changes)), shared) for config, changes, shared in cases()
-]
+    *(case(model, parallel, shared, network)
+      for parallel in ("ddp", "fsdp")
+      for model, shared, network in [
+          ("transformer-xl", {}, {}), ("transformer-xl", IN_PARTS, {}), ("compressive", {}, {}),
+          ("compressive", IN_PARTS, {}), *(("transformer-xl", IN_PARTS, each) for each in CLUSTERS),
+          *(("compressive", HALVES, SLOTS | {"compression_loss": loss}) for loss in ("none", "attention")),
+      ]),
+    *(case(model, "ddp", HALVES, network, tbptt=1)
+      for model, network in [("transformer-xl", {}), ("compressive", IDLE), ("compressive", SLOTS)]),
+    # Each rank has other predictions, and other streams that its reconstruction loss counts.
+    case("compressive", "ddp", HALVES, {}, tokens=4 * 16 * 20, document_separator="any"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def ranks_of_cases(tmp_path_factory):
     """What each of two ranks has in the end, of all cases, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
-    configs = json.dumps([asdict(changed(config, **shared)) for config, shared in CASES])
-    process = launch("tests.training.ranks_program", folder, configs, processes=2)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    configs = json.dumps([asdict(shared) for _, shared in CASES])
+    launch_and_wait("tests.training.ranks_program", folder, configs, processes=2)
     return folder
 
 
@@ -182,52 +171,32 @@ def test_the_first_rank_prepares_a_large_text_for_all_however_long_it_takes(text
     check_same_records(tmp_path / "alone", tmp_path / "run")
 
 
-def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_step():
+def test_a_signal_waits_for_a_step_at_which_all_ranks_have_told_each_other():
     """Else the one rank would stop, and the others wait for it for ever."""
 
     class SignalledWhileTheyVote(Distributed):
         def highest(self, number):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             return number
 
     ranks = SignalledWhileTheyVote(rank=1, size=2)
-    with StopSignals(alone=False) as signals:
+    with StopSignals(alone=False) as signals, signals.at_once():
         signals.check(ranks)
         with pytest.raises(Stopped, match="SIGTERM"):
             signals.check(ranks)
 
 
-def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
-    lm, read = small_lm("transformer-xl"), []
-    reading = plain_reading(100, 2, lm.config.segment_len)
-    with StopSignals(alone=False) as signals:
-
-        def progress(losses):
-            signals.check(Distributed())
-            read.append(1)
-            if len(read) == 2:
-                signal.raise_signal(signal.SIGTERM)
-
-        with pytest.raises(Stopped), signals.at_once():
-            evaluate_reading(lm, torch.randint(0, 11, (100,)), reading, progress)
-    assert len(read) == 2
-    assert lm.training, "it is left in the mode it came in"
-
-
-class Two(Distributed):
-    """Two processes, of which the other one has something else."""
-
-    def all_gather(self, value):
-        return [value, "another"]
-
-    def highest(self, number):
-        return number
-
-
 def test_what_one_rank_alone_has_otherwise_is_an_error_on_all(tmp_path):
+    class Two(Distributed):
+        def all_gather(self, value):
+            return [value, "another"]
+
+        def highest(self, number):
+            return number
+
     with pytest.raises(ValueError, match="texts differ"):
         Two(0, 2).check_alike("one", "texts differ")
-    with pytest.raises(ValueError, match="got different ones"):
+    with pytest.raises(ValueError, match="different ones"):
         restore_newest(tmp_path, None, TrainingState(()), None, None, Two(1, 2))
     Distributed().check_alike("one", "texts differ")
 
@@ -245,9 +214,8 @@ def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
 
 @pytest.mark.parametrize(
     ("processes", "by_torchrun", "changes", "message"),
-    [(1, False, {"parallel": "ddp"}, "parallel='ddp' needs processes; start them with torchrun"),
-     (2, True, {}, "torchrun started 2 processes, but parallel='single'"),
-     (3, True, {"parallel": "fsdp"}, "batch_size=4 streams can't be shared equally by 3 processes")],
+    [(1, False, {"parallel": "ddp"}, "'ddp' needs processes"), (2, True, {}, "2 processes, but .*'single'"),
+     (3, True, {"parallel": "fsdp"}, "batch_size=4 .* 3 processes")],
 )  # fmt: skip
 def test_the_way_it_is_started_and_the_config_must_fit(
     processes, by_torchrun, changes, message, tmp_path, monkeypatch
@@ -258,18 +226,6 @@ def test_the_way_it_is_started_and_the_config_must_fit(
     with pytest.raises(ValueError, match=message):
         train_run(small_training(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_recomputed_layers_drop_out_the_same():
-    lm = small_lm("compressive", dropout=0.3)
-    tokens, grads = torch.randint(11, (7, 2)), []
-    for recompute in (False, True):
-        lm.transformer.recompute = recompute
-        torch.manual_seed(1)
-        lm.zero_grad()
-        lm(tokens).logits.square().sum().backward()
-        grads.append([p.grad for p in lm.parameters() if p.grad is not None])
-    assert all(map(torch.equal, *grads))
 
 
 def test_a_rank_ends_with_all_that_it_said_and_without_pythons_own_end(monkeypatch):

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -30,12 +29,10 @@ from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.models.memory import memory_tensors
-from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import (
     ABOUT,
     keep_best_and_newest,
     optimizer_tensors,
-    read_about,
     read_checkpoint,
     save_checkpoint,
 )
@@ -44,8 +41,8 @@ from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import restore_newest
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState, random_states
-from tests.builders import SMALL_RUN, Bomb, small_training
-from tests.processes import ended, finish, program, start, wait_for
+from tests.builders import Bomb, small_training
+from tests.processes import ended, finish
 from tests.processes import run as command
 from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_at, outcome, undisturbed
 from tests.training.runs import (
@@ -53,13 +50,14 @@ from tests.training.runs import (
     about,
     find_short_text,
     keep_two_checkpoints,
-    launch,
+    launch_and_wait,
     letters,
     reseal,
     tensors_of,
     train_run,
 )
 
+PARTS_PROGRAM = "tests.training.parts_program"
 CPU, INFO = torch.device("cpu"), find_short_text(CHECKPOINTED).info
 pytestmark = pytest.mark.filterwarnings("ignore:.* was made in another environment")  # with other threads
 
@@ -123,30 +121,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(kills, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_signal_to_the_command_leaves_a_checkpoint_with_all_records(tmp_path):
-    training = program("train", "--out", tmp_path, *SMALL_RUN, "--tokens", 10_000_000)
-    process = start(training, stderr=subprocess.PIPE)
-    try:
-        wait_for(lambda: read_metrics(tmp_path))
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert "stopped by SIGINT at token" in errors
-    (checkpoint,) = numbered(tmp_path / "checkpoints")
-    assert read_about(checkpoint).records == len(read_metrics(tmp_path))
-    log = next((tmp_path / "labml").glob("*/*/run_log.jsonl")).read_text()
-    assert '"crashed"' in log
-
-
-def parts_program(*folders, processes):
-    process = launch("tests.training.parts_program", *folders, processes=processes)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What a single process writes: a run with the checkpoints of steps 5 and 6."""
@@ -159,7 +133,7 @@ def whole(tmp_path_factory):
 def parts(tmp_path_factory):
     """What several processes write where weights are sharded."""
     folder = tmp_path_factory.mktemp("parts")
-    parts_program(folder, processes=2)
+    launch_and_wait(PARTS_PROGRAM, folder, processes=2)
     return folder
 
 
@@ -300,9 +274,7 @@ def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
         load_for_use(copy, CPU)
         path.write_bytes(data)
     assert not exploded.exists()
-    # Unsafe on purpose: this pickle is made here, and its code only makes a folder. Without this check, a
-    # pickle whose code never runs would pass the test.
-    pickle.loads(pickle.dumps(Bomb(exploded)))
+    pickle.loads(pickle.dumps(Bomb(exploded)))  # on purpose: it only makes a folder, and shows that it would
     assert exploded.exists()
 
 
@@ -370,7 +342,7 @@ def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_m
 
 
 def test_no_process_has_more_than_its_part_of_weights_optimizer_and_memory(whole, parts):
-    """Nor does one bring a tensor together, where parts_program would fail."""
+    """Nor does one bring a tensor together, where the program of parts would fail."""
     newest, of_one = (numbered(folder / "checkpoints")[0] for folder in (parts, whole))
     first, second, both = (
         sum(x.nbytes for path in folder.glob(names) for x in load(path.read_bytes()).values())
@@ -392,7 +364,7 @@ def everything_in(checkpoint):
 def test_any_number_of_processes_reads_what_others_wrote_and_one_reads_theirs(kind, request, tmp_path):
     """Twelve streams, and weights whose rows three processes don't divide."""
     written = request.getfixturevalue(kind)
-    parts_program(written, tmp_path, processes=3)
+    launch_and_wait(PARTS_PROGRAM, written, tmp_path, processes=3)
     before, after = (everything_in(numbered(f)[0]) for f in (written / "checkpoints", tmp_path))
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
