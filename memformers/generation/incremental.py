@@ -175,8 +175,8 @@ class Stepper:
         caches, checked = list[LayerCache](), list[Tensor]()
         room = like.new_empty(len(self.caches), S, self.running.shape[1], len(like))
         keeps = bool(inputs) and not isinstance(self.transformer, custom_memory.CustomMemory)
-        lengths = zip(self.past.lengths(len(room)), memory.lengths(len(room)), strict=True)
-        for i, (cache, ((M, C), (new_M, new_C))) in enumerate(zip(self.caches, lengths, strict=False)):
+        for i, cache in enumerate(self.caches):
+            (M, C), (new_M, new_C) = (each.lengths(len(room))[i] for each in (self.past, memory))
             own, n = self.sizes[i], 0
             if keeps:
                 n = min(own.n_evicted(M + S) // own.compression_rate, new_C)

@@ -187,7 +187,8 @@ class RelativeMultiHeadAttention(nn.Module):
         query, (S, B), kernel = self.by_head(query), query.shape[:2], self.kernel
         mask, key_start = checked(mask, key_start, S, K, B)
         terms, drop = self.distance_terms(K), self.dropout_prob if self.training else 0.0
-        parts, groups = list[Tensor](), list[Heads]()
+        parts: list[Tensor] = []
+        groups: list[Heads] = []
         for heads, n in grouped(reads or [K - S] * self.heads):
             k, before = n + S, K - S - n  # how many keys these heads read, and how many are older
             own = {name: x[heads, :k] if name in BY_DISTANCE else x[heads] for name, x in terms.items()}
