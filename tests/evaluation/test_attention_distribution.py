@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from memformers.evaluation.attention_distribution import attention_distribution, bin_edges, distance_bins
+from memformers.evaluation.attention_distribution import attention_distribution
 from memformers.models.memory import Memory
 from tests.builders import MODELS, SMALL, small_lm
 
@@ -47,6 +47,7 @@ def test_it_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
                     found[0 if distance < 1 else 1 + int(math.log2(distance))] += looks[i, j]
                 bins.append(found)
         memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
+    assert mass.nearest == [0, 1, 2, 4, 8, 16]
     torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), torch.stack(places).mean(0))
     torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), torch.stack(bins).mean(0))
 
@@ -64,16 +65,3 @@ def test_documents_are_read_side_by_side_each_from_an_empty_memory(segments):
     assert attention_distribution(lm, streams, documents=[27, 27, 27, 13, 27], streams=3) is None
     with pytest.raises(ValueError, match=r"3 streams .* 50 tokens .* 85"):
         attention_distribution(lm, torch.zeros(50, dtype=torch.long), streams=3)
-
-
-def test_with_same_length_nothing_falls_beyond_the_newest_positions():
-    for same_length, beyond in ((True, False), (False, True)):
-        lm = small_lm("transformer-xl", mem_len=4, same_length=same_length)
-        found = attention_distribution(lm, torch.randint(0, 11, (100,)), streams=1, segments=3)
-        assert found.nearest[:4] == [0, 1, 2, 4]
-        assert (torch.tensor(found.by_distance)[..., 3:].sum() > 0) == beyond
-
-
-def test_bins_are_octaves_and_cover_every_distance():
-    assert [bin_edges(n)[1:] for n in (1, 64, 65)] == [[], [1, 2, 4, 8, 16, 32], [1, 2, 4, 8, 16, 32, 64]]
-    assert distance_bins(0, 4, 2, 3).tolist() == [[3, 2, 2, 1, 0, 0], [3, 3, 2, 2, 1, 0]]
