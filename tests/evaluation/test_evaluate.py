@@ -1,9 +1,7 @@
 """Whole texts and documents, against each stream read alone, segment by segment."""
 
 import math
-import re
 import statistics
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -100,13 +98,11 @@ def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered(len
     losses = torch.rand(100)
     result = evaluation_of(losses, *lengths, of_documents=of_documents)
     parts = [part.double() for part in losses.split(lengths)]
-    for place, mean in enumerate(result.by_position):
-        assert mean == pytest.approx(torch.cat([part[place::7] for part in parts]).mean().item())
-    groups = {0: [p[:7] for p in parts], 7: [p[7:14] for p in parts], 10: [p[14:] for p in parts]}
+    groups = [[p[:7] for p in parts], [p[7:14] for p in parts], [p[14:] for p in parts]]
     assert [before for before, _, _ in result.by_memory] == [0, 7, 10]
-    for before, mean, width in result.by_memory:
-        of_streams = [part.mean().item() for part in groups[before] if len(part)]
-        assert mean == pytest.approx(torch.cat(groups[before]).mean().item())
+    for group, (before, mean, width) in zip(groups, result.by_memory, strict=True):
+        of_streams = [part.mean().item() for part in group if len(part)]
+        assert mean == pytest.approx(torch.cat(group).mean().item())
         if before < 10 or not of_documents:  # else they are of unequal lengths
             assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
     far = evaluation_of(losses, *lengths, of_documents=of_documents, segment_len=35, reach=100).by_memory[-1]
@@ -150,16 +146,11 @@ def test_the_command_evaluates_documents_in_a_folder_or_between_separators(train
     for name, text in texts.items():
         (tmp_path / "texts" / name).write_text(text)
     (tmp_path / "both.txt").write_text("".join(f"{text}|" for text in texts.values()))
-    losses = set()
-    for text, names, *separator in (
-        ("texts", ["a.txt", "b.txt"]),
-        ("both.txt", ["both.txt:1", "both.txt:2"], "--document-separator", "|"),
-    ):
-        out = tmp_path / f"of-{text}"
-        ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / text, "--out", out, *separator,
-                    "--device", "cpu")  # fmt: skip
+    losses, separator = set(), ["--document-separator", "|"]
+    for text, names, more in (("texts", [*texts], []), ("both.txt", ["both.txt:1", "both.txt:2"], separator)):
+        ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / text, "--out", tmp_path, *more)
         assert ended.code == 0, ended.err
-        found = read_json(out / "evaluation.json")
+        found = read_json(tmp_path / "evaluation.json")
         documents = found["documents"]
         assert [(d["name"], d["tokens"]) for d in documents] == list(zip(names, (38, 21), strict=True))
         mean = sum(d["tokens"] * d["loss"] for d in documents) / 59
@@ -168,28 +159,6 @@ def test_the_command_evaluates_documents_in_a_folder_or_between_separators(train
     assert len(losses) == 1
 
 
-def test_the_command_shows_how_far_it_is_and_the_loss_so_far(trained, tmp_path):
-    (tmp_path / "x.txt").write_text("Again: an honest man.\n" * 60)
-    ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / "x.txt", "--streams", 1)
-    assert ended.code == 0, ended.err
-    loss = float(re.search(r"loss +([\d.]+)", ended.out)[1])
-    last = re.findall(r"evaluating: 100%, 1.32k of 1.32k, loss ([\d.]+) nats", ended.err)[-1]
-    assert float(last) == pytest.approx(loss, abs=6e-4)
-    assert ended.err.count("evaluating: ") >= 2
-
-
-def test_an_evaluation_grows_neither_with_tokens_nor_a_segment_with_documents():
+def test_an_evaluation_does_not_grow_with_tokens():
     result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
     assert sum(sums.numel() for sums in result._sums.values()) < 100_000 / BLOCK + 200
-
-    def seconds(documents):
-        """The least for a segment of 16 documents of two tokens."""
-        found = Evaluation(reading_of(2 * documents, 16, 7, [2] * documents), 0)
-        least, losses = 1.0, torch.rand(1, 16)
-        for _ in range(50):
-            begun = time.perf_counter()
-            found.add(range(16), 0, losses, losses > 0)
-            least = min(least, time.perf_counter() - begun)
-        return least
-
-    assert seconds(300_000) < 3 * seconds(100)
