@@ -4,7 +4,6 @@ the three files that it loads from public servers."""
 import math
 import shutil
 import signal
-import subprocess
 import tarfile
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs, print_links
 from memformers.dashboard.server import bring_in
 from memformers.runs.card import close_card, read_card
-from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import (
     api_address,
@@ -25,10 +23,11 @@ from memformers.tracking.discovery import (
 )
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
+from tests.processes import finish
 
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-MODELS = ("transformer", "compressive")
+MODELS = ("compressive", "transformer")
 ARMS = {
     "transformer": "transformer",
     "transformer-xl": "transformer-xl",
@@ -39,43 +38,35 @@ COLOURS = {
     "light": ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"],
     "dark": ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"],
 }
+
+
 LOADED = {
-    "https://d3js.org/d3.v6.min.js": "d3@6.7.0:dist/d3.min.js",
-    "https://cdn.jsdelivr.net/npm/bootstrap@5.0.0-beta2/dist/css/bootstrap.min.css": (
+    "d3js.org/d3.v6.min.js": "d3@6.7.0:dist/d3.min.js",
+    "cdn.jsdelivr.net/npm/bootstrap@5.0.0-beta2/dist/css/bootstrap.min.css": (
         "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css"
     ),
-    "https://cdnjs.cloudflare.com/ajax/libs/font-awesome/5.9.0/css/all.css": (
+    "cdnjs.cloudflare.com/ajax/libs/font-awesome/5.9.0/css/all.css": (
         "@fortawesome/fontawesome-free@5.9.0:css/all.css"
     ),
 }
 """What labml's page loads, and the npm package and the path where the same file is."""
 
 
-@pytest.fixture(scope="module")
-def npm(tmp_path_factory):
-    """The files that labml's page loads, by their addresses, from the npm registry."""
+@pytest.fixture
+def with_network(page, tmp_path):
+    """The page, for which public servers have the three files that labml's loads, which are npm's."""
     if not (command := shutil.which("npm")):
         pytest.skip("npm is not installed; with it, this test looks at labml's page")
-    folder, found = tmp_path_factory.mktemp("npm"), {}
     for url, where in LOADED.items():
         package, _, path = where.rpartition(":")
-        packed = subprocess.run(
-            [command, "pack", package], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-        )
+        packed = finish([command, "pack", package], cwd=tmp_path, timeout=60)
         if packed.returncode:
             pytest.skip(f"the npm registry can't be reached: {packed.stderr[-200:]}")
-        with tarfile.open(folder / packed.stdout.split()[-1]) as archive:
-            found[url] = archive.extractfile(f"package/{path}").read()
-    return found
-
-
-@pytest.fixture
-def with_network(page, npm):
-    """The page, for which public servers have the three files."""
-    for url, body in npm.items():
+        with tarfile.open(tmp_path / packed.stdout.split()[-1]) as archive:
+            body = archive.extractfile(f"package/{path}").read()
         kind = "text/css" if url.endswith("css") else "text/javascript"
         answer = {"body": body, "headers": {"access-control-allow-origin": "*", "content-type": kind}}
-        page.route(url, lambda route, *, of=answer: route.fulfill(**of))
+        page.route(f"https://{url}", lambda route, *, of=answer: route.fulfill(**of))
     return page
 
 
@@ -197,65 +188,41 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     assert tmp_path / "nowhere" not in noted_comparisons().values()
 
 
-def test_on_labml_s_page_a_run_that_has_just_begun_has_the_settings_that_it_uses(
-    with_network, comparison, troubles, tmp_path
+def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
+    with_network, quick_runs, troubles, tmp_path
 ):
-    page = with_network
+    page, folder = with_network, tmp_path / "two"
     settings = {"model": {"model": "transformer", "mem_len": 7, "d_model": 32}, "seed": 3}
-    given = ["model.mem_len", "model.d_model"]
-    with (
-        DashboardHere(tmp_path / "records") as dashboard,
-        Tracking(comparison / "odd", "odd", settings, api_address(dashboard.url), given),
-    ):
-        for path in ("/compare", ""):
-            page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}{path}")
-            page.get_by_text("comparison three arms").first.wait_for()
+    plan_runs(runs_of(MODELS, [0]), folder)
+    with DashboardHere(tmp_path / "records") as dashboard:
+        for model in MODELS:
+            given = ["model.mem_len", "model.d_model"]
+            with Tracking(folder / model, model, settings, api_address(dashboard.url), given) as tracking:
+                for step in range(1, 31):
+                    tracking.record({"tokens": 100 * step, "loss.train": math.exp(-step / 9)})
+                for step in (10, 20, 30):
+                    tracking.record({"tokens": 100 * step, "loss.valid": 1 + math.sin(step)})
+        bring_in([folder / model for model in MODELS], dashboard.url)
+        page.goto(f"{dashboard.url}/runs")
+        page.wait_for_selector(".runs-list a")
+        entries = page.locator(".runs-list a").all_inner_texts()
+        assert all("comparison two" in entry and "COMPLETED" in entry for entry in entries)
+        assert [model in entry for model, entry in zip(reversed(MODELS), entries, strict=True)] == [True] * 2
+        run = f"{dashboard.url}/run/{read_card(folder / MODELS[1]).run}"
+        page.goto(run)
+        page.wait_for_selector("path.unsmoothed-line", state="attached")
         configs = page.locator(".configs.block")
         configs.get_by_text("d_model").wait_for()
-        assert not {"mem_len", "seed"} & set(configs.inner_text().split())
-        assert "does not reach" not in page.inner_text("html")
+        assert not {"mem_len", "seed"} & set(configs.inner_text().split()), "a transformer has no memory"
+        assert not [text for text in ("does not reach", "deleted in") if text in page.inner_text("html")]
         assert not page.get_by_text("Computer").is_visible()
+        page.goto(f"{run}/compare")
+        for kind in ("base", "current"):
+            lines = f".fixed-chart path.smoothed-line.{kind}"
+            page.wait_for_selector(lines, state="attached")
+            paths = [path.get_attribute("d") for path in page.query_selector_all(lines)]
+            ends = [
+                1 + path.count("C") if "C" in path else path.count("M") + path.count("L") for path in paths
+            ]
+            assert sorted(ends) == [3, 30], "a curve's pieces end at its points"
     assert [trouble for trouble in troubles if not {"404", "net::ERR_FAILED"} & set(trouble.split())] == []
-
-
-def points(path):
-    """How many points a curve of labml's goes through: the ends of its pieces."""
-    return 1 + path.count("C") if "C" in path else path.count("M") + path.count("L")
-
-
-def curves(page, selector):
-    page.wait_for_selector(selector, state="attached")
-    return [path.get_attribute("d") for path in page.query_selector_all(selector)]
-
-
-def check_labml(page, dashboard, folder):
-    """labml's list of runs, the page of each, and its comparison of the two show all that was recorded."""
-    records = {model: read_metrics(folder / model) for model in MODELS}
-    page.goto(f"{dashboard.url}/runs")
-    page.wait_for_selector(".runs-list a")
-    entries = [entry.inner_text() for entry in page.query_selector_all(".runs-list a")]
-    for model, entry in zip(reversed(MODELS), entries, strict=True):
-        assert all(text in entry for text in ("COMPLETED", model, f"comparison {folder.name}"))
-    for model in MODELS:
-        page.goto(f"{dashboard.url}/run/{read_card(folder / model).run}")
-        drawn = {points(path) for path in curves(page, "path.unsmoothed-line")}
-        assert "deleted in 12 hours" not in page.inner_text("body")
-        assert {sum(name in r for r in records[model]) for name in ("loss.valid", "loss.train")} <= drawn
-    page.goto(f"{dashboard.url}/run/{read_card(folder / MODELS[1]).run}/compare")
-    base, current = (curves(page, f".fixed-chart path.smoothed-line.{kind}") for kind in ("base", "current"))
-    for paths, model in ((base, "transformer"), (current, "compressive")):
-        counts = [sum(name in r for r in records[model]) for name in ("loss.valid", "loss.train")]
-        assert sorted(map(points, paths)) == counts
-
-
-def test_two_runs_that_are_compared_are_listed_and_drawn_by_labml(with_network, quick_runs, tmp_path):
-    plan_runs(runs_of(MODELS, [0]), tmp_path)
-    for model in MODELS:
-        with Tracking(tmp_path / model, model, {}, "off") as tracking:
-            for step in range(1, 31):
-                tracking.record({"tokens": 100 * step, "loss.train": math.exp(-step / 9)})
-                if step % 10 == 0:
-                    tracking.record({"tokens": 100 * step, "loss.valid": 1 + math.sin(step)})
-    with DashboardHere(tmp_path / "records") as dashboard:
-        bring_in([tmp_path / model for model in MODELS], dashboard.url)
-        check_labml(with_network, dashboard, tmp_path)
