@@ -38,15 +38,15 @@ def test_fewer_than_three_points_are_not_joined_by_a_line(points, lines):
 def test_curves_are_means_over_seeds_and_their_differences_of_the_same_seed(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     base, slots = arms_of(read_runs(tmp_path))
-    curve = base.curve(VALID)
-    assert [x for x, _ in curve] == [100.0 * i for i in range(1, 11)]
-    for i, (_, mean) in enumerate(curve, 1):
-        wanted = mean_of([bits + 1 / i for bits in XL])
-        assert (mean.mean, mean.half_width) == pytest.approx((wanted.mean, wanted.half_width))
-    assert [x for x, _ in base.curve(VALID, "seconds")] == list(range(1, 11))
-    less_base = slots.curve(VALID, base=base)
-    assert [(at, mean.n) for at, mean in less_base] == [(100.0 * i, 3) for i in range(1, 11)]
-    assert [mean.mean for _, mean in less_base] == pytest.approx([-0.2] * 10)
+    wanted = [mean_of([bits + 1 / i for bits in XL]) for i in range(1, 11)]
+    for over, step in (("tokens", 100.0), ("seconds", 1.0)):
+        found = [(x, mean.mean, mean.half_width) for x, mean in base.curve(VALID, over)]
+        assert found == [
+            (step * i, pytest.approx(mean.mean), pytest.approx(mean.half_width))
+            for i, mean in enumerate(wanted, 1)
+        ]
+    less_base = [(at, mean.mean, mean.n) for at, mean in slots.curve(VALID, base=base)]
+    assert less_base == [(100.0 * i, pytest.approx(-0.2), 3) for i in range(1, 11)]
     assert base.curve("unknown") == slots.curve("unknown", base=base) == []
 
 

@@ -68,12 +68,16 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     assert all(title not in caption and page.count(caption) == 1 for title, caption in figures)
 
 
-def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(seeds):
-    page = seeds.read_text(encoding="utf-8")
-    assert 'style="text-align:right">2.450\u00a0±\u00a00.635' in page
-    assert "300\u00a0MiB" in page
-    assert " ± " not in page.partition("<table>")[2]
-    assert " ± " in seeds.with_suffix(".md").read_text(encoding="utf-8")
+def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_and_unit(seeds):
+    text, markdown = (seeds.with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".md"))
+    assert all(number in text for number in ("2.450\u00a0±\u00a00.635", "300\u00a0MiB"))
+    assert " ± " not in text.partition("<table>")[2]
+    assert " ± " in markdown
+    with open(seeds.with_name("results.csv"), newline="") as file:
+        assert [float(row["bits_per_character"]) for row in csv.DictReader(file)] == [2.4, 2.5] * len(MODELS)
+    found = json.loads(seeds.with_name("results.json").read_text())
+    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [2] * len(MODELS)
+    assert found["base"] == "transformer-xl"
 
 
 @pytest.mark.drawn
@@ -100,15 +104,6 @@ def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(
     assert not {"|", "*", "\\"} & set(said)
 
 
-def test_the_results_are_there_as_csv_and_json(seeds):
-    with open(seeds.with_name("results.csv"), newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["bits_per_character"]) for row in rows] == [2.4, 2.5] * len(MODELS)
-    found = json.loads(seeds.with_name("results.json").read_text())
-    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [2] * len(MODELS)
-    assert found["base"] == "transformer-xl"
-
-
 @pytest.mark.parametrize(
     ("read", "said"),
     [((9_000, 9_000), "over the whole held-out text, with memory carried"),
@@ -127,14 +122,6 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_
     last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
     assert markdown.count(last) == 2
     assert f"the losses in the table are over {last}." in markdown
-
-
-def test_a_stand_in_corpus_is_said_on_top(tmp_path):
-    corpus = FACTS["corpus"] | {"name": "built-in play (seed 0)", "stands_in_for_tiny_shakespeare": True}
-    fake_run(tmp_path / "run", "transformer", 2.4, facts=FACTS | {"corpus": corpus})
-    headline, _, rest = markdown_of(tmp_path).partition("\n")
-    assert headline == "# Transformer, no memory on built-in play"
-    assert rest.strip().startswith("> **The text is the built-in play.**")
 
 
 def test_no_text_can_break_out_of_its_block_or_cell():
@@ -159,36 +146,35 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
 
 
 @pytest.mark.drawn
-def test_any_name_of_a_folder_can_be_drawn(tmp_path):
+def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(tmp_path):
+    corpus = FACTS["corpus"] | {"name": "built-in play (seed 0)", "stands_in_for_tiny_shakespeare": True}
     for name in ("$x$", "_hidden", "a_b"):
-        fake_run(tmp_path / name, "transformer-xl", 2.4)
+        fake_run(tmp_path / name, "transformer-xl", 2.4, facts=FACTS | {"corpus": corpus})
     markdown = markdown_of(tmp_path)
+    assert re.match(r"# .* on built-in play\n+> \*\*The text is the built-in play", markdown)
     assert "Transformer-XL" not in markdown.partition("## Samples")[0]  # names tell them apart
     assert (tmp_path / "figures" / "validation_tokens.png").stat().st_size > 10_000
 
 
-def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(comparison):
-    markdown = markdown_of(comparison)
-    assert "the same prompt:\n\n```text\nBANQUO:\n```" in markdown
-    assert markdown.count("BANQUO:") == 1
-    changed(comparison / "compressive" / "result.json", prompt="ROSSE:\n")
-    markdown = markdown_of(comparison)
-    assert "the same prompt" not in markdown
-    assert "The prompt:\n\n```text\nROSSE:\n```" in markdown
-
-
-def test_settings_are_shown_as_they_were_used_and_those_without_use_are_dashes_or_left_out(comparison):
+def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(comparison):
     decided = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
     for model in MODELS:
         changed(comparison / model / "run.json", decided=decided)
         changed(comparison / model / "config.json", memory_warmup=None)
-    differing, _, shared = markdown_of(comparison).partition("Settings of all arms:")
+    markdown = markdown_of(comparison)
+    assert "the same prompt:\n\n```text\nBANQUO:\n```" in markdown
+    assert markdown.count("BANQUO:") == 1
+    differing, _, shared = markdown.partition("Settings of all arms:")
     rows = ("model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4", "model.compression | – | – | conv",
             "memory_warmup | – | 0.125 | 0.125")  # fmt: skip
     assert [row for row in rows if f"| {row} |" not in differing] == []
     rows = ("model.d_model | 16", "model.clamp_len | none", "text.document_separator | none")
     assert [row for row in rows if f"| {row} |" not in shared] == []
-    assert "model.adaptive" not in differing + shared
+    assert "model.adaptive" not in markdown
+    changed(comparison / "compressive" / "result.json", prompt="ROSSE:\n")
+    markdown = markdown_of(comparison)
+    assert "the same prompt" not in markdown
+    assert "The prompt:\n\n```text\nROSSE:\n```" in markdown
 
 
 def test_a_report_names_its_run_date_command_and_commit_and_no_place_of_this_machine(tmp_path):
