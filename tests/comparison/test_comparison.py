@@ -2,7 +2,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -67,12 +66,11 @@ def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypa
     files = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
     monkeypatch.setattr(sources, "python_sources", lambda: files)
     tokens, out = tmp_path / "tokens", tmp_path / "compared"
-    prepared = run("prepare", "python-source", "--vocab-size", 300, "--out", tokens)
-    assert prepared.code == 0, prepared.err
-    ended = run(
-        "compare", "--data", tokens, "--tokenizer", "bpe", *SMALL_SIZES, "--c-mem-len", 8, "--out", out
-    )
-    assert ended.code == 0, ended.err
+    of_tokens = ["--data", tokens, "--tokenizer", "bpe", *SMALL_SIZES, "--c-mem-len", 8]
+    for command in (["prepare", "python-source", "--vocab-size", 300, "--out", tokens],
+                    ["compare", *of_tokens, "--out", out]):  # fmt: skip
+        ended = run(*command)
+        assert ended.code == 0, ended.err
     for model in MODELS:
         config, result = read_json(out / model / "config.json"), read_json(out / model / "result.json")
         assert (config["tokenizer"], config["model"]["vocab_size"]) == ("bpe", 300)
@@ -82,8 +80,7 @@ def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypa
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
     """S 16, M 16 and C 4, c 3: Transformer-XL remembers M + C, and sees back less far than M + c · C."""
     facts = [read_json(compared / model / "run.json") for model in MODELS]
-    assert [of["keys"] for of in facts] == [0, 20, 20]
-    assert [of["memory"]["one_layer"] for of in facts] == [0, 20, 28]
+    assert [(of["keys"], of["memory"]["one_layer"]) for of in facts] == [(0, 0), (20, 20), (20, 28)]
     assert len({of["attention_operations"] for of in facts[1:]}) == 1
     configs = [read_json(compared / model / "config.json") for model in MODELS]
     for config in configs:
@@ -117,7 +114,9 @@ def test_a_run_that_fails_does_not_take_the_others_down(pretended, tmp_path):
     assert "| Transformer-XL | 2 |" in (tmp_path / "report.md").read_text()
 
 
-def test_seeds_and_arms_are_added_to_those_that_a_comparison_has(pretended, tmp_path):
+def test_seeds_and_arms_are_added_to_those_that_a_comparison_has_each_beside_its_baseline(
+    pretended, tmp_path
+):
     begun, _ = pretended
     xl = {"models": ("transformer-xl",), "train": {"seed": 3}}
     compare(small_comparison(**xl, arms=("long: model=transformer-xl mem_len=32",)), tmp_path)
@@ -130,27 +129,19 @@ def test_seeds_and_arms_are_added_to_those_that_a_comparison_has(pretended, tmp_
     assert (config["model"]["mem_len"], config["seed"]) == (32, 4)
     arms = {arm["name"]: arm["seeds"] for arm in read_json(tmp_path / "results.json")["arms"]}
     assert arms == {name: [3, 4, 5] for name in ("transformer-xl", "long", "transformer")}
-
-
-def test_a_dashboard_finds_all_runs_together_each_beside_the_baseline_of_its_seed(pretended, tmp_path):
-    compare(small_comparison(models=("transformer-xl", "compressive"), seeds=2), tmp_path)
-    cards = {path.parent.name: read_json(path) for path in tmp_path.glob("*/labml.json")}
-    assert len(cards) == 4
+    cards = {name: read_json(tmp_path / name / "labml.json") for name in begun}
     assert {card["comment"] for card in cards.values()} == {f"comparison {tmp_path.name}"}
-    assert {card["name"] for card in cards.values()} == set(cards)
-    for arm, other in (("compressive", "transformer-xl"), ("transformer-xl", "compressive")):
-        for ending in ("", "-seed1"):
-            assert cards[arm + ending]["compare_with"] == cards[other + ending]["run"]
+    assert {card["name"] for card in cards.values()} == set(begun)
+    for seed in ("", "-seed4"):
+        ids = [cards[arm + seed]["run"] for arm in ("transformer-xl", "long")]
+        assert [cards[arm + seed]["compare_with"] for arm in ("long", "transformer-xl")] == ids
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"train": {"seed": 1}}, "is an experiment with other settings: seed 0 → 1. Leave them out, or name"),
-        ({"scale": 2.0}, "is an experiment with other settings: tokens 1024 → 2048"),
-        ({"equal_keys": False}, "has an arm transformer-xl with other settings: model.mem_len 20 → 16"),
-        ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long with other settings: model.mem_len"),
-    ],
+    [({"train": {"seed": 1}}, "seed 0 → 1"), ({"scale": 2.0}, "tokens 1024 → 2048"),
+     ({"equal_keys": False}, "arm transformer-xl .* model.mem_len 20 → 16"),
+     ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long .* model.mem_len")],
 )  # fmt: skip
 def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, message, compared, tmp_path):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
@@ -158,7 +149,7 @@ def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, 
     long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
     write_json(folder / "experiment.json", plan | {"arms": [*plan["arms"], long]})
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         compare(small_comparison(**changes), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 

@@ -57,19 +57,6 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
         assert f"figures/{figure}.png" in (done / "report.md").read_text()
 
 
-def test_a_run_has_its_curves_its_model_and_its_facts(done):
-    records = read_metrics(done / "compressive")
-    trained = [r for r in records if "loss.train" in r]
-    assert [r["tokens"] for r in trained] == [128, 256]
-    assert all(0 <= r["accuracy.train"] <= 1 for r in trained)
-    (evaluated,) = [r for r in records if "accuracy.valid" in r]
-    assert "recall.from_00000" in evaluated
-    setting = replace(tiny_recall(), train=changed(tiny_recall().train, device="auto"))
-    run = run_in(done / "compressive")
-    assert run == setting.run("compressive")
-    assert MemoryLM.from_pretrained(done / "compressive" / "model").config == run.train.model
-
-
 @pytest.mark.usefixtures("quick_runs")
 def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     run = tiny_recall().run("mean")
@@ -83,7 +70,14 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     assert run_module("memformers.comparison", tmp_path).said("'recall'")
 
 
-def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
+def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(done):
+    trained = [r for r in read_metrics(done / "compressive") if "loss.train" in r]
+    assert [r["tokens"] for r in trained] == [128, 256]
+    assert all(0 <= r["accuracy.train"] <= 1 for r in trained)
+    (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
+    assert "recall.from_00000" in evaluated
+    setting = replace(tiny_recall(), train=changed(tiny_recall().train, device="auto"))
+    assert run_in(done / "compressive") == setting.run("compressive")
     frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
     compressions = {name for name in frozen if ".compress." in name}
     assert compressions
@@ -92,32 +86,23 @@ def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
 
 
 @pytest.mark.usefixtures("quick_runs", "unreported")
-def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, monkeypatch, capsys):
+def test_of_several_at_a_time_the_one_with_most_keys_begins_and_a_stop_keeps_those_that_finished(
+    tmp_path, monkeypatch, capsys
+):
+    begun = []
+
     def stopped(commands, jobs, **options):
+        begun.extend(command[1].rpartition("/")[2] for command in commands)
         yield from train_here(commands[:1], jobs, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "run_modules", stopped)
+    config = RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling"))
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(RecallConfig(seeds=1, jobs=2, arms=TWO[::-1]).experiment, tmp_path / "r")
-    said = f"finished training runs are kept in {tmp_path / 'r'}; continue with --resume."
-    assert said in capsys.readouterr().err
-    assert len(finished(tmp_path / "r")) == 1
-
-
-@pytest.mark.usefixtures("quick_runs", "unreported")
-def test_of_several_at_a_time_the_one_with_most_keys_begins(tmp_path, monkeypatch):
-    begun = []
-
-    def record(commands, jobs, **options):
-        begun.extend(command[1].rpartition("/")[2] for command in commands)
-        return train_here(commands, jobs, **options)
-
-    monkeypatch.setattr(experiment, "run_modules", record)
-    run_experiment(
-        RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling")).experiment, tmp_path / "r"
-    )
+        run_experiment(config.experiment, tmp_path / "r")
     assert begun == ["ceiling", "mean", "no-memory", "ceiling-seed1", "mean-seed1", "no-memory-seed1"]
+    assert f"kept in {tmp_path / 'r'}; continue with --resume." in capsys.readouterr().err
+    assert list(finished(tmp_path / "r")) == ["ceiling"]
 
 
 @pytest.mark.usefixtures("quick_runs", "unreported")
