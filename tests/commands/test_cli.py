@@ -141,6 +141,10 @@ evaluate --text - --out= | out=''
 evaluate --text - --streams 0 | streams=0
 evaluate --text - --mem-len -1 | mem_len=-1
 evaluate --text - | no text
+evaluate --text - --model compressive | model=compressive
+evaluate --text - --c-mem-len 4 | c_mem_len=4
+generate --gate gru | gate=gru
+train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
 """
 
 
@@ -188,6 +192,8 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
                 out)  # fmt: skip
     assert ended.code == 0, ended.err
     numbers = read_json(out / "evaluation.json")
+    so_far = re.findall(r"evaluating: 100%, .* loss ([\d.]+) nats", ended.err)[-1]
+    assert float(so_far) == pytest.approx(numbers["loss_nats"], abs=6e-4)
     assert f"{numbers['loss_nats']:.4f} ± " in ended.out
     assert numbers["tokens"] == 1799
     assert len(numbers["loss_in_segment"]) == 16
@@ -207,6 +213,7 @@ def test_text_and_names_that_are_not_utf8_are_trained_on_reported_and_continued(
     texts, held_out = tmp_path / "caf\udce9", "d\udce9j\udce0 vu\n"
     texts.mkdir()
     (texts / "book.txt").write_bytes(bytes_of(f"{held_out}un caf\udce9 bien noir\n" * 400))
+    assert run("train", "--data", "builtin", "--out", "\udcff").said("not UTF-8")
     trained = run("train", *SMALL_SIZES, "--data", texts / "book.txt", "--tokenizer", "byte", "--out", "run")
     assert trained.code == 0, trained.err
     result = Path("run", "result.json")
