@@ -6,20 +6,19 @@ import pytest
 from filelock import FileLock, Timeout
 
 from memformers.common.atomic_dir import atomic_dir
-from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
-from memformers.runs.folder import check_named
 from memformers.runs.plan import Arm
 
 
-def test_new_files_have_the_mode_of_the_umask_and_one_that_is_there_keeps_its_own(tmp_path):
+def test_new_files_have_the_mode_of_the_umask_and_one_that_is_there_or_linked_to_keeps_its_own(tmp_path):
     before = os.umask(0o027)
     try:
-        new, old = tmp_path / "new", tmp_path / "old"
+        new, old, link = (tmp_path / name for name in ("new", "old", "link"))
         old.write_text("old")
         old.chmod(0o604)
-        for path in (new, old):
+        link.symlink_to("old")
+        for path in (new, link):
             with replacing(path) as temporary:
                 temporary.unlink()
                 temporary.write_text("text")
@@ -28,22 +27,11 @@ def test_new_files_have_the_mode_of_the_umask_and_one_that_is_there_keeps_its_ow
             (temporary / "weights").touch(mode=0o600)
     finally:
         os.umask(before)
+    assert link.is_symlink()
+    assert old.read_text() == "text"
     paths = [new, old, tmp_path / "folder", *(tmp_path / "folder").iterdir()]
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o640, 0o604, 0o750, 0o640, 0o640]
-
-
-def test_a_run_is_given_no_name_that_safetensors_cannot_read(tmp_path):
-    with pytest.raises(UserError, match="not UTF-8"):
-        check_named(tmp_path / "\udcff")
-
-
-def test_a_link_is_followed(tmp_path):
-    (tmp_path / "there").write_text("old")
-    (tmp_path / "link").symlink_to("there")
-    write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "there").read_text() == "new"
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replaces(tmp_path):

@@ -18,6 +18,5 @@ def test_a_name_and_a_password_in_the_address_are_sent_as_the_web_does():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:nowhere", "no.such.host.invalid", "[::1"])
 def test_no_error_shows_the_password(address):
-    with pytest.raises(OSError) as error:  # noqa: PT011
+    with pytest.raises(OSError, match=r"^(?!.*secret)"):
         get(f"http://ada:secret@{address}/api", 5.0)
-    assert "secret" not in str(error.value)
