@@ -8,7 +8,11 @@ def test_one_is_one_no_character_controls_the_terminal_and_some_take_two_columns
     said = [counted(number, "document") for number in (1, 0, 2_000)]
     assert said == ["1 document", "0 documents", "2,000 documents"]
     assert printable("\x1b[31ma\nb\a") == "\ufffd[31ma\nb\ufffd"
-    assert [fitting("abc", 3), fitting("abc", 2), fitting("\u8bb0\u5fc6x", 3)] == ["abc", "ab", "\u8bb0"]
+    assert [fitting("abc", 3), fitting("abc", 2), fitting("\u8bb0\uff21x", 4)] == [
+        "abc",
+        "ab",
+        "\u8bb0\uff21",
+    ]
 
 
 def test_progress_is_a_bar_in_a_terminal_and_a_line_for_each_tenth_in_a_log(capsys, monkeypatch):
