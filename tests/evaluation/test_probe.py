@@ -43,17 +43,27 @@ def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
         assert f"figures/{name}.png" in markdown
 
 
-def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
+def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(copied, tmp_path):
     folder = shutil.copytree(copied, tmp_path / "again", symlinks=True)
     shutil.copytree(folder / "compressive", folder / "compressive-seed1", symlinks=True)
     plan = read_json(folder / "experiment.json")
     plan["runs"]["compressive-seed1"] = {"arm": "compressive", "seed": 1}
     write_json(folder / "experiment.json", plan)
     shutil.rmtree(folder / "transformer" / "checkpoints")
-    with pytest.warns(UserWarning, match="not probed, since there is no checkpoint of it: transformer"):
+    with pytest.warns(UserWarning, match="no checkpoint of it: transformer"):
         assert set(read_json(probe(folder, QUICK, CPU))["attention"]) == set(MODELS) - {"transformer"}
     said = "**Not probed, since no checkpoint was there**: Transformer, no memory."
     assert said in markdown_of(folder)
+    facts = read_json(folder / "compressive" / "run.json")
+    facts["corpus"]["sha256"] = "0123"
+    write_json(folder / "compressive" / "run.json", facts)
+    without = pytest.warns(match="not probed")
+    with without, pytest.raises(ValueError, match=r"compressive .* sha256 0123, but"):
+        probe(folder, QUICK, CPU)
+    for checkpoints in folder.glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)
+    with pytest.raises(ValueError, match=r"no run in .* has a checkpoint"):
+        probe(folder, QUICK, CPU)
 
 
 def test_a_single_run_is_probed_from_inside_its_folder_and_says_what_it_found(copied, monkeypatch, capsys):
@@ -104,19 +114,6 @@ def test_held_out_are_the_tokens_of_training_and_words_of_documents_end_with_the
     assert lengths == (8,)
     found = occurrences_in(corpus, tokens, lengths)
     assert found.tolist() == [18, 18, 9, 9, NO_WORD, 18, 18, NO_WORD], "of the tokens themselves"
-
-
-def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):
-    shutil.copytree(copied, tmp_path / "runs")
-    facts = read_json(tmp_path / "runs" / "compressive" / "run.json")
-    facts["corpus"]["sha256"] = "0123"
-    write_json(tmp_path / "runs" / "compressive" / "run.json", facts)
-    with pytest.raises(ValueError, match=r"compressive was trained on .* with sha256 0123, but"):
-        probe(tmp_path / "runs", QUICK, CPU)
-    for checkpoints in (tmp_path / "runs").glob("*/checkpoints"):
-        shutil.rmtree(checkpoints)
-    with pytest.raises(ValueError, match=r"no run in .* has a checkpoint"):
-        probe(tmp_path / "runs", QUICK, CPU)
 
 
 @pytest.mark.parametrize(
