@@ -41,12 +41,6 @@ def recorded(folder, steps=range(1, 10)):
     return folder
 
 
-def send(folder, dashboard):
-    over = threading.Event()
-    over.set()
-    assert feed(folder, lambda: api_address(dashboard.url), over)
-
-
 def expected(folder, name="loss.train"):
     return {r["tokens"]: pytest.approx(r[name]) for r in read_metrics(folder) if name in r}
 
@@ -135,11 +129,17 @@ def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_na
         assert len([run for run in dashboard.runs() if run["name"] == "first"]) == 1
 
 
-def test_the_largest_post_is_one_that_the_dashboard_takes():
+def test_the_largest_post_is_one_that_the_dashboard_takes_and_a_flood_keeps_every_evaluation():
     numbers = {"tokens": 1.5e9 / 7, "loss.valid": -math.pi * 1e-101, "two": -math.pi * 1e-101}
     pieces = feeding.in_posts([numbers] * 50_000)
     assert sum(len(one["step"]) for piece in pieces for one in piece["track"].values()) == 100_000
     assert max(len(json.dumps(piece)) for piece in pieces) < MOST_BYTES - 1_000
+    flood = [{"tokens": i, "loss.train": 1.0} for i in range(50_000)]
+    flood[777] = {"tokens": 777, "loss.valid": 1.0}
+    tracks = [track for piece in feeding.in_posts(flood) for track in piece["track"].items()]
+    found = [(name, len(one["step"])) for name, one in tracks]
+    assert sum(n for name, n in found if name == "loss.train") == 10_000
+    assert ("loss.valid", 1) in found
 
 
 def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(quick_runs, tmp_path):
@@ -151,7 +151,7 @@ def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(
             with Tracking(tmp_path / name, name, {}, "off") as tracking:
                 for step in (100, 300, 490, 500):  # the last two are closer than the first two
                     tracking.record({"tokens": step, "loss.valid": float(step)})
-            send(tmp_path / name, dashboard)
+            bring_in([tmp_path / name], dashboard.url)
             assert dashboard.curve(ids[name], "loss.valid") == expected(tmp_path / name, "loss.valid")
             asked = (dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in "abc" if n <= name)
             found[name] = [preferences["base_experiment"] for preferences in asked]
@@ -196,13 +196,13 @@ def test_unreadable_records_are_set_aside_and_said_and_the_runs_stay(lost, text,
     one, two, three = (recorded(tmp_path / name) for name in ("one", "two", "three"))
     with DashboardHere(tmp_path / "records") as dashboard:
         for folder in (one, two):
-            send(folder, dashboard)
+            bring_in([folder], dashboard.url)
     for path in (tmp_path / "records" / lost).glob("*.json"):
         path.write_text(text)
     with DashboardHere(tmp_path / "records") as dashboard:
         assert f"{tmp_path / 'records' / lost}" in dashboard.said[0]
         assert "set aside as" in dashboard.said[-1]
         for folder in (one, two, three):
-            send(folder, dashboard)
+            bring_in([folder], dashboard.url)
         assert sorted(entry["name"] for entry in dashboard.runs()) == ["one", "three", "two"]
         assert dashboard.curve(read_card(two).run) == expected(two)
