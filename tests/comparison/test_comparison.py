@@ -233,30 +233,24 @@ def test_a_corpus_that_only_the_network_has_is_kept_for_all_models(separator, sa
     assert (tmp_path / "corpus.txt").read_bytes() == raw
 
 
-@pytest.fixture
-def started(tmp_path):
-    """A comparison in a session of its own, which trains its first model already."""
-    command = program("compare", *SMALL_RUN, "--tokens", 10_000_000, "--out", tmp_path)
-    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    wait_for(lambda: read_metrics(tmp_path / "transformer"))
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("send", "number", "code"),
     [(os.kill, signal.SIGKILL, -9), pytest.param(os.kill, signal.SIGTERM, 143, marks=pytest.mark.long),
      pytest.param(os.kill, signal.SIGINT, 130, marks=pytest.mark.long),
      pytest.param(os.killpg, signal.SIGINT, 130, marks=pytest.mark.long)],
 )  # fmt: skip
-def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(
-    send, number, code, started, tmp_path
-):
+def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(send, number, code, tmp_path):
     """To it alone, or as a terminal sends Ctrl-C, to its training too."""
-    send(started.pid, number)
-    _, errors = started.communicate(timeout=30)
-    assert started.returncode == code
+    command = program("compare", *SMALL_RUN, "--tokens", 10_000_000, "--out", tmp_path)
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_for(lambda: read_metrics(tmp_path / "transformer"))
+        send(process.pid, number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == code
     assert "Traceback" not in errors
     assert "at token" in errors
     assert numbered(tmp_path / "transformer" / "checkpoints")

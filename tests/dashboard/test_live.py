@@ -97,6 +97,7 @@ def test_half_a_line_waits_for_its_rest_what_is_no_record_is_left_out_and_a_new_
     with open(path, "a") as file:
         file.write('.5, "b": true}\n{"tokens": 3, "b": 1e400, "c": 7}\n')
     metrics.update()
+    assert metrics.rows == 3, "only what is new is read"
     found = {name: [part.tolist() for part in metrics.points(name)[::2]] for name in "abc"}
     assert found == {"a": [[1.0, 2.0], [2.5, 3.5]], "b": [[], []], "c": [[3.0], [7.0]]}
     os.truncate(path, len('{"tokens": 1, "a": 2.5}\n'))
