@@ -281,7 +281,7 @@ def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, bytes]]:
         from pyarrow import ArrowException, csv, parquet, string
     except ImportError:
         raise UserError(
-            f"{path} is a table, which pyarrow reads: pip install 'memformers-torch[tables]'; or end its "
+            f"{path} is a table, which pyarrow reads: pip install pyarrow; or end its "
             f"name with .txt to read it as a text."
         ) from None
     number = 0

@@ -68,7 +68,7 @@ class CompressiveTransformer(MemoryStack):
     def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
         lengths = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
-        each = zip(*lengths, config.sizes_by_head(), strict=True)
+        each = zip(*lengths, config.sizes_by_head(slots=True), strict=True)
         return [MemorySizes(M, C, c, config.bptt, config.segment_len, heads=own) for M, C, c, own in each]
 
     @classmethod

@@ -206,11 +206,11 @@ class NetworkConfig:
                 raise UserError(f"{name}={said} is for {n} heads, not heads={self.heads}; give one or each.")
         return value
 
-    def sizes_by_head(self) -> list[tuple[tuple[int, int], ...] | None]:
-        """M and C of each head of each layer, None where they are alike. Raises ValueError for slots that
-        don't follow the positions of their head."""
-        each = []
-        for mem, c_mem in zip(self.by_layer("mem_len"), self.by_layer("c_mem_len"), strict=True):
+    def sizes_by_head(self, *, slots: bool) -> list[tuple[tuple[int, int], ...] | None]:
+        """M and C of each head of each layer, C = 0 without ``slots``; None where they are alike. Raises
+        ValueError for slots that don't follow the positions of their head."""
+        each, c_mem_lens = [], self.by_layer("c_mem_len") if slots else (0,) * self.n_layers
+        for mem, c_mem in zip(self.by_layer("mem_len"), c_mem_lens, strict=True):
             M, C = (own if isinstance(own, tuple) else (own,) * self.heads for own in (mem, c_mem))
             own = tuple(zip(M, C, strict=True))
             if any(c and m < max(M) for m, c in own):

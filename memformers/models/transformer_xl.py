@@ -34,11 +34,8 @@ class TransformerXL(MemoryStack):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions."""
-        sizes = []
-        for own, M in zip(config.by_layer("mem_len"), config.of_layers("mem_len"), strict=True):
-            heads = tuple((m, 0) for m in own) if isinstance(own, tuple) and len(set(own)) > 1 else None
-            sizes.append(MemorySizes(M, window=M if config.same_length else None, heads=heads))
-        return sizes
+        each = zip(config.of_layers("mem_len"), config.sizes_by_head(slots=False), strict=True)
+        return [MemorySizes(M, window=M if config.same_length else None, heads=own) for M, own in each]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":

@@ -219,24 +219,18 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     assert "command-line.html" in found["--resume"][:5]
 
 
-def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_tables_whole(site):
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("Chromium is not installed; with it, this test searches the site")
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        for path in sorted(site.rglob("*.html")):
-            if not path.name.startswith("memformers."):  # a module's source code
-                page.goto(path.as_uri())
-                cut = [text for text in page.evaluate(CUT) if not text.startswith(SETTINGS)]
-                assert cut == [], path
-        page.goto((site / "method.html").as_uri())
-        page.click(".md-search__input")
-        page.keyboard.type("resume")
-        page.wait_for_selector(".md-search-result__link")
-        assert "checkpoints.html" in page.get_attribute(".md-search-result__link", "href")
-        browser.close()
+def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_tables_whole(site, page):
+    page.set_viewport_size({"width": 1280, "height": 900})
+    for path in sorted(site.rglob("*.html")):
+        if not path.name.startswith("memformers."):  # a module's source code
+            page.goto(path.as_uri())
+            cut = [text for text in page.evaluate(CUT) if not text.startswith(SETTINGS)]
+            assert cut == [], path
+    page.goto((site / "method.html").as_uri())
+    page.click(".md-search__input")
+    page.keyboard.type("resume")
+    page.wait_for_selector(".md-search-result__link")
+    assert "checkpoints.html" in page.get_attribute(".md-search-result__link", "href")
 
 
 def test_a_page_says_its_language(site):

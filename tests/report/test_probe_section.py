@@ -49,7 +49,8 @@ def ablation_of(costs, baseline="transformer", less_width=0.01):
 
 
 def section(folder, ablation, models=MODELS, scale=1.0, **changes):
-    """The section on a probe of ``models``, in whose text a nat per token is ``scale`` bits a character."""
+    """The section of a report on a probe of ``models``. One nat per token of their text is ``scale`` bits per
+    character."""
     for name in models:
         fake_run(folder / name, name if name in MODELS else "transformer", 2.4)
         changed(folder / name / "result.json", loss=2.4 / scale)
