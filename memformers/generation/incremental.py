@@ -94,11 +94,12 @@ class LayerCache:
         """Attention of the next inputs ``x [t, B, D]``, which begin ``left`` places before the end, to the
         keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. ``alone``: t is 1, all keys finite."""
         attention, projected = self.layer.self_attn, self.project(self.layer.attention_input(x))
-        found = [
-            group.attend(projected[:, :, group.heads], left, self.window, key_start, alone, attention.kernel)
-            for group in self.groups
-        ]
-        context = in_order(found, [group.heads for group in self.groups])
+        how = left, self.window, key_start, alone, attention.kernel
+        if len(self.groups) == 1:
+            context = self.groups[0].attend(projected, *how)
+        else:
+            found = [group.attend(projected[:, :, group.heads], *how) for group in self.groups]
+            context = in_order(found, [group.heads for group in self.groups])
         return linear(attention.output, context.permute(2, 0, 1, 3).flatten(2))  # [t, B, H, E] to [t, B, D]
 
 
