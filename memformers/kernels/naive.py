@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.kernels.operators import finite_part
+from memformers.kernels.operators import all_finite, finite_part
 
 
 def relative_attention(
@@ -38,7 +38,9 @@ def relative_attention(
 
     A hidden key reaches nothing, even if it or its value is not finite; a query that sees one gets NaN.
     """
-    key, value, poison = finite_part(key, value)
+    poison = None
+    if not all_finite(key, value):
+        key, value, poison = finite_part(key, value)
     bounds = {"mask": mask, "key_start": key_start, "poison": poison}
     probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, **bounds)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities

@@ -9,18 +9,18 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 
-def finite_part(key: Tensor, value: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers of ``tensors``, of any shape, are known to be finite; fake tensors' are."""
+    return not torch.compiler.is_compiling() and all(
+        x.device.type == "cpu" if isinstance(x, FakeTensor) else has_values(x) and x.detach().sum().isfinite()
+        for x in tensors
+    )
+
+
+def finite_part(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``key`` and ``value [B, H, K, E]`` with 0 in place of numbers that are not finite, and what is to be
     added to all scores of each key, ``[B, H, K]``: NaN if it or its value had such numbers, otherwise 0.
-
-    A hidden key's numbers must go, since 0 · NaN is NaN in a product with probabilities. If all numbers, also
-    of ``others``, are known to be finite (fake tensors are), the inputs are returned as they are, and None.
-    """
-    if not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" if isinstance(x, FakeTensor) else has_values(x) and x.detach().sum().isfinite()
-        for x in (key, value, *others)
-    ):
-        return key, value, None
+    A hidden key's numbers must go, since 0 · NaN is NaN in a product with probabilities."""
     poison = (key.detach() * 0).sum(-1) + (value.detach() * 0).sum(-1)
     return key.where(key.isfinite(), 0), value.where(value.isfinite(), 0), poison
 

@@ -49,7 +49,7 @@ def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabili
 def test_nothing_is_kept_where_nothing_will_learn():
     inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
     _, kept = blocked.blocked_attention(*inputs.values(), None, None, 0.0, False)
-    assert kept == []
+    assert sum(map(torch.numel, kept)) == 0
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
 

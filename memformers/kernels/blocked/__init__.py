@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memformers.kernels.blocked.terms import Terms
 from memformers.kernels.blocked.tiling import blocks
-from memformers.kernels.operators import finite_part, no_second_derivative, sequence_first
+from memformers.kernels.operators import all_finite, finite_part, no_second_derivative, sequence_first
 
 KEPT = 1 << 24
 """The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, each
@@ -35,17 +35,31 @@ def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
     key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, with a minus
-    sign if dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
+    """The output ``[B, H, S, E]``, and what the backward pass reads again: an empty tensor if all numbers were
+    finite, else one of a single number; and, if ``keep``, each block's probabilities ``[n, s, k]``, with a
+    minus sign if dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
+    how = query, r, u, v, s, key_start, seed, dropout_prob, keep
+    finite = all_finite(key)
+    out, kept = attend(key, value, None, *how) if finite else (query, [])
+    # What isn't finite in a query, or in a value, seen or hidden (0 · NaN is NaN), has reached the output.
+    if not (finite := finite and all_finite(out)):
+        out, kept = attend(*finite_part(key, value), *how)
+    return out, [query.new_empty(0 if finite else 1), *kept]
+
+
+def attend(
+    key: Tensor, value: Tensor, poison: Tensor | None,
+    query: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None, key_start: Tensor | None,
+    seed: Tensor | None, dropout_prob: float, keep: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The output and the probabilities that are kept, of finite keys and values ``[B, H, K, E]`` and, where
+    some were not, ``poison [B, H, K]``."""
     out = sequence_first(query)
-    key, value, poison = finite_part(key, value, query)
     terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
     kept = []
     scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
-        if (
-            keep
-        ):  # for each block, since a single large tensor would be new memory of the system, which is slow
+        if keep:  # in a tensor for each block: a single large one would be new memory of the system, slow
             kept.append(scores.new_empty(block.room))
         probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
         used = terms.not_dropped(probabilities).to(query.dtype)
@@ -64,7 +78,10 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
     ``[B, H, S, E]``; empty tensors where v or s is None."""
-    key, value, poison = finite_part(key, value, query, grad)
+    were_not_finite, *kept = kept
+    poison = None
+    if len(were_not_finite) or not all_finite(grad):
+        key, value, poison = finite_part(key, value)
     terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
     K, E = key.shape[2:]
     d_query = sequence_first(query)
@@ -135,7 +152,7 @@ def blocked_attention_backward(
 def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
     kept = [query.new_empty(block.room, dtype=dtype) for block in blocks(query, key)] if keep else []
-    return sequence_first(query), kept
+    return sequence_first(query), [query.new_empty(0), *kept]
 
 
 @blocked_attention_backward.register_fake
