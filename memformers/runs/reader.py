@@ -160,6 +160,7 @@ class Run:
         seconds, read = self.metrics.points("evaluation_seconds")[2], self.last("evaluated_tokens")
         corpus = self.facts.get("corpus")
         whole = number(corpus.get("held_out_tokens")) if isinstance(corpus, dict) else None
+        whole = min(number(self.settings.get("evaluation.final_tokens")) or math.inf, whole or 0.0)
         if not len(seconds) or not read or not whole:
             return None
         takes = float(seconds[-1]) / len(seconds) * whole / read

@@ -164,7 +164,8 @@ class Callbacks:
         """Write the sample and the result; a signal ends it at once."""
         begun, found = time.perf_counter(), self.evaluation
         with self.signals.at_once(), summon_full_params(self.model):
-            if found is None or found.tokens < self.validation.predictable:
+            tokens, documents = self.validation.all
+            if found is None or found.tokens < len(tokens) - (len(documents) or 1):
                 found = self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - begun

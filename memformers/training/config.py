@@ -101,8 +101,9 @@ class EvaluationConfig(Checked):
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
     training."""
     evaluation_tokens: NonNegativeInt = 32_768
-    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all. At the end
-    all of the text is read once more for the result."""
+    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all."""
+    final_tokens: NonNegativeInt = 0
+    """How many of these the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
     """End the training after so many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10

@@ -10,6 +10,7 @@ import numpy as np
 from memformers.common.errors import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
+from memformers.data.ids import Ids
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
@@ -60,25 +61,29 @@ def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
 
 class Validation:
     """The held-out text of ``text``: every evaluation of a training reads its first
-    ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all. With
-    several ``ranks``, each reads a share of the streams, or of the documents."""
+    ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all, or the
+    first ``config.final_tokens``. With several ``ranks``, each reads a share of the streams, or documents."""
 
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.tokenizer, self.ranks = text.tokenizer, ranks
-        tokens, documents = text.validation.tokens, text.validation.documents
-        self.all = tokens, tuple(documents.tolist())
-        most = config.evaluation.evaluation_tokens or len(tokens)
-        first = np.diff(np.minimum(np.cumsum(documents, dtype=np.int64), most), prepend=0)
-        self.first = tokens[:most], tuple(first[first > 0].tolist())
-        """What every evaluation reads, and how many tokens each of its documents has."""
-        if max(self.first[1] or (most,)) < 2:  # nothing to predict
-            self.first = self.all
-        self.predictable = len(tokens) - (len(documents) or 1)
+        self.tokens, self.documents = text.validation.tokens, text.validation.documents
+        self.all = self._beginning(config.evaluation.final_tokens)
+        """The tokens that the last evaluation reads, and how many each of their documents has."""
+        self.first = self._beginning(config.evaluation.evaluation_tokens)
+        self.predictable = len(self.tokens) - (len(self.documents) or 1)
         """The number of tokens of the whole held-out text that can be predicted."""
 
+    def _beginning(self, most: int) -> tuple[Ids, tuple[int, ...]]:
+        """The first ``most`` tokens, and how many each of their documents has; all for 0, and where nothing in
+        them can be predicted."""
+        lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), most), prepend=0)
+        if max(lengths.tolist() or [most]) < 2:
+            return self.tokens, tuple(self.documents.tolist())
+        return self.tokens[:most], tuple(lengths[lengths > 0].tolist())
+
     def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
-        """Evaluate the ``whole`` text, or its first tokens; ``done`` is told after each segment what fraction
-        is, as often on every rank. All ranks must call this, and get the same."""
+        """Evaluate what the last evaluation reads, if ``whole``, or the first tokens; ``done`` is told after
+        each segment what fraction is, as often on every rank. All ranks must call this, and get the same."""
         tokens, documents = self.all if whole else self.first
         reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
         groups = (group[self.ranks.rank :: self.ranks.size] for group in reading.groups)

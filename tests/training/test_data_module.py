@@ -75,6 +75,17 @@ def test_each_rank_reads_its_share_and_tells_as_often(lengths):
     assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
 
 
+@pytest.mark.parametrize(("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))])
+def test_the_last_evaluation_reads_as_much_as_it_is_told(lengths, read):
+    part = validation(lengths=lengths, final_tokens=600 if lengths != (1, 1, 9) else 2)
+    tokens, documents = part.all
+    assert (documents or len(tokens)) == read
+    assert len(tokens) == (sum(read) if lengths else read)
+    found = part.evaluate(build_model(small_training()), True, lambda fraction: None)
+    assert found.tokens == len(tokens) - (len(documents) or 1)
+    assert part.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
+
+
 def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
     tmp_path,
 ):
