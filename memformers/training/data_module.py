@@ -74,8 +74,8 @@ class Validation:
         """The number of tokens of the whole held-out text that can be predicted."""
 
     def _beginning(self, most: int) -> tuple[Ids, tuple[int, ...]]:
-        """The first ``most`` tokens, and how many each of their documents has; all for 0, and where nothing in
-        them can be predicted."""
+        """The first ``most`` tokens, and how many each of their documents has; all for 0, and where nothing
+        in them can be predicted."""
         lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), most), prepend=0)
         if max(lengths.tolist() or [most]) < 2:
             return self.tokens, tuple(self.documents.tolist())

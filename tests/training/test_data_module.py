@@ -75,7 +75,9 @@ def test_each_rank_reads_its_share_and_tells_as_often(lengths):
     assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
 
 
-@pytest.mark.parametrize(("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))])
+@pytest.mark.parametrize(
+    ("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))]
+)
 def test_the_last_evaluation_reads_as_much_as_it_is_told(lengths, read):
     part = validation(lengths=lengths, final_tokens=600 if lengths != (1, 1, 9) else 2)
     tokens, documents = part.all

@@ -5,6 +5,8 @@ few workspaces of 8 MiB, matrix products read queries, keys and values without c
 costs nothing ([`memformers.kernels.blocked.tiling`][]).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,10 +37,10 @@ def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
     key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The output ``[B, H, S, E]``, and what the backward pass reads again: an empty tensor if all numbers were
-    finite, else one of a single number; and, if ``keep``, each block's probabilities ``[n, s, k]``, with a
-    minus sign if dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
-    how = query, r, u, v, s, key_start, seed, dropout_prob, keep
+    """The output ``[B, H, S, E]``, and what the backward pass reads again: a tensor that is empty if all
+    numbers were finite, and, if ``keep``, each block's probabilities ``[n, s, k]``, with a minus sign if
+    dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
+    how: tuple[Any, ...] = query, r, u, v, s, key_start, seed, dropout_prob, keep
     finite = all_finite(key)
     out, kept = attend(key, value, None, *how) if finite else (query, [])
     # What isn't finite in a query, or in a value, seen or hidden (0 · NaN is NaN), has reached the output.
