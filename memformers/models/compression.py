@@ -105,6 +105,39 @@ class DilatedConvCompression(nn.Module):
         return self.slots(mem)
 
 
+class GatedCompression(nn.Module):
+    """f_c as a mean with learned weights: feature d of a slot is Σᵢ pᵢ xᵢ over its ``compression_rate``
+    positions i, where p is the softmax over i of (W xᵢ + bᵢ) at d. With ``start="mean"`` W is 0 at first, and
+    p = 1/c. So DeepSeek-V4 (2026) pools keys and values. Raises ValueError as [`Conv1dCompression`][].
+
+    Examples:
+        >>> import torch
+        >>> from memformers import GatedCompression
+        >>> GatedCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
+    """
+
+    @check_arguments
+    def __init__(self, compression_rate: Count, d_model: Count, start: CompressionStart = "random"):
+        super().__init__()
+        self.compression_rate, self.start = compression_rate, start
+        self.score = nn.Linear(d_model, d_model, bias=False)  # W
+        self.place = nn.Parameter(torch.empty(compression_rate, d_model))  # b
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Prefer no place; ``score`` draws its weight itself, if it isn't to be 0."""
+        nn.init.zeros_(self.place)
+        if self.start == "mean":
+            nn.init.zeros_(self.score.weight)
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
+        shares = (self.score(positions) + self.place[:, None]).softmax(dim=1)
+        return (shares * positions).sum(1)
+
+
 class PoolingCompression(nn.Module):
     """f_c that makes one slot of every ``compression_rate`` positions, c, with nothing to learn (Rae et al.
     2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""

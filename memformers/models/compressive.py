@@ -162,6 +162,11 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
         "max": compression.MaxCompression,
         "most-used": compression.MostUsedCompression,
     }
+    learned = {
+        "conv": compression.Conv1dCompression,
+        "dilated": compression.DilatedConvCompression,
+        "gated": compression.GatedCompression,
+    }
     f_c: nn.Module
     if ":" in config.compression:
         f_c = build_part("compression", config.compression, rate, config.d_model)
@@ -169,9 +174,7 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     elif config.compression in pooling:
         f_c = pooling[config.compression](rate)
     else:
-        dilated = config.compression == "dilated"
-        convolution = compression.DilatedConvCompression if dilated else compression.Conv1dCompression
-        f_c = convolution(rate, config.d_model, config.compression_start)
+        f_c = learned[config.compression](rate, config.d_model, config.compression_start)
     decoded = config.compression_loss == "auto-encoding"
     return compression.CompressionAutoEncoder(f_c, config.d_model) if decoded else f_c
 

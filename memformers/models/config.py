@@ -16,7 +16,7 @@ ModelName = Literal["transformer", "transformer-xl", "compressive"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
-CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
+CompressionName = Literal["conv", "dilated", "gated", "mean", "max", "most-used"]
 CompressionStart = Literal["random", "mean"]
 CompressionLossName = Literal["attention", "auto-encoding", "none"]
 WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
@@ -106,10 +106,11 @@ class NetworkConfig:
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
-    """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), the mean,
-    each feature's maximum (max), the most attended (most-used), or your own, my.py:Gated (compressive)."""
+    """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), a mean
+    with learned weights (gated), the mean, each feature's maximum (max), the most attended (most-used), or
+    your own, my.py:Newest (compressive)."""
     compression_start: CompressionStart = "random"
-    """What the convolutions are before they learn: drawn (random), or the mean (compressive)."""
+    """What f_c is before it learns: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"
     """What convolutions learn from: how slots change attention (attention), how well a decoder restores what
     they stand for (auto-encoding), your own, my.py:Loss, or none, with bptt or the others (compressive)."""

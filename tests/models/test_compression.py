@@ -13,6 +13,7 @@ from memformers import (
     CompressionAutoEncoder,
     Conv1dCompression,
     DilatedConvCompression,
+    GatedCompression,
     MaxCompression,
     MeanCompression,
     Memory,
@@ -50,7 +51,7 @@ def test_a_dilated_convolution_adds_what_lies_its_dilation_later_and_zeros_after
 
 
 ALL = [MeanCompression, MaxCompression, MostUsedCompression]
-ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression)]
+ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression, GatedCompression)]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,18 @@ def test_what_a_compression_can_not_be_given_is_an_error(given, message):
         given()
 
 
-@pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression])
-def test_convolutions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
+@pytest.mark.usefixtures("float64")
+def test_a_gate_weighs_each_feature_of_each_place():
+    f_c, mem = GatedCompression(3, 4), torch.randn(6, 2, 4)
+    torch.nn.init.normal_(f_c.place)
+    for slot in range(2):
+        x = mem[3 * slot : 3 * slot + 3]  # [c, B, D]
+        weights = torch.stack([(x[i] @ f_c.score.weight.T + f_c.place[i]).exp() for i in range(3)])
+        torch.testing.assert_close(f_c(mem)[slot], (weights * x).sum(0) / weights.sum(0))
+
+
+@pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression, GatedCompression])
+def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
     f_c, mem = f_c(3, 4, start="mean"), torch.randn(6, 2, 4)
     torch.testing.assert_close(f_c(mem), MeanCompression(3)(mem))
     f_c(mem).square().sum().backward()

@@ -43,6 +43,7 @@ CONFIGS = {
     "max, no loss": COMPRESSIVE | {"compression": "max", "compression_loss": "none"},
     "auto-encoding, by layer": COMPRESSIVE | BY_LAYER | {"compression_loss": "auto-encoding"},
     "conv, slots of one head": COMPRESSIVE | {"mem_len": ((2, 6, 0),), "c_mem_len": ((0, 4, 0),)},
+    "gated slots": COMPRESSIVE | {"compression": "gated", "bptt": 1, "compression_loss": "none"},
     "most-used, by head": COMPRESSIVE | {"c_mem_len": ((5, 1, 0), 2), "compression": "most-used"},
     "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3},
     "adaptive, tied": COMPRESSIVE | ADAPTIVE | {"norm": "post"},
