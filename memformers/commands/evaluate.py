@@ -177,7 +177,7 @@ class Probe(OwnCode):
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
-        """Measure, write the report again, say what memory is worth and where the report is."""
+        """Measure, write the report again, say how much memory helps and where the report is."""
         from memformers.report.document import write_report  # not above: it takes 30 MiB
 
         self.import_own()

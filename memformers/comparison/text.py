@@ -1,5 +1,5 @@
-"""The comparison of models on a text: the same training for each arm, and a probe of what their memories
-are worth."""
+"""The comparison of models on a text: the same training for each arm, and a probe of how much their
+memories help."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

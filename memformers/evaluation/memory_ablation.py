@@ -1,4 +1,4 @@
-"""What each part of its memory is worth to a trained model: the loss without the part minus the loss with it.
+"""How much each part of its memory helps a trained model: the loss without the part minus the loss with it.
 
 The held-out text is read in parallel streams, and the memory is carried along; of documents, each is a stream
 of its own. Before a segment, the memory is changed: its slots or its positions are zeroed, or swapped with
@@ -69,7 +69,7 @@ class TokenGroup:
 
 @dataclass(frozen=True)
 class MemoryAblation:
-    """What memory is worth to some models on the same tokens."""
+    """How much memory helps some models on the same tokens."""
 
     streams: int
     warm_up: int
@@ -99,7 +99,7 @@ def memory_ablation(
     documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> MemoryAblation | None:
-    """What memory is worth to ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
+    """How much memory helps ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
     occur ``occurrences [n]`` times in training; None for a text too short for two streams.
 
     They are the first of its parts or ``documents``, as [`beginnings`][] has them; before them, each stream

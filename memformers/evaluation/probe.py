@@ -1,4 +1,4 @@
-"""What memory is worth to the models of a comparison, measured from its checkpoints."""
+"""How much memory helps the models of a comparison, measured from its checkpoints."""
 
 import math
 import warnings
@@ -62,7 +62,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     ``probe.json`` into it; returns its path.
 
     It holds the checkpoints that were measured, the effective context of each model, its attention by place
-    and distance, and what each part of its memory is worth; null for the last where the text is too short.
+    and distance, and how much each part of its memory helps; null for the last where the text is too short.
     Documents are read each from an empty memory, and of them each of the three is null where they are too
     short. Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
 
@@ -117,7 +117,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
 def findings(probed: Mapping[str, Any]) -> list[str]:
     """What the contents of ``probe.json`` say about each part of each model's memory, a line for each."""
     if not (ablation := probed["memory_ablation"]):
-        return ["The held-out text is too short to measure what memory is worth."]
+        return ["The held-out text is too short to measure how much memory helps."]
     lines = []
     for run, costs in ablation["overall"]["less_untouched"].items():
         bits = {control: f"{cost['mean'] / math.log(2):.4f}" for control, cost in costs.items()}

@@ -21,6 +21,9 @@ from memformers.models.memory_sizes import Sizes
 from memformers.models.parts import check_returned, children_first, reset_parameters
 from memformers.models.registry import NoSettings, lookup
 
+BYTES = 4
+"""Of a number in float32."""
+
 
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights; in pre-norm a final norm.
@@ -254,7 +257,8 @@ def operations(D: int, Q: int, K: int) -> int:
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's
-    mean keys M + C, and operations per token."""
+    mean keys M + C, a stream's bytes, in float32, as layer inputs, which are carried from segment to segment,
+    and as keys and values, which generation keeps; and operations per token."""
     kind, S = lookup("model", config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)
@@ -262,5 +266,7 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,
+        "state_bytes": sum(own.carried for own in config.memory_sizes) * config.d_model * BYTES,
+        "cached_bytes": round(2 * keys * config.n_layers * config.d_model * BYTES),
         "attention_operations": of_layers + kind.more_operations(config),
     }

@@ -65,6 +65,11 @@ class MemorySizes(Checked):
         return max(self.mem_len, self.compression_rate - 1)
 
     @property
+    def carried(self) -> int:
+        """The vectors ``[D]`` that a full memory carries: positions, slots, and what f_c reads again."""
+        return self.mem_len + self.c_mem_len + self.slot_input_positions
+
+    @property
     def keys(self) -> int:
         """The number of keys without the segment's, M + C; the mean over heads, rounded."""
         each = [M + C for M, C in self.heads or [(self.mem_len, self.c_mem_len)]]

@@ -15,7 +15,7 @@ from memformers.runs.plan import baseline_of
 from memformers.runs.reader import Run
 
 LABELS = {
-    "transformer": "Transformer, no memory",
+    "transformer": "No memory",
     "transformer-xl": "Transformer-XL",
     "compressive": "Compressive Transformer",
 }
@@ -172,7 +172,7 @@ Column = Callable[[ArmRuns], str]
 """A column of a table: the cell of an arm."""
 
 
-def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column], head: str = "arm") -> str:
+def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column], head: str = "model") -> str:
     """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
     rows = [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms]
     return table([head, *columns], rows, numbers=True)

@@ -48,7 +48,7 @@ def write_report(folder: Path) -> Path:
         *figures(arms, base, folder, what_curves_are_over(arms, read)),
     ]
     parts += ["### Other units, and accuracy", units_table(arms)]
-    parts += ["## What each arm costs", costs_table(arms, base), *samples(arms)]
+    parts += ["## What each model costs", costs_table(arms, base), *samples(arms)]
     parts += probe_section(arms, probe, folder) if probe else []
     parts += how_it_was_made(arms, base, folder, prose("method", read=read))
 
@@ -120,10 +120,10 @@ def samples(arms: Sequence[ArmRuns]) -> list[str]:
         return []
     parts = ["## Samples", prose("samples")]
     if shared := len(set(prompts.values())) == 1:
-        parts.append(f"All arms continue the same prompt:\n\n{fenced(next(iter(prompts.values())))}")
+        parts.append(f"All models continue the same prompt:\n\n{fenced(next(iter(prompts.values())))}")
     for label, run in runs.items():
         parts.append(f"**{plain(label)}**")
         if not shared:
-            parts.append(f"The prompt:\n\n{fenced(prompts[label])}\n\nThe text that the arm wrote:")
+            parts.append(f"The prompt:\n\n{fenced(prompts[label])}\n\nThe text that the model wrote:")
         parts.append(fenced(run.sample))
     return parts

@@ -1,4 +1,4 @@
-"""The part of a report about a probe: how much context helps, what each part of memory is worth, and where
+"""The part of a report about a probe: how much context helps, how much each part of memory helps, and where
 attention goes."""
 
 import math
@@ -30,7 +30,7 @@ def probe_section(arms: Sequence[ArmRuns], probe: Measured, folder: Path) -> lis
     context, attention, ablation = (
         probe[name] for name in ("effective_context", "attention", "memory_ablation")
     )
-    parts = ["## What context and memory are worth"]
+    parts = ["## How much context and memory help"]
     if probe["documents"]:
         missing = ["how much context helps"] * (not context)
         missing += ["how attention is distributed with full memories"] * (not attention)
@@ -44,7 +44,7 @@ def probe_section(arms: Sequence[ArmRuns], probe: Measured, folder: Path) -> lis
             [arm.label, *(effective_length(context, r, name) for r in context["recl"])]
             for name, arm in probed.items()
         ]
-        parts.append(table(["arm", *(f"r{SPACE}={SPACE}{r}" for r in context["recl"])], rows, numbers=True))
+        parts.append(table(["model", *(f"r{SPACE}={SPACE}{r}" for r in context["recl"])], rows, numbers=True))
         parts.append(gains_figure(context, of_runs, folder))
     if attention:
         parts.append(attention_figure(attention, of_runs, folder))
@@ -114,7 +114,7 @@ def memory_ablation_section(
     findings = [f"- {finding(run, part)}" for run in probed for part in ablation["swapped_less_zeroed"][run]]
     return [
         prose("ablation", tokens=overall["tokens"], **about),
-        table(["arm", "loss with unchanged memory", *map(in_words, CONTROLS)], costs, numbers=True),
+        table(["model", "loss with unchanged memory", *map(in_words, CONTROLS)], costs, numbers=True),
         *(["\n".join(findings)] if findings else []),
         prose("limits"),
         *figure,

@@ -1,4 +1,4 @@
-"""The figures of a probe: what context and memory are worth, and where attention goes, as Markdown with their
+"""The figures of a probe: how much context and memory help, and where attention goes, as Markdown with their
 captions. Models are named by their runs."""
 
 import math

@@ -78,7 +78,7 @@ def settings_tables(arms: Sequence[ArmRuns]) -> list[str]:
     rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
     head = ["setting", *(arm.label for arm in arms)]
     parts = [prose("settings_differ"), table(head, rows, numbers=True)] if rows else []
-    title = "Settings of all arms:" if len(arms) > 1 else "Settings:"
+    title = "Settings of all models:" if len(arms) > 1 else "Settings:"
     return [*parts, title, table(["setting", "value"], [*shared.items()])]
 
 

@@ -55,8 +55,8 @@ def write_recall_report(folder: Path) -> Path:
             for arm in done
             if arm is not claimed
         ]
-        parts.append("The other arms, minus the arm with slots:")
-        parts.append(table(["arm", *(m.label for m in measures)], rows, numbers=True))
+        parts.append("The other models, minus the one with slots:")
+        parts.append(table(["model", *(m.label for m in measures)], rows, numbers=True))
     asked = base.first.config["recall"]
     parts.append(prose("asked", stream=asked["stream"], on_these=asked["measured_for"] == "choosing"))
     parts.append(accuracy_figure(done, folder))
@@ -65,7 +65,7 @@ def write_recall_report(folder: Path) -> Path:
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
         WITHIN.label: lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
     }
-    parts += ["## What each arm costs", costs_table(done, base, more)]
+    parts += ["## What each model costs", costs_table(done, base, more)]
     names = [f"{low:,} – {high - 1:,}" for low, high in pairwise(edges_of(done[0]))]
     columns = zip(names, *(map(percent, accuracy(arm)) for arm in done), strict=True)
     head = ["positions since the value was set", *(arm.label for arm in done)]
@@ -77,7 +77,7 @@ def write_recall_report(folder: Path) -> Path:
             for control in controls_of(arm)
         ]
         parts += ["### Causal controls by the place of the value", prose("controls")]
-        parts.append(table(["arm", "control", *PLACES], rows, numbers=True))
+        parts.append(table(["model", "control", *PLACES], rows, numbers=True))
     parts += how_it_was_made(done, base, folder, "Training times do not include measurements.")
     lines = [
         [arm.name, seed, control, *line]

@@ -170,6 +170,9 @@ def costs_table(arms: Sequence[ArmRuns], base: ArmRuns, more: Mapping[str, Colum
         "memory reach, one layer / all layers (positions)": lambda arm: (
             f"{arm.first.facts['memory']['one_layer']:,} / {arm.first.facts['memory']['all_layers']:,}"
         ),
+        "state per stream": lambda arm: number(
+            arm.first.facts.get("state_bytes"), ",.0f", " KiB", scale=1 / 1024
+        ),
         "attention operations per token": lambda arm: f"{arm.first.facts['attention_operations']:,}",
         "parameters": lambda arm: f"{arm.first.facts['parameters']:,}",
         "tokens/s (median)": median_speed,

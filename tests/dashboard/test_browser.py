@@ -124,7 +124,7 @@ def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comp
         assert page.get_by_text("mem_len", exact=True).is_visible(), "what was opened stays open"
         page.wait_for_function("document.querySelectorAll('#chart .legendtext').length === 3")
         names = page.locator("#chart .legendtext").all_text_contents()
-        assert names == ["Transformer, no memory", "Transformer-XL", ARMS["odd"]]
+        assert names == ["No memory", "Transformer-XL", ARMS["odd"]]
         assert [stroke for stroke in strokes(page) if "rgb(" in stroke] == COLOURS[scheme]
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.locator("#chart .legendtoggle").nth(1).click()

@@ -52,7 +52,7 @@ def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(
     shutil.rmtree(folder / "transformer" / "checkpoints")
     with pytest.warns(UserWarning, match="no checkpoint of it: transformer"):
         assert set(read_json(probe(folder, QUICK, CPU))["attention"]) == set(MODELS) - {"transformer"}
-    said = "**Not probed, since no checkpoint was there**: Transformer, no memory."
+    said = "**Not probed, since no checkpoint was there**: No memory."
     assert said in markdown_of(folder)
     facts = read_json(folder / "compressive" / "run.json")
     facts["corpus"]["sha256"] = "0123"

@@ -17,7 +17,7 @@ FACTS = {
         "name": "Tiny Shakespeare", "source": "input.txt", "characters": 1115394, "sha256": "86c4",
         "stands_in_for_tiny_shakespeare": False,
     },
-    "parameters": 12345, "memory": {"one_layer": 64, "all_layers": 256}, "keys": 64,
+    "parameters": 12345, "memory": {"one_layer": 64, "all_layers": 256}, "keys": 64, "state_bytes": 32_768,
     "attention_operations": 1_234_567,
     "environment": {
         "python": "3.11", "platform": "Linux", "packages": {"torch": "2.13.0"}, "device": "a CPU",

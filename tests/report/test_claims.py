@@ -20,7 +20,7 @@ BETTER = less(-0.020, -0.021, -0.019)
         # Student's t of 2 degrees is 4.303; of deviations of 0.001 that is 4.303 · 0.001 / √3 = 0.0025
         ({"transformer": less(0.020, 0.021, 0.019), "transformer-xl": XL, "compressive": BETTER},
          ["**Compressive Transformer is better by 0.020 ± 0.002**, or 0.8% (3 seeds).",
-          "**Transformer, no memory is worse by 0.020 ± 0.002**", "mean over 3 seeds", "means over 3 seeds",
+          "**No memory is worse by 0.020 ± 0.002**", "mean over 3 seeds", "means over 3 seeds",
           "compared with Transformer-XL by its bits per character", "| −0.020 ± 0.002 |",
           "| Transformer-XL | 3 | 2.450 ± 0.124 | – |",
           "| Transformer-XL | 1.715 ± 0.087 | 1.225 ± 0.062 | 99.0 ± 0.0 |"]),
@@ -52,7 +52,7 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
     assert all(number in said for number in numbers)
     assert " is better by" not in markdown
     assert "| *−0.020 ± 0.025* |" in markdown, "a page shows it in grey"
-    assert ("of twenty arms" in markdown) == (others == 3), "many arms differ by chance"
+    assert ("of twenty models" in markdown) == (others == 3), "many arms differ by chance"
 
 
 @pytest.mark.parametrize("compared", [True, False])
@@ -142,7 +142,7 @@ def test_costs_say_keys_operations_and_sizes_and_what_else_differs_is_called_out
     fake_run(tmp_path / "slow", "transformer-xl", 2.4, learning_rate=1e-4, facts=FACTS | {"keys": 128})
     changed(tmp_path / "slow" / "run.json", parameters=12345 + 1234)
     markdown = markdown_of(tmp_path)
-    assert "| slow | 128 | 64 / 256 | 1,234,567 | 13,579 | 1,006 | 10 s | 12 s | 300 MiB |" in markdown
+    assert "| slow | 128 | 64 / 256 | 32 KiB | 1,234,567 | 13,579 | 1,006 | 10 s | 12 s | 300 MiB |" in markdown
     assert "**These runs differ in more than their memory**: optim.learning_rate; see" in markdown
     assert "slow has 1,234 more parameters than Transformer-XL (10.0%)" in markdown
 

@@ -74,10 +74,10 @@ def test_each_part_has_its_cost_in_bits_and_an_absent_one_a_dash(scale, tmp_path
     half, short = bits(0.01), "≤\N{NO-BREAK SPACE}32"
     said = [
         "12,345 tokens", "16 streams", "the first 320",
-        f"| Transformer, no memory | {bits(1.5)} | – | – | – | – |",
+        f"| No memory | {bits(1.5)} | – | – | – | – |",
         f"| Transformer-XL | {bits(1.5)} | – | – | +{bits(0.05)} ± {half} | +{bits(0.08)} ± {half} |",
         f"| Compressive Transformer | {bits(1.5)} | +{bits(0.02)} ± {half} | *+{bits(0.002)} ± {half}* |",
-        f"| Compressive Transformer, minus Transformer, no memory | −{bits(0.02)} ± {half} | – |",
+        f"| Compressive Transformer, minus No memory | −{bits(0.02)} ± {half} | – |",
         "| tokens | 80 | 0 |",
         f"| Transformer-XL | {short} ({short} – 64) | {short} ({short} – 64) |",
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_use_is_claimed_where_the_interval_leaves_out_zero_and_a_harm_too(tmp_
     ]
     for line, parts in zip([line for line in lines if line.startswith("- ")], said, strict=True):
         assert [part for part in parts if part not in line] == []
-    assert "| Transformer-XL, minus Transformer, no memory | −0.020 | – |" in "\n".join(lines)
+    assert "| Transformer-XL, minus No memory | −0.020 | – |" in "\n".join(lines)
     costs = {"transformer-xl": {ZEROED: difference(-0.05), SWAPPED: difference(-0.08)}}
     assert "has a lower loss" in section(tmp_path / "harms", ablation_of(costs, baseline=None), MODELS[1:2])
 
@@ -101,9 +101,9 @@ def test_a_use_is_claimed_where_the_interval_leaves_out_zero_and_a_harm_too(tmp_
 @pytest.mark.drawn
 @pytest.mark.parametrize(
     ("models", "baseline", "said"),
-    [(MODELS, "transformer", "below, the loss of each arm minus"),
-     (MODELS[2:], None, "What memory is worth: how much the loss of a trained model rises"),
-     (("transformer", "wide"), "transformer", "loss of each arm minus that of Transformer, no"),
+    [(MODELS, "transformer", "below, the loss of each model minus"),
+     (MODELS[2:], None, "How much memory helps: how much the loss of a trained model rises"),
+     (("transformer", "wide"), "transformer", "loss of each model minus that of No memory"),
      (MODELS[:1], None, "")],
 )  # fmt: skip
 def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseline, said, tmp_path):

@@ -108,7 +108,7 @@ def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(
     ("read", "said"),
     [((9_000, 9_000), "over the whole held-out text, with memory carried"),
      ((2_048, 2_048), "over the same 2,048 tokens of the held-out text"),
-     ((2_048, 9_000), "unequal parts of the held-out text (Transformer, no memory: 2,048 tokens, "
+     ((2_048, 9_000), "unequal parts of the held-out text (No memory: 2,048 tokens, "
       "Transformer-XL: all;")],
 )  # fmt: skip
 def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
@@ -164,7 +164,7 @@ def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(c
     markdown = markdown_of(comparison)
     assert "the same prompt:\n\n```text\nBANQUO:\n```" in markdown
     assert markdown.count("BANQUO:") == 1
-    differing, _, shared = markdown.partition("Settings of all arms:")
+    differing, _, shared = markdown.partition("Settings of all models:")
     rows = ("model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4", "model.compression | – | – | conv",
             "memory_warmup | – | 0.125 | 0.125")  # fmt: skip
     assert [row for row in rows if f"| {row} |" not in differing] == []
@@ -193,4 +193,4 @@ def test_a_report_names_its_run_date_command_and_commit_and_no_place_of_this_mac
     assert [row for row in rows if f"| {row} |" not in markdown] == []
     assert str(tmp_path) not in markdown + (folder / "report.html").read_text()
     assert "**The probe was left out**" in markdown, "it is of another run"
-    assert "What context and memory are worth" not in markdown
+    assert "How much context and memory help" not in markdown
