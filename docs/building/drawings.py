@@ -24,51 +24,68 @@ SEGMENT, SEGMENTS = 4, 6
 """Length and number of the segments that memory rolls over."""
 
 
+Remember = Callable[[Memory, Tensor], Memory]
+"""What a model remembers after a segment whose inputs ``[S, 1, 2]`` are their own first and last position."""
+Cell = tuple[int, int, str]
+"""The first and the last of consecutive positions, and where they are: a name in [`COLOURS`][]."""
+
+
+def exactly(mem_len: int) -> Remember:
+    """The memory of Transformer-XL."""
+    return lambda memory, inputs: truncate_memory(memory, [inputs], [MemorySizes(mem_len)])
+
+
+def compressed(mem_len: int, slots: int, rate: int) -> Remember:
+    """The memory of the Compressive Transformer, in which a slot knows what it stands for."""
+
+    def first_and_last(mem: Tensor) -> Tensor:
+        return torch.stack((mem[::rate, :, 0], mem[rate - 1 :: rate, :, 1]), dim=-1)
+
+    sizes = [MemorySizes(mem_len, slots, rate)]
+    return lambda memory, inputs: compress_memory(memory, [inputs], [first_and_last], sizes)[0]
+
+
+def rolled(remember: Remember, segments: int = SEGMENTS) -> list[list[Cell]]:
+    """Where all positions so far are while each segment is read, oldest first."""
+    memory, rows = Memory(()), []
+    for start in range(0, segments * SEGMENT, SEGMENT):
+        row: list[Cell] = []
+        for place, kept in (("compressed memory", memory.c_mem), ("memory", memory.mem)):
+            row += [(f, last, place) for f, last in (kept[0][:, 0].int().tolist() if kept else ())]
+        oldest = row[0][0] if row else start
+        segment = range(start, start + SEGMENT)
+        row[:0] = [(position, position, "forgotten") for position in range(oldest)]
+        rows.append(row + [(position, position, "segment") for position in segment])
+        inputs = torch.arange(segment.start, segment.stop, dtype=torch.float32)
+        memory = remember(memory, inputs[:, None, None].expand(-1, 1, 2))
+    return rows
+
+
 def memory_rolls() -> Figure:
     """Where each position of a text is after each segment: Transformer-XL."""
-
-    def remember(memory: Memory, inputs: Tensor) -> Memory:
-        return truncate_memory(memory, [inputs], [MemorySizes(6)])
-
-    return rolling(remember, "Transformer-XL, S = 4, M = 6")
+    return rolling(rolled(exactly(6)), "Transformer-XL, S = 4, M = 6")
 
 
 def compression() -> Figure:
     """Where each position of a text is after each segment: Compressive Transformer."""
-
-    def first_and_last(mem: Tensor) -> Tensor:
-        return torch.stack((mem[::2, :, 0], mem[1::2, :, 1]), dim=-1)
-
-    def remember(memory: Memory, inputs: Tensor) -> Memory:
-        f_c = [first_and_last]
-        return compress_memory(memory, [inputs], f_c, [MemorySizes(4, 4, 2)])[0]
-
-    return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
+    title = "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2"
+    return rolling(rolled(compressed(4, 4, 2)), title)
 
 
-def rolling(remember: Callable[[Memory, Tensor], Memory], title: str) -> Figure:
-    """A row a segment: what ``remember`` leaves of inputs that are their own positions, first and last."""
+def rolling(rows: list[list[Cell]], title: str) -> Figure:
+    """A row a segment, as [`rolled`][] returns them."""
     figure = Figure(figsize=(8.0, 3.7), layout="constrained")
     axes = figure.add_subplot()
-    memory = Memory(())
-    for number in range(SEGMENTS):
-        start = number * SEGMENT
-        positions = torch.arange(start, start + SEGMENT, dtype=torch.float32)
+    for number, row in enumerate(rows):
         y = -1.3 * number
-        for position in range(start):
-            cell(axes, position, y, 1, COLOURS["forgotten"])
-        for place, slots in (("compressed memory", memory.c_mem), ("memory", memory.mem)):
-            for first, last in slots[0][:, 0].int().tolist() if slots else ():
-                cell(axes, first, y, last - first + 1, COLOURS[place])
-        for position in range(start, start + SEGMENT):
-            cell(axes, position, y, 1, COLOURS["segment"])
+        for first, last, place in row:
+            cell(axes, first, y, last - first + 1, COLOURS[place])
         axes.text(-0.5, y + 0.5, f"segment {number + 1}", ha="right", va="center", color=INK)
-        memory = remember(memory, positions[:, None, None].expand(-1, 1, 2))
     for position in range(0, SEGMENTS * SEGMENT, SEGMENT):
         axes.text(position + 0.5, 1.2, str(position), ha="center", va="bottom", color=FAINT, fontsize=8)
     axes.text(-0.5, 1.2, "position", ha="right", va="bottom", color=FAINT, fontsize=8)
-    shown = [p for p in COLOURS if p != "compressed memory" or memory.c_mem]
-    patches = [Patch(facecolor=COLOURS[place], edgecolor="white", label=place) for place in shown]
+    used = {place for row in rows for _, _, place in row}
+    patches = [Patch(facecolor=COLOURS[p], edgecolor="white", label=p) for p in COLOURS if p in used]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set(xlim=(-4, SEGMENTS * SEGMENT), ylim=(-1.3 * SEGMENTS + 1.1, 1.9))
