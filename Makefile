@@ -13,7 +13,7 @@ BIN := .venv/bin
 # A relative path, since pip splits it at spaces.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare recall ablation dashboard test test-long docs bench bench-decoding lint format clean
+.PHONY: compare recall ablation dashboard test test-long docs docs-tables bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
@@ -44,6 +44,10 @@ test-long: .venv/ready-for-tests
 # The documentation, into site/. Its pages and its search work when they are opened as files.
 docs: .venv/ready-for-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The tables, commands, source lines and figures in the pages of docs/, from docs/results/data and the source.
+docs-tables: .venv/ready-for-tests
+	$(BIN)/python -m docs.building
 
 # Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import memformers
 from docs.building.command_line import command_line_page
 from docs.building.drawings import DRAWINGS, svg
-from docs.building.markdown import expanded, named, relinked
+from docs.building.markdown import named, relinked
 from docs.building.marks import with_marks
 from docs.building.maths import with_mathml
 from docs.building.notebooks import for_the_site
@@ -30,12 +30,10 @@ from docs.building.reference import (
     with_public_names,
 )
 from docs.building.source import ROOT
+from memformers.report.page import inline_svg
+from memformers.report.plotting import DARK
 
 ELSEWHERE = {
-    "results/speed.md": "experiments/benchmarks/RESULTS.md",
-    "results/decoding.md": "experiments/benchmarks/DECODING.md",
-    "results/compiled.md": "experiments/benchmarks/COMPILED.md",
-    "results/figures/attention.png": "experiments/benchmarks/figures/attention.png",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
@@ -43,8 +41,8 @@ ELSEWHERE = {
 COMMAND_LINE = "command-line.md"
 LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
 """Pages that are not in English."""
-WIDE = ("results/speed.md", "scaling.md", "which-memory.md")
-"""Pages with tables as wide as those of reports."""
+WIDE = ("results/", "scaling.md", "recipes.md", "which-memory.md")
+"""How the paths of pages with wide tables begin."""
 BOOSTS = {
     "api/index.md": 0.01,
     "api/memformers.": 0.001,
@@ -54,16 +52,19 @@ BOOSTS = {
     "contributing.md": 0.1,
     "design.md": 0.3,
     "notebooks/": 0.2,
-    "results/ablation/index.md": 0.5,
     "results/index.md": 1,
-    "results/memory_worth/index.md": 0.5,
-    "results/": 0.1,
+    "results/": 0.3,
+    "recipes.md": 0.1,
     "troubleshooting.md": 0.3,
 }
 """Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a
 title counts 1,000 times as much as text, and a reference is all titles, so guides would come last."""
-UNBROKEN = re.compile(r"(?<=\d) (?=[%±] ?\d?)|(?<=%) (?=±)|(?<=±) (?=\d)")
+UNBROKEN = re.compile(r"(?<=\d) (?=[%±] ?\d?|(?:[KM]iB|[Ms])\b)|(?<=%) (?=±)|(?<=±) (?=\d)")
 """Spaces within a number with its unit and its interval, such as 65.7 % ± 0.6."""
+SHORT = re.compile(r"(?<!<pre>)(?<!</span>)<code>(?=[^<]{1,30}</code>)")
+"""The beginning of short code, which stays in a line; a browser breaks --option after its dashes."""
+FIGURE = re.compile(r'<img alt="([^"]*)" src="[./]*(?:results/)?figures/(\w+)\.svg"\s*/?>')
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 DRAWING = re.compile(r'<img [^>]*src="([^"]*drawings/[^"]+)"[^>]*>')
 
 
@@ -99,17 +100,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put in the source lines, tables and public names that a page asks for, and weigh it for the search."""
+    """Put in the public names that a page asks for, and weigh it for the search."""
     uri = page.file.src_uri
     boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
     page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
-    if uri.endswith((".ipynb", "/report.md")) or uri in WIDE:
+    if uri.endswith(".ipynb") or uri.startswith(WIDE):
         page.meta["hide"] = ["toc"]  # without it, the longest lines of code and most tables fit the page
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:
-        return named(expanded(with_public_names(markdown)), uri)
-    except (ValueError, OSError, IndexError) as error:
+        return named(with_public_names(markdown), uri)
+    except ValueError as error:
         raise PluginError(f"{uri}: {error}") from None
 
 
@@ -120,6 +121,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         if page.file.src_uri.endswith(".ipynb"):
             return for_the_site(html, Path(page.file.abs_src_path))
         html = UNBROKEN.sub("\u00a0", with_marks(with_mathml(html)))
+        html = SHORT.sub('<code class="short">', html)
+        if page.file.src_uri.startswith("results/"):
+            html = TABLE.sub(narrow, html)
         return DRAWING.sub(r'<a href="\1">\g<0></a>', html)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
@@ -131,7 +135,27 @@ def on_post_build(config: MkDocsConfig) -> None:
         shutil.copyfile(notebook, Path(config.site_dir) / "notebooks" / notebook.name)
 
 
+def narrow(table: re.Match[str]) -> str:
+    """A table of results that breaks no name, and whose numbers a search doesn't show."""
+    return (
+        table[0]
+        .replace("Transformer-XL", "Transformer\u2011XL")
+        .replace("<table", "<table data-search-exclude", 1)
+    )
+
+
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Say which language a page is in; the theme knows that of the site only."""
+    """Say which language a page is in, since the theme knows that of the site only, and put figures into the
+    page, where they follow its colours."""
     language = LANGUAGES.get(page.file.src_uri, "en")
-    return output.replace('<html lang="en"', f'<html lang="{language}"', 1)
+    output = output.replace('<html lang="en"', f'<html lang="{language}"', 1)
+    return FIGURE.sub(figure, output)
+
+
+def figure(found: re.Match[str]) -> str:
+    """A figure of the results as a part of a page."""
+    svg = (ROOT / f"docs/results/figures/{found[2]}.svg").read_text(encoding="utf-8")
+    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
+    style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'
+    svg = re.sub("<style>@media.*?</style>", style, svg, count=1)
+    return f'<div class="figure">{inline_svg(svg, found[1])}</div>'

@@ -1,44 +1,91 @@
-"""What a page may ask for in a line of its own: source lines, and tables of other files.
+"""What is written into the pages of docs/, so that they read well in the repository too.
 
-!source memformers.models.memory_update.cut                 a function, method or class, without its docstring
-!source memformers.models.memory_update.cut from "a" to "b"  its lines from the one with a to the one with b
-!mark ① "a"                                                 the mark ① at the shown line with a (see marks.py)
-!table docs/results/tiny_shakespeare/report.md 2         the second table of a Markdown file
+A page says in a comment what it wants; ``python -m docs.building`` writes it below, up to the next one:
+
+<!-- table reach -->                              a table of results (see TABLES)
+<!-- run recall_two_layers -->                    the command of an experiment of experiments.csv
+<!-- source memformers.models.memory_update.cut   a function, method or class without its docstring, or
+     from "a" to "b"                              its lines from the first with a to the next with b;
+     ① "c" -->                                    and the mark ① at the line with c (see marks.py)
+<!-- end -->
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from docs.building.marks import checked, marked
+from docs.building.other_tables import (
+    agents,
+    commands,
+    compression,
+    data,
+    gates,
+    large_text,
+    memories,
+    of_file,
+)
+from docs.building.recall_tables import both_losses, reach, slot_settings, slots
+from docs.building.results import experiments
 from docs.building.source import ROOT, excerpt
+from docs.building.text_tables import (
+    growth,
+    long_text,
+    longer_training,
+    recipes,
+    text_distances,
+    text_variants,
+    tiny_shakespeare,
+)
 
-SOURCE = re.compile(r'^!source (\S+)(?: from "([^"]+)")?(?: to "([^"]+)")?((?:\n!mark .*)*)$', re.MULTILINE)
+BLOCK = re.compile(r"^<!-- (table|run|source) (.*?)\s*-->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+SOURCE = re.compile(r'(\S+)(?:\s+from "([^"]+)")?(?:\s+to "([^"]+)")?((?:\s+\S+ "[^"]+")*)', re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
-TABLE = re.compile(r"^!table (\S+) (\d+)$", re.MULTILINE)
+TABLES: dict[str, Callable[..., str]] = {
+    "reach": reach, "slots": slots, "slot_settings": slot_settings, "both_losses": both_losses,
+    "long_text": long_text, "text_distances": text_distances, "text_variants": text_variants,
+    "longer_training": longer_training, "tiny_shakespeare": tiny_shakespeare, "growth": growth,
+    "recipes": recipes, "compression": compression, "gates": gates, "agents": agents, "memories": memories,
+    "large_text": large_text, "data": data, "commands": commands, "file": of_file,
+}  # fmt: skip
 
 
-def expanded(markdown: str) -> str:
-    """The page with everything that it asks for. Raises ValueError for what is not there."""
-    markdown = SOURCE.sub(
-        lambda found: shown(found[1], found[2] or "", found[3] or "", found[4]), checked(markdown)
-    )
-    apart = re.search("^!mark.*", markdown, re.MULTILINE)
-    if apart:
-        raise ValueError(f"{apart[0]!r} has no code; put it directly below a !source line.")
-    return TABLE.sub(lambda found: tables(found[1])[int(found[2]) - 1], markdown)
+def filled(markdown: str) -> str:
+    """The page with everything that it asks for, anew. Raises ValueError for what is not there."""
+
+    def block(found: re.Match[str]) -> str:
+        kind, asked = found.groups()
+        write = {"table": table, "run": command, "source": shown}[kind]
+        return f"{found[0].partition('-->')[0]}-->\n\n{write(asked)}\n\n<!-- end -->"
+
+    unfilled = re.search(r"^<!-- (?:table|run|source) .*", BLOCK.sub("", markdown), re.MULTILINE)
+    if unfilled:
+        raise ValueError(f"{unfilled[0]!r} has no end; add a line: <!-- end -->")
+    return BLOCK.sub(block, checked(markdown, BLOCK))
 
 
-def shown(name: str, first: str, last: str, marks: str) -> str:
-    """Lines of the source, with the lines' ``marks``, as a code block that says where they are from."""
-    found = excerpt(name, first, last)
-    title = f"{found.path}, lines {found.first_line} to {found.last_line}"
-    return f'```python title="{title}"\n{marked(found.code, marks.strip(), name)}\n```'
+def table(asked: str) -> str:
+    """The table of that name, and of what stands after it."""
+    name, *arguments = asked.split(" ", 1) if asked.startswith("recipes") else asked.split()
+    if name not in TABLES:
+        raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
+    return TABLES[name](*arguments)
 
 
-def tables(path: str) -> list[str]:
-    """The tables of a Markdown file, in order."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    return re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
+def command(name: str) -> str:
+    """How an experiment is run."""
+    if name not in experiments():
+        raise ValueError(f"experiments.csv has no {name!r}; there are {', '.join(experiments())}.")
+    return f"```sh\n{experiments()[name]['command']}\n```"
+
+
+def shown(asked: str) -> str:
+    """Lines of the source, with their marks, as a code block that says where they are from."""
+    found = SOURCE.fullmatch(asked)
+    if found is None:
+        raise ValueError(f'{asked!r} is not understood; write: source NAME from "text" to "text" ① "text"')
+    name, first, last, marks = found.groups()
+    lines = excerpt(name, first or "", last or "")
+    return f'```python title="{lines.path}"\n{marked(lines.code, marks.strip(), name)}\n```'
 
 
 def named(markdown: str, page: str) -> str:

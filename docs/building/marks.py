@@ -1,10 +1,10 @@
 """Marks ① to ⑨ on a page: the same one at an equation, or a sentence, and at the lines that compute it.
 
-The text and the formulas of a page contain a mark where they explain something. Below the line that asks
-for the source, a line says which of the shown lines computes it, by a part of that line:
+The text and the formulas of a page contain a mark where they explain something. The comment that asks for the
+source says which of the shown lines computes it, by a part of that line:
 
-!source memformers.models.memory_update.cut
-!mark ① "return torch.cat("
+<!-- source memformers.models.memory_update.cut
+① "return torch.cat(" -->
 
 A mark may have several lines, and a line several marks. The text and its lines are in one
 ``<div class="beside" markdown>``; each of these counts from ① again.
@@ -17,31 +17,33 @@ MATHML = "http://www.w3.org/1998/Math/MathML"
 ElementTree.register_namespace("", MATHML)
 
 MARKS = "①②③④⑤⑥⑦⑧⑨"
-MARK = re.compile(rf'^!mark ([{MARKS}]) "([^"]+)"$', re.MULTILINE)
+MARK = re.compile(r'(\S+) "([^"]+)"')
 MARK_HERE = re.compile(f"[{MARKS}]")
 FORMULA = re.compile("<math .*?</math>", re.DOTALL)
 BESIDE = re.compile(r'^<div class="beside" markdown>\n.*?^</div>\n</div>$', re.MULTILINE | re.DOTALL)
-ASKING = re.compile(r"^!(?:source|mark) .*$", re.MULTILINE)
 CODE = re.compile(r"(?P<head><code>(?:<span></span>)?)(?P<lines>.*?)\n?(?P<end></code></pre>)", re.DOTALL)
 MARKED_LINE = re.compile(rf'\s*(?P<own><span class="c1">)?# (?P<marks>[{MARKS}]+)</span>$')
 """A line of Python in HTML whose comment ends with marks, or is only these: then the comment is theirs."""
 
 
-def checked(markdown: str) -> str:
-    """The page, as it is. Raises ValueError for a mark that has no line, no text, or no place."""
+def checked(markdown: str, asking: re.Pattern[str]) -> str:
+    """The page, as it is, whose blocks match ``asking``. Raises ValueError for a mark that has no line, no
+    text, or no place."""
     for block in BESIDE.findall(markdown):
-        text, lines = ASKING.sub("", block), {mark for mark, _ in MARK.findall(block)}
-        beside = next(iter(ASKING.findall(block)), "")
+        text = asking.sub("", block)
+        asked = [found[2] for found in asking.finditer(block) if found[1] == "source"]
+        lines = set(MARK_HERE.findall(" ".join(asked)))
+        beside = next(iter(asked), "").partition("\n")[0]
         for mark in MARKS:
             if mark in text and mark not in lines:
-                raise ValueError(f'{mark} has no line; below {beside!r}, add a line: !mark {mark} "its code"')
+                raise ValueError(f'{mark} has no line; below {beside!r}, add a line: {mark} "its code"')
             if mark in lines and mark not in text:
                 raise ValueError(f"{mark} has no text; put it at what its lines compute, beside {beside!r}.")
-    outside = re.search("^!mark.*", BESIDE.sub("", markdown), re.MULTILINE)
-    if outside:
-        raise ValueError(
-            f'{outside[0]!r} has no text beside it; put both in a <div class="beside" markdown>.'
-        )
+    for found in asking.finditer(BESIDE.sub("", markdown)):
+        if found[1] == "source" and MARK_HERE.search(found[2]):
+            raise ValueError(
+                f'{found[2]!r} has no text beside it; put both in a <div class="beside" markdown>.'
+            )
     return markdown
 
 
@@ -50,16 +52,14 @@ def marked(code: str, asking: str, name: str) -> str:
     ``asking`` give it. Raises ValueError unless the text that a mark quotes is in exactly one line."""
     lines = code.splitlines()
     marks = [""] * len(lines)
-    for asked in asking.splitlines():
-        found = MARK.fullmatch(asked)
-        if found is None:
-            raise ValueError(f'{asked!r} is not understood; write !mark ① "text in the line", with ① to ⑨.')
-        mark, text = found.groups()
+    for mark, text in MARK.findall(asking):
+        if mark not in MARKS:
+            raise ValueError(f'{mark!r} is not understood; write ① "text in the line", with ① to ⑨.')
         numbers = [n for n, line in enumerate(lines) if text in line]
         if len(numbers) != 1:
             many = f"{len(numbers)} lines" if numbers else "no line"
             raise ValueError(
-                f"{name} shows {many} with {text!r}; change !mark {mark} to a text that is in exactly one."
+                f"{name} shows {many} with {text!r}; change {mark} to a text that is in exactly one."
             )
         marks[numbers[0]] += mark
     return "\n".join(f"{line}  # {own}" if own else line for line, own in zip(lines, marks, strict=True))

@@ -5,7 +5,6 @@ SVG can't move, and has the colours of one page only.
 """
 
 import html
-import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -195,79 +194,7 @@ def told(row: Sequence[Cell], number: int) -> str:
     return f"{number}. {said}"
 
 
-def recall() -> str:
-    """Correct answers by distance, with 2 and with 3 layers, on streams on which nothing was chosen."""
-    drawn, spoken, height = [], [], 330
-    for left, layers in ((56, "two"), (400, "three")):
-        [found] = ROOT.glob(f"docs/results/**/claim/{layers}_layers/results.json")
-        results = json.loads(found.read_text("utf-8"))
-        arms = {arm["name"]: arm for arm in results["arms"]}
-        exact, slots = (
-            arms[name]["right"]["untouched"]["by_distance"] for name in ("transformer-xl", "compressive")
-        )
-        edges = results["edges"]
-        wins = [own["mean"] > other["mean"] for own, other in zip(slots, exact, strict=True)]
-        crossing = edges[len(wins) - wins[::-1].index(False)]
-        title = {
-            "two": f"2 layers: Compressive leads from {crossing} on",
-            "three": f"3 layers: Transformer-XL leads up to {crossing}",
-        }[layers]
-        drawn += panel(
-            left, title, edges, {"memory": ("Transformer-XL", exact), "slots": ("Compressive", slots)}
-        )
-        spoken.append(f"{title} positions.")
-        seeds, keys = len(arms["compressive"]["seeds"]), arms["compressive"]["keys"]
-    of = (
-        f"{keys} keys each; mean of {seeds} seeds, and its 95 % interval; streams on which nothing was chosen"
-    )
-    drawn.append(words(16, height - 14, of, "faint small"))
-    css = ".line.grid{stroke:var(--grid)}.band{opacity:.2}"
-    css += ".line.chance{stroke:var(--faint);stroke-dasharray:2 3}"
-    css += "".join(
-        f".line.of-{kind}{{stroke:var(--{kind});stroke-width:2.4}}" for kind in ("memory", "slots")
-    )
-    return picture(height, "Correct answers by distance", " ".join(spoken), drawn, css)
-
-
-def panel(
-    left: float, title: str, edges: Sequence[int], lines: dict[str, tuple[str, Sequence[dict[str, float]]]]
-) -> list[str]:
-    """Lines with their bands and names, and chance, in percent."""
-    top, bottom, width, farthest = 62, 260, 296, 800
-
-    def at(x: float, share: float) -> tuple[float, float]:
-        return left + width * x / farthest, bottom - (bottom - top) * min(max(share, 0), 1)
-
-    drawn = [words(left, 30, title, "ink bold")]
-    for percent in (0, 25, 50, 75, 100):
-        (x, y), (end, _) = at(0, percent / 100), at(farthest, 0)
-        drawn.append(path([(x, y), (end, y)], "line grid" + " chance" * (percent == 25)))
-        drawn.append(words(x - 7, y + 4, f"{percent} %" if percent == 100 else percent, "faint small end"))
-    for x in range(0, farthest, 128):
-        drawn.append(words(at(x, 0)[0], bottom + 18, x, "faint small middle"))
-    drawn.append(
-        words(left + width / 2, bottom + 36, "positions since the value was set", "faint small middle")
-    )
-    drawn.append(words(left, top - 12, "correct answers", "faint small"))
-    drawn.append(words(left + 4, at(0, 0.25)[1] + 14, "chance", "faint small"))
-    middles = [(low + high) / 2 for low, high in pairwise(edges)]
-    ends = {kind: shares[-1]["mean"] for kind, (_, shares) in lines.items()}
-    for kind, (_, shares) in lines.items():
-        high = [at(x, s["mean"] + s["half_width"]) for x, s in zip(middles, shares, strict=True)]
-        low = [at(x, s["mean"] - s["half_width"]) for x, s in zip(middles, shares, strict=True)]
-        drawn.append(path([*high, *low[::-1]], f"{kind} band", "z"))
-    for kind, (name, shares) in lines.items():
-        points = [at(x, s["mean"]) for x, s in zip(middles, shares, strict=True)]
-        drawn.append(path(points, f"line of-{kind}"))
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" class="{kind}"/>' for x, y in points]
-        (x, y), above = points[-1], ends[kind] == max(ends.values())
-        (x0, y0) = points[-2]
-        y_above = min(y0 + (y - y0) * (x - 90 - x0) / (x - x0), y) - 8  # clear of the line below the name
-        drawn.append(words(x + 8, y_above if above else y + 22, name, f"{kind} bold end"))
-    return drawn
-
-
-PICTURES: dict[str, Callable[[], str]] = {"equal_keys": equal_keys, "belt": belt, "recall": recall}
+PICTURES: dict[str, Callable[[], str]] = {"equal_keys": equal_keys, "belt": belt}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

@@ -38,7 +38,7 @@ that are predicted with each part of the memory changed, so that it takes second
 MEMORIES = ModelConfig(model="compressive", mem_len=32, c_mem_len=32)
 """Positions and slots that the Compressive Transformer has in a comparison if nothing else is asked for. With
 equal keys, Transformer-XL then remembers 64 positions, which is better than 128 in the same time
-(docs/results/recipes)."""
+(docs/recipes.md)."""
 
 
 @dataclass(frozen=True)

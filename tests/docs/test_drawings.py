@@ -84,11 +84,3 @@ def test_a_full_memory_is_drawn_with_its_keys_and_its_reach_and_every_position_i
     keys = [cell for cell in row if "memory" in cell[2]]
     assert len(keys) == sizes.keys
     assert sum(last - first + 1 for first, last, _ in keys) == sizes.positions
-
-
-def test_intervals_of_shares_end_at_100_percent():
-    bands = re.findall(r'<path d="M([^"]*)z" class="\w+ band"', PICTURES["recall"]())
-    heights = [float(pair.split(",")[1]) for band in bands for pair in band.split()]
-    assert len(bands) == 4
-    assert min(heights) == 62
-    assert max(heights) <= 260

@@ -4,43 +4,43 @@ import re
 
 import pytest
 
-from docs.building.markdown import expanded
+from docs.building.markdown import filled
 from docs.building.marks import BESIDE, MARKS, with_terms
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT
 
-SEEN = "!source memformers.models.documents.seen_of_past"
+SEEN = "memformers.models.documents.seen_of_past"
 
 
-def beside(text, code):
-    columns = "".join(f"<div markdown>\n\n{column}\n\n</div>\n" for column in (text, code))
+def beside(text, *marks):
+    columns = "".join(f"<div markdown>\n\n{column}\n\n</div>\n" for column in (text, source(*marks)))
     return f'<div class="beside" markdown>\n{columns}</div>'
 
 
+def source(*marks):
+    return f"<!-- {' '.join(['source', SEEN, *marks])} -->\n<!-- end -->"
+
+
 def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
-    page = expanded(
-        beside("a ① and b ②", f'{SEEN}\n!mark ② "return valid"\n!mark ① "slots = "\n!mark ① "+ slots"')
-    )
+    page = filled(beside("a ① and b ②", '② "return valid"', '① "slots = "', '① "+ slots"'))
     assert '    slots = (valid - mem_len).div(rate, rounding_mode="floor")  # ①\n' in page
     assert "    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)  # ②①\n```" in page
-    assert "!mark" not in page
 
 
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        (beside("a ①", f'{SEEN}\n!mark ① "gone"'), "no line with 'gone'; change !mark ① to a text"),
-        (beside("a ①", f'{SEEN}\n!mark ① "slots"'), "shows 2 lines with 'slots'; change !mark ① to a text"),
-        (beside("a ①", SEEN), f"① has no line; below '{SEEN}', add a line: !mark ①"),
-        (beside("a", f'{SEEN}\n!mark ① "slots ="'), f"① has no text; put it .*, beside '{SEEN}'"),
-        (beside("a", f'{SEEN}\n!mark 1 "slots ="'), "'!mark 1 .*' is not understood; write !mark ①"),
-        (beside("a ①", f'{SEEN}\n\n!mark ① "slots ="'), "'!mark ① .*' has no code; put it directly below"),
-        (f'① {SEEN}\n\n{SEEN}\n!mark ① "slots ="', 'has no text beside it; put both in a <div class="be'),
+        (beside("a ①", '① "gone"'), "no line with 'gone'; change ① to a text"),
+        (beside("a ①", '① "slots"'), "shows 2 lines with 'slots'; change ① to a text"),
+        (beside("a ①"), f"① has no line; below '{SEEN}', add a line: ①"),
+        (beside("a", '① "slots ="'), f"① has no text; put it .*, beside '{SEEN}"),
+        (beside("a", '1 "slots ="'), "'1' is not understood; write ①"),
+        (source('① "slots ="'), 'has no text beside it; put both in a <div class="be'),
     ],
 )  # fmt: skip
 def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(page, reason):
     with pytest.raises(ValueError, match=reason) as error:
-        expanded(page)
+        filled(page)
     assert "\n" not in str(error.value)
 
 

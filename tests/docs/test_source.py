@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.building.markdown import expanded, named, relinked
+from docs.building.markdown import filled, named, relinked
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT, excerpt
 
@@ -28,29 +28,38 @@ def test_an_excerpt_may_be_some_lines_of_a_method():
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("!source memformers.models.memory.gone", "there is no 'gone'"),
-     ("!source memformers.gone.followed_by", "there is no 'gone'"),
-     ("!source memformers.models.memory", "is a module"),
-     ('!source memformers.models.memory_update.followed_by from "gone"', "no line with 'gone'"),
-     ('!source memformers.models.memory_update.followed_by from "return" to "def"', "no line with 'def'")],
+    [("source memformers.models.memory.gone", "there is no 'gone'"),
+     ("source memformers.gone.followed_by", "there is no 'gone'"),
+     ("source memformers.models.memory", "is a module"),
+     ('source memformers.models.memory_update.followed_by from "gone"', "no line with 'gone'"),
+     ('source memformers.models.memory_update.followed_by from "return" to "def"', "no line with 'def'"),
+     ("source memformers.models.memory_update.followed_by until", "is not understood"),
+     ("table gone", "no table 'gone'"),
+     ("run gone", "no 'gone'")],
 )  # fmt: skip
 def test_a_page_can_not_outlive_what_it_shows(line, reason):
     with pytest.raises(ValueError, match=reason):
-        expanded(line)
+        filled(f"<!-- {line} -->\n<!-- end -->")
 
 
-def test_a_page_shows_lines_with_their_file_and_number():
+def test_what_a_page_asks_for_has_an_end():
+    with pytest.raises(ValueError, match="no end"):
+        filled("<!-- table reach -->\n\nmore")
+
+
+def test_what_is_written_into_a_page_replaces_what_was_there():
     found = excerpt("memformers.models.memory_update.followed_by")
-    page = expanded("before\n\n!source memformers.models.memory_update.followed_by\n\nafter")
-    lines = f"lines {found.first_line} to {found.last_line}"
-    fence = f'```python title="memformers/models/memory_update.py, {lines}"'
-    assert page == f"before\n\n{fence}\n{found.code}\n```\n\nafter"
+    asked = "<!-- source memformers.models.memory_update.followed_by -->"
+    page = filled(f"before\n\n{asked}\nold\n<!-- end -->\n\nafter")
+    fence = '```python title="memformers/models/memory_update.py"'
+    assert page == f"before\n\n{asked}\n\n{fence}\n{found.code}\n```\n\n<!-- end -->\n\nafter"
+    assert filled(page) == page
 
 
-def test_a_table_is_taken_whole():
-    page = expanded("!table docs/results/tiny_shakespeare/report.md 2")
-    assert page.startswith("| arm | keys per layer")
-    assert page.strip().splitlines()[-1].startswith("| Compressive Transformer |")
+def test_a_table_of_a_file_is_taken_whole():
+    page = filled("<!-- table file experiments/benchmarks/RESULTS.md 1 -->\n<!-- end -->").splitlines()
+    assert page[2].startswith("| case | model")
+    assert page[-3].startswith("| long | compressive |")
 
 
 def test_formulas_become_mathml_and_what_is_not_understood_is_an_error():

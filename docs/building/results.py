@@ -1,0 +1,135 @@
+"""The numbers of finished experiments, as docs/results/data has them: a folder for each experiment."""
+
+import csv
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from docs.building.source import ROOT
+from memformers.common.intervals import Mean, mean_of, paired
+
+DATA = ROOT / "docs/results/data"
+Seeds = dict[int, float]
+"""A number of each seed."""
+CORRECT = re.compile(r"correct(?: beyond ([\d.]+))?, (\d+) – (\d+)")
+FLOAT = 4
+"""The bytes of a number in a memory."""
+
+
+@cache
+def rows(experiment: str) -> list[dict[str, str]]:
+    """The lines of an experiment's ``results.csv``."""
+    with open(DATA / experiment / "results.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def experiments() -> dict[str, dict[str, str]]:
+    """What ``experiments.csv`` says of each experiment, by its name."""
+    with open(DATA / "experiments.csv", encoding="utf-8", newline="") as file:
+        return {row.pop("name"): row for row in csv.DictReader(file)}
+
+
+@cache
+def about(experiment: str) -> dict[str, Any]:
+    """An experiment's ``results.json``: how it was made, its settings, and what each of its arms costs."""
+    return dict(json.loads((DATA / experiment / "results.json").read_text(encoding="utf-8")))
+
+
+def seeds(experiment: str, arm: str, measure: str, task: str = "", control: str = "untouched") -> Seeds:
+    """What an ``arm`` came to by a ``measure``, by seed; empty if it was not measured. ``correct, 192 – 384``
+    is the share of correct answers about values that were set so many positions ago, and ``correct beyond
+    0.25, 192 – 384`` what it has beyond that of guesses, as a share of what there is to have."""
+    if (asked := CORRECT.fullmatch(measure)) and "accuracy" in rows(experiment)[0]:
+        return _correct(experiment, arm, float(asked[1] or 0), (int(asked[2]), int(asked[3])), control)
+    wanted = {"arm": arm, "control": control, "measure": measure} | ({"task": task} if task else {})
+    found = (row for row in rows(experiment) if wanted.items() <= row.items())
+    return {int(row["seed"]): float(row["value"]) for row in found}
+
+
+def _correct(experiment: str, arm: str, chance: float, band: tuple[int, int], control: str) -> Seeds:
+    counts: dict[int, list[float]] = {}
+    for row in rows(experiment):
+        inside = band[0] <= int(row["from"]) and int(row["to"]) <= band[1]
+        if inside and (row["arm"], row["control"]) == (arm, control) and row["accuracy"]:
+            right, asks = counts.setdefault(int(row["seed"]), [0.0, 0.0])
+            counts[int(row["seed"])] = [
+                right + int(row["asks"]) * float(row["accuracy"]), asks + int(row["asks"])
+            ]  # fmt: skip
+    return {seed: (right / asks - chance) / (1 - chance) for seed, (right, asks) in counts.items()}
+
+
+def mean(found: Seeds) -> Mean | None:
+    """The mean over seeds; None without any."""
+    return mean_of([*found.values()]) if found else None
+
+
+def stored(experiment: str, arm: str, measure: str, control: str = "untouched") -> Mean:
+    """A mean of an experiment whose seeds were not kept; KeyError if it has none."""
+    for row in rows(experiment):
+        if (row["arm"], row["measure"], row["control"]) == (arm, measure, control):
+            n = row["n"].split()[0]
+            return Mean(float(row["mean"]), float(row["half width"]), int(n))
+    raise KeyError(f"{experiment} has no {measure} of {arm}, {control}.")
+
+
+def state(keys_of_all_layers: int, d_model: int) -> str:
+    """The bytes that a memory keeps for each stream: the inputs of its layers, (M + C) · D · 4 in each."""
+    size = keys_of_all_layers * d_model * FLOAT
+    return f"{size / 1024:,.0f} KiB" if size else "0"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A paired difference between the Compressive Transformer and Transformer-XL at equal keys."""
+
+    panel: str
+    name: str
+    difference: float
+    half_width: float
+    unit: str
+    """``points``, where more is better, or bits, where less is."""
+    seeds: int
+    data: str
+    """The experiment that it is from, and below where in it."""
+    ours: str
+    base: str
+    measure: str
+    task: str
+
+    @property
+    def gain(self) -> float:
+        """The difference, so that more is better for the Compressive Transformer."""
+        return self.difference if self.unit == "points" else -self.difference
+
+    @property
+    def winner(self) -> str:
+        """The model that is ahead; empty if the interval contains zero."""
+        if abs(self.difference) <= self.half_width:
+            return ""
+        return "compressive" if self.gain > 0 else "transformer-xl"
+
+
+CONVERTERS: dict[str, Any] = dict.fromkeys(Verdict.__dataclass_fields__, str) | {
+    "difference": float, "half_width": float, "seeds": int,
+}  # fmt: skip
+
+
+def verdicts() -> list[Verdict]:
+    """All of them, as ``verdicts.csv`` has them."""
+    with open(DATA / "verdicts.csv", encoding="utf-8", newline="") as file:
+        found = [*csv.DictReader(file)]
+    return [Verdict(**{name: convert(row[name]) for name, convert in CONVERTERS.items()}) for row in found]
+
+
+def measured(verdict: Verdict) -> Mean | None:
+    """The difference of a verdict, computed from the file that it is from."""
+    if verdict.data == "tiny_shakespeare":
+        return stored(verdict.data, verdict.ours, verdict.measure)
+    v = verdict
+    ours, base = (seeds(v.data, arm, v.measure, v.task) for arm in (v.ours, v.base))
+    scale = 100 if v.unit == "points" else 1
+    found = paired(ours, base)
+    return found and Mean(found.mean * scale, found.half_width * scale, found.n)

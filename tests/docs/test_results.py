@@ -1,0 +1,114 @@
+"""The pages of results say what the files of results have."""
+
+import re
+import shlex
+from importlib.util import find_spec
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from docs.building.__main__ import written
+from docs.building.cells import share
+from docs.building.markdown import BLOCK
+from docs.building.plots import COLOURS, bar, line
+from docs.building.recall_tables import MODELS
+from docs.building.results import DATA, experiments, mean, measured, rows, seeds, state, verdicts
+from docs.building.source import ROOT
+from memformers.commands import compare
+from memformers.common.command_line import parse_arguments
+from memformers.common.intervals import Mean
+from tests.builders import small_lm
+from tests.texts import read
+
+PAGES = sorted((ROOT / "docs/results").glob("*.md"))
+FILES = [DATA / "tiny_shakespeare/results.json", *(ROOT / "experiments/benchmarks").glob("*.md")]
+"""What has numbers of which no page has the table."""
+TRACED = [*PAGES, ROOT / "docs/which-memory.md"]
+GIVEN = {"0.5.1", "2.13", "0.03", "2.7", "0.02"}
+"""Versions, and sizes that are settings or stand in the recipes' page."""
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return written()
+
+
+def test_pages_and_figures_are_as_their_data_and_the_source_say(wanted):
+    old = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
+    assert [path.relative_to(ROOT).as_posix() for path in old] == [], "run: make docs-tables"
+    assert {*wanted} >= {*(ROOT / "docs/results/figures").iterdir()}
+
+
+@pytest.mark.parametrize("verdict", verdicts(), ids=lambda verdict: verdict.name)
+def test_a_verdict_is_what_its_file_says(verdict):
+    found = measured(verdict)
+    digits = 1 if verdict.unit == "points" else 4
+    assert found.n == verdict.seeds > 2
+    assert verdict.difference == pytest.approx(found.mean, abs=0.51 * 10**-digits)
+    assert verdict.half_width == pytest.approx(found.half_width, abs=0.51 * 10**-digits)
+
+
+@pytest.mark.parametrize("page", TRACED, ids=lambda page: page.stem)
+def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(page, wanted):
+    tables = [found[0] for text in wanted.values() for found in BLOCK.finditer(text)]
+    chosen = [share(mean(seeds("recall_chosen", arm, "correct, 192 – 384"))) for arm in MODELS]
+    files = [path.read_text(encoding="utf-8") for path in FILES]
+    known = {*re.findall(r"\d+\.\d+(?: ± \d+\.\d+)?", "\n".join([*tables, *chosen, *files])), *GIVEN}
+    known |= {number for pair in known for number in pair.split(" ± ")}
+    prose = re.sub(r"\]\([^)]*\)|`[^`]*`|arXiv [\d.]+", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    numbers = re.findall(r"(?<![\d.])\d+\.\d+(?:\.\d+)?(?: ± \d+\.\d+)?", " ".join(prose.split()))
+    assert [number for number in numbers if number not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_begins_with_its_answer_and_has_one_figure_and_says_how_it_was_measured(page):
+    text = page.read_text(encoding="utf-8")
+    assert re.match(r"# .+\n\n\*\*[A-Z]", text)
+    if page.stem != "commands":
+        assert text.count("](figures/") == 1
+    if page.stem not in ("index", "commands"):
+        assert "<summary>How measured</summary>" in text
+        assert "```sh" in text
+        assert "KiB" in text or page.stem == "speed"  # the state of a stream
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
+    assert len(rows(name)) > 2
+    program, *arguments = shlex.split(experiments()[name]["command"]) or ["make"]
+    if program == "memformers":
+        asked = parse_arguments(getattr(compare, arguments[0].capitalize()), arguments[1:])
+        assert f"seeds={experiments()[name]['seeds']}" in repr(asked)
+    elif program == "python":
+        assert find_spec(arguments[1]), arguments
+    else:
+        assert program == "make"
+
+
+def test_no_numbers_are_left_that_no_experiment_has():
+    assert {path.name for path in DATA.iterdir() if path.is_dir()} == {*experiments()}
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_the_state_of_a_stream_is_what_a_model_keeps(model):
+    lm = small_lm(model, mem_len=16, c_mem_len=16, segment_len=16, compression_rate=2, n_layers=3).eval()
+    *_, memory = read(lm, torch.randint(9, (160, 1)))
+    kept = [*memory.mem, *memory.c_mem]
+    n_keys = sum(len(part) for part in kept)
+    assert n_keys == 3 * (16 + 16 * (model == "compressive"))
+    of_all = sum(part.numel() * part.element_size() for part in kept)
+    assert state(n_keys, lm.config.d_model) == f"{of_all / 1024:,.0f} KiB"
+
+
+def test_intervals_of_shares_end_at_their_limits_and_colours_are_those_of_models():
+    axes = Figure().subplots()
+    bar(axes, Mean(0.9, 0.2, 3), 0, "compressive", (0, 100), 100)
+    line(axes, [(0, Mean(0.9, 0.2, 3)), (1, Mean(0.1, 0.2, 3))], "infini", scale=100)
+    ends, _, curve = axes.get_lines()
+    assert [*ends.get_xdata()] == [pytest.approx(70), 100]
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (0, 100)
+    assert curve.get_color() not in [
+        COLOURS[model] for model in ("transformer", "transformer-xl", "compressive")
+    ]
