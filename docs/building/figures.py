@@ -4,40 +4,44 @@ Compressive Transformer, and nothing else; everything else is black or grey."""
 import re
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from docs.building.other_tables import AGENTS, COMPRESSIONS, MAZES, MEMORIES, of_file
-from docs.building.plots import COLOURS, GREY, INK, WIDTH, bar, guesses, key, line, names
+from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
 from docs.building.recall_tables import MODELS, STREAMS, in_slots
 from docs.building.results import mean, rows, seeds, stored, verdicts
 from docs.building.text_tables import DISTANCES, SHAKESPEARE, SWAPPED, nats
 from memformers.common.intervals import Mean, paired
 
+OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+"""At the left of a panel, and so many points beside a value of its vertical axis."""
+
 
 def forest() -> Figure:
-    """Each verdict with its interval, so that right is better for the Compressive Transformer."""
+    """Each verdict with its interval, so that right is better for the Compressive Transformer; narrow enough
+    for a telephone."""
     groups = {panel: [*found] for panel, found in groupby(verdicts(), key=lambda verdict: verdict.panel)}
-    figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
-    for axes, (panel, found) in zip(
-        figure.subplots(len(groups), height_ratios=[len(found) + 1 for found in groups.values()]),
-        groups.items(), strict=True,
-    ):  # fmt: skip
+    figure = Figure(figsize=(NARROW, 6.6), layout="constrained")
+    heights = [len(found) + 0.5 for found in groups.values()]
+    panels = figure.subplots(len(groups), height_ratios=heights)
+    for axes, (panel, found) in zip(panels, groups.items(), strict=True):
         is_share = found[0].unit == "points"
         end = 100.0 if is_share else 1.0
         for i, verdict in enumerate(found):
-            value = Mean(verdict.gain, verdict.half_width, verdict.seeds)
-            bar(axes, value, i, verdict.winner, (-end, end))
+            bar(axes, Mean(verdict.gain, verdict.half_width, verdict.seeds), i, verdict.winner, (-end, end))
+            axes.annotate(verdict.name, (0, i), (2, 4), **OF_ROW)
         axes.axvline(0, color=INK, linewidth=0.8)
-        names(axes, [verdict.name for verdict in found])
+        names(axes, [""] * len(found))
+        axes.set_ylim(len(found) - 0.5, -0.9)
+        if is_share:  # so that zero is in the middle
+            most = max(map(abs, axes.get_xlim()))
+            axes.set_xlim(-most, most)
         axes.set_title(f"{panel}, in {'points' if is_share else 'bits per byte or character'}")
-    figure.supxlabel("← Transformer-XL is better\u2003\u2003\u2003Compressive is better →", fontsize=9)
-    meanings = (
-        ("compressive", "Compressive ahead"),
-        ("transformer-xl", "Transformer-XL ahead"),
-        ("", "no difference seen"),
-    )
-    key(figure, [arm for arm, _ in meanings], [meaning for _, meaning in meanings])
+    figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
+    meanings = {"compressive": "Compressive", "transformer-xl": "Transformer-XL", "": "no difference seen"}
+    key(figure, [*meanings], [*meanings.values()])
     return figure
 
 

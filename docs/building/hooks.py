@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import memformers
 from docs.building.command_line import command_line_page
 from docs.building.drawings import DRAWINGS, svg
-from docs.building.markdown import named, relinked
+from docs.building.markdown import COMMENT, named, relinked
 from docs.building.marks import with_marks
 from docs.building.maths import with_mathml
 from docs.building.notebooks import for_the_site
@@ -64,6 +64,8 @@ UNBROKEN = re.compile(r"(?<=\d) (?=[%±] ?\d?|(?:[KM]iB|[Ms])\b)|(?<=%) (?=±)|(
 SHORT = re.compile(r"(?<!<pre>)(?<!</span>)<code>(?=[^<]{1,30}</code>)")
 """The beginning of short code, which stays in a line; a browser breaks --option after its dashes."""
 FIGURE = re.compile(r'<img alt="([^"]*)" src="[./]*(?:results/)?figures/(\w+)\.svg"\s*/?>')
+WIDE_FIGURE = 400
+"""The points from which a figure scrolls on a telephone, so that it stays readable."""
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 DRAWING = re.compile(r'<img [^>]*src="([^"]*drawings/[^"]+)"[^>]*>')
 
@@ -100,7 +102,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put in the public names that a page asks for, and weigh it for the search."""
+    """Put in the public names that a page asks for, leave out what it asked for in comments, and weigh it for
+    the search."""
     uri = page.file.src_uri
     boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
     page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
@@ -109,7 +112,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:
-        return named(with_public_names(markdown), uri)
+        return named(with_public_names(COMMENT.sub("", markdown)), uri)
     except ValueError as error:
         raise PluginError(f"{uri}: {error}") from None
 
@@ -158,4 +161,5 @@ def figure(found: re.Match[str]) -> str:
     dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
     style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'
     svg = re.sub("<style>@media.*?</style>", style, svg, count=1)
-    return f'<div class="figure">{inline_svg(svg, found[1])}</div>'
+    width = float(svg.partition('width="')[2].partition("pt")[0])
+    return f'<div class="figure{" wide" * (width > WIDE_FIGURE)}">{inline_svg(svg, found[1])}</div>'

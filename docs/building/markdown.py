@@ -37,6 +37,7 @@ from docs.building.text_tables import (
     tiny_shakespeare,
 )
 
+COMMENT = re.compile(r"^<!-- (?:table|run|source|end)\b.*?-->$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^<!-- (table|run|source) (.*?)\s*-->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r'(\S+)(?:\s+from "([^"]+)")?(?:\s+to "([^"]+)")?((?:\s+\S+ "[^"]+")*)', re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")

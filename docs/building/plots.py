@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from memformers.common.intervals import Mean
 from memformers.report.plotting import BLUE, DARK, GREEN, ORANGE
 
-WIDTH = 7.5
+WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
 INK, GREY, FAINT = "#000000", "#666666", "#b0b0b0"
 COLOURS = {
