@@ -55,9 +55,9 @@ def edges_of(experiment: str) -> list[tuple[int, int]]:
 def reach() -> Figure:
     """Correct answers by distance with two and three layers, and farther back."""
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    panels = (("2 layers, 128 keys", "recall_two_layers", 768),
-              ("3 layers, 128 keys", "recall_three_layers", 768),
-              ("2 layers, 256 keys", "recall_far", 2304))  # fmt: skip
+    panels = (("2 layers: slots from 256 on", "recall_two_layers", 768),
+              ("3 layers: from 384 on", "recall_three_layers", 768),
+              ("2 layers, 256 keys: from 512 on", "recall_far", 2304))  # fmt: skip
     for axes, (title, experiment, end) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         for arm in MODELS:
             bins = [(low, high) for low, high in edges_of(experiment) if (low + high) / 2 <= end]

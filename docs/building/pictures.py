@@ -6,7 +6,6 @@ SVG can't move, and has the colours of one page only.
 
 import html
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from docs.building.drawings import SEGMENT, Cell, compressed, exactly, rolled
 from docs.building.source import ROOT
