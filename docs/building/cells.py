@@ -42,7 +42,6 @@ class Column:
 
     head: str
     measure: str
-    task: str = ""
     minus: str = ""
     """The name of the base, for a column of differences to it."""
 
@@ -59,7 +58,7 @@ class Column:
 
     def cells(self, experiment: str, arm: str, base: str) -> list[str]:
         """Those of an arm."""
-        found, theirs = (seeds(experiment, name, self.measure, self.task) for name in (arm, base))
+        found, theirs = (seeds(experiment, name, self.measure) for name in (arm, base))
         shown, less = (share, more_points) if self.is_share else (bits, more_bits)
         cells = [shown(mean(found)), DASH if arm == base else less(paired(found, theirs))]
         return cells if self.minus else cells[:1]

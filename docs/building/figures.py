@@ -12,7 +12,7 @@ from docs.building.other_tables import AGENTS, COMPRESSIONS, MAZES, MEMORIES, of
 from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
 from docs.building.recall_tables import MODELS, STREAMS, in_slots
 from docs.building.results import mean, rows, seeds, stored, verdicts
-from docs.building.text_tables import DISTANCES, SHAKESPEARE, SWAPPED, nats
+from docs.building.text_tables import DISTANCES, SHAKESPEARE, SWAPPED
 from memformers.common.intervals import Mean, paired
 
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
@@ -80,7 +80,7 @@ def slots() -> Figure:
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     for axes, longer in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
-            for i, (_, bits, _) in enumerate(STREAMS):
+            for i, (_, bits) in enumerate(STREAMS):
                 value = mean(in_slots(arm, i, longer=longer))
                 if value is None:
                     continue
@@ -103,11 +103,11 @@ def long_text() -> Figure:
     left, right = figure.subplots(1, 2)
     for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
         gains = [
-            (float(budget), paired(*(seeds("text", a, "bits per byte", budget) for a in ("none", arm))))
-            for budget in ("400000", "1600000", "6400000")
+            (tokens, paired(*(seeds("text", a, f"bits per byte, {tokens:,} tokens") for a in ("none", arm))))
+            for tokens in (400_000, 1_600_000, 6_400_000)
         ]
         line(left, [(x, y) for x, y in gains if y], like)
-        saved = [paired(nats("text", "none", d), nats("text", arm, d)) for d in DISTANCES]
+        saved = [paired(seeds("text", "none", d), seeds("text", arm, d)) for d in DISTANCES]
         line(right, [(i, y) for i, y in enumerate(saved) if y], like)
     left.set(
         xscale="log",
@@ -161,7 +161,7 @@ def compression() -> Figure:
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     for i, (arm, *_) in enumerate(COMPRESSIONS):
-        value = mean(seeds("ablation", arm, "right beyond"))
+        value = mean(seeds("ablation", arm, "answers about values set 192 to 384 positions ago"))
         if value:
             bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
     names(axes, [shown for _, shown, _ in COMPRESSIONS])
@@ -176,7 +176,7 @@ def agents() -> Figure:
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     shown = AGENTS[:4]
     for axes, (arm, label, _) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
-        found = [seeds("agents", arm, "success", maze) for maze in MAZES]
+        found = [seeds("agents", arm, maze) for maze in MAZES]
         colour = COLOURS.get(arm.replace("none", "transformer"), INK)
         for seed in found[0]:
             solved = [100 * each[seed] for each in found]
@@ -192,16 +192,15 @@ def agents() -> Figure:
 def memories() -> Figure:
     """Correct answers by distance, for each memory beside Transformer-XL."""
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    edges = dict.fromkeys(
-        re.findall(r"correct, (\d+) – (\d+)", " ".join(row["measure"] for row in rows("memories")))
-    )
-    bins = [(int(a), int(b)) for a, b in edges if (int(a), int(b)) not in ((0, 192), (192, 384))]
-    for axes, (arm, label, *_) in zip(
-        figure.subplots(2, 3, sharex=True, sharey=True).flat, MEMORIES, strict=True
-    ):
+    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
+    for axes, (arm, label, *_) in zip(panels, MEMORIES, strict=True):
         for name in ("transformer-xl", arm):
             found = [
-                ((a + b) / 2, mean(seeds("memories", name, f"correct, {a} – {b}", "recall"))) for a, b in bins
+                (
+                    (low + high) / 2,
+                    mean(seeds("memories", name, f"recall, set {low} to {high} positions ago")),
+                )
+                for low, high in edges_of("recall_two_layers")
             ]
             line(axes, [(x, y) for x, y in found if y], name, scale=100, alpha=1.0 if name == arm else 0.35)
         guesses(axes)

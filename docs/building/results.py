@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +12,6 @@ from memformers.common.intervals import Mean, mean_of, paired
 DATA = ROOT / "docs/results/data"
 Seeds = dict[int, float]
 """A number of each seed."""
-CORRECT = re.compile(r"correct(?: beyond ([\d.]+))?, (\d+) – (\d+)")
 FLOAT = 4
 """The bytes of a number in a memory."""
 
@@ -38,27 +36,28 @@ def about(experiment: str) -> dict[str, Any]:
     return dict(json.loads((DATA / experiment / "results.json").read_text(encoding="utf-8")))
 
 
-def seeds(experiment: str, arm: str, measure: str, task: str = "", control: str = "untouched") -> Seeds:
-    """What an ``arm`` came to by a ``measure``, by seed; empty if it was not measured. ``correct, 192 – 384``
-    is the share of correct answers about values that were set so many positions ago, and ``correct beyond
-    0.25, 192 – 384`` what it has beyond that of guesses, as a share of what there is to have."""
-    if (asked := CORRECT.fullmatch(measure)) and "accuracy" in rows(experiment)[0]:
-        return _correct(experiment, arm, float(asked[1] or 0), (int(asked[2]), int(asked[3])), control)
-    wanted = {"arm": arm, "control": control, "measure": measure} | ({"task": task} if task else {})
-    found = (row for row in rows(experiment) if wanted.items() <= row.items())
-    return {int(row["seed"]): float(row["value"]) for row in found}
+def seeds(experiment: str, arm: str, measure: str) -> Seeds:
+    """What an ``arm`` came to by a ``measure``, by seed; empty if it was not measured. In a file of
+    ``memformers recall``, ``correct, 192 – 384`` is the share of correct answers about values that were set
+    so many positions ago."""
+    found = [row for row in rows(experiment) if row["arm"] == arm]
+    if found and "asks" in found[0]:
+        low, high = (int(edge) for edge in measure.removeprefix("correct, ").split(" – "))
+        return _correct(found, low, high)
+    if found and "measure" in found[0]:
+        return {int(row["seed"]): float(row["value"]) for row in found if row["measure"] == measure}
+    return {int(row["seed"]): float(row[measure.replace(" ", "_")]) for row in found}
 
 
-def _correct(experiment: str, arm: str, chance: float, band: tuple[int, int], control: str) -> Seeds:
-    counts: dict[int, list[float]] = {}
-    for row in rows(experiment):
-        inside = band[0] <= int(row["from"]) and int(row["to"]) <= band[1]
-        if inside and (row["arm"], row["control"]) == (arm, control) and row["accuracy"]:
-            right, asks = counts.setdefault(int(row["seed"]), [0.0, 0.0])
-            counts[int(row["seed"])] = [
-                right + int(row["asks"]) * float(row["accuracy"]), asks + int(row["asks"])
-            ]  # fmt: skip
-    return {seed: (right / asks - chance) / (1 - chance) for seed, (right, asks) in counts.items()}
+def _correct(found: list[dict[str, str]], low: int, high: int) -> Seeds:
+    counts: dict[int, tuple[float, int]] = {}
+    for row in found:
+        inside = low <= int(row["from"]) and int(row["to"]) <= high
+        if inside and row["control"] == "untouched" and row["accuracy"]:
+            right, asked = counts.get(int(row["seed"]), (0.0, 0))
+            asks = int(row["asks"])
+            counts[int(row["seed"])] = right + asks * float(row["accuracy"]), asked + asks
+    return {seed: right / asked for seed, (right, asked) in counts.items()}
 
 
 def mean(found: Seeds) -> Mean | None:
@@ -97,7 +96,6 @@ class Verdict:
     ours: str
     base: str
     measure: str
-    task: str
 
     @property
     def gain(self) -> float:
@@ -129,7 +127,7 @@ def measured(verdict: Verdict) -> Mean | None:
     if verdict.data == "tiny_shakespeare":
         return stored(verdict.data, verdict.ours, verdict.measure)
     v = verdict
-    ours, base = (seeds(v.data, arm, v.measure, v.task) for arm in (v.ours, v.base))
+    ours, base = (seeds(v.data, arm, v.measure) for arm in (v.ours, v.base))
     scale = 100 if v.unit == "points" else 1
     found = paired(ours, base)
     return found and Mean(found.mean * scale, found.half_width * scale, found.n)

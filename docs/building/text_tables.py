@@ -1,7 +1,7 @@
 """The tables of texts: long ones, Tiny Shakespeare, and recipes."""
 
 from docs.building.cells import COST, Column, bits, compared, cost, cost_of, more_bits, titled
-from docs.building.results import Seeds, about, mean, rows, seeds, state, stored
+from docs.building.results import about, mean, rows, seeds, state, stored
 from memformers.common.intervals import paired
 from memformers.report.markdown import DASH, number, table
 
@@ -24,7 +24,7 @@ TEXTS = (
 """Texts; arms, as a page shows them, and their labels in the files."""
 
 
-COLUMN = Column("bits per byte", "bits per byte", "6400000", "256 positions")
+COLUMN = Column("bits per byte", "bits per byte, 6,400,000 tokens", "256 positions")
 
 
 def long_text() -> str:
@@ -58,7 +58,7 @@ def longer_training() -> str:
             ("most-positions-upper-c2", f"{UPPER[1][1]}, of 2 positions", 256, ""))  # fmt: skip
     body = []
     for arm, shown, keys, part in arms:
-        loss = mean(seeds(f"text_longer{part}", arm, "bits per byte"))
+        loss = mean(seeds(f"text_longer{part}", arm, "bits per byte, 24,000,000 tokens"))
         body.append([shown, cost(keys, state(keys * 4, 128)), bits(loss)])
     return table(["memory", "keys · state", "bits per byte"], body, numbers=True)
 
@@ -66,20 +66,15 @@ def longer_training() -> str:
 DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047")
 
 
-def nats(experiment: str, arm: str, distance: str, control: str = "untouched") -> Seeds:
-    """The loss of words that last began ``distance`` tokens before, after 6.4 million tokens."""
-    return seeds(experiment, arm, f"nats per token, last seen: {distance}", "6400000", control)
-
-
 def text_distances() -> str:
     """Nats per token by how far back a word last began."""
     body = []
     for d in DISTANCES:
-        none, exact, mixed = (nats("text", arm, d) for arm in ("none", "xl-256", "slots-64-192"))
-        upper, same = nats("text_upper", "most-positions-upper", d), nats("text_upper", "xl-upper", d)
-        swapped = nats("text", "slots-64-192", d, "slots swapped")
+        none, exact, mixed = (seeds("text", arm, d) for arm in ("none", "xl-256", "slots-64-192"))
+        upper, same = (seeds("text_upper", arm, d) for arm in ("most-positions-upper", "xl-upper"))
+        swapped = mean(seeds("text", "slots-64-192", f"{d}, slots swapped"))
         saved = (bits(paired(none, each)) for each in (exact, mixed))
-        more = (paired(mixed, exact), paired(upper, same), paired(swapped, mixed))
+        more = (paired(mixed, exact), paired(upper, same), swapped)
         body.append([d, *saved, *map(more_bits, more)])
     head = ["tokens since the word last began", "256 positions save", "64 positions, 192 slots save",
             "these slots minus 256 positions", "slots in the upper layers minus positions there",
