@@ -10,7 +10,7 @@ SHAKESPEARE, BITS = "tiny_shakespeare", "bits per character"
 
 
 def python_source(arm):
-    return seeds("text", arm, "bits per byte", "6400000")
+    return seeds("text", arm, "bits per byte, 6,400,000 tokens")
 
 
 def correct(experiment, arm, band):
