@@ -1,38 +1,26 @@
 """Reading with kept keys against the forward pass, which reads every segment with its whole memory."""
 
-import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils import parametrizations, prune
 
-from experiments.memories.averages import Averages
 from memformers import (
-    AdaptiveConfig,
     CoreConfig,
     MemoryCore,
-    MemoryLM,
     Stepper,
     TransformerXL,
     TransformerXLLayer,
 )
 from memformers.models.memory import Memory
-from tests.builders import MODELS, SMALL, fill_zeros, layer_parts, small_lm
+from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
 from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens
 
 WITH_MEMORY = [model for model in MODELS if model != "transformer"]
 exact = pytest.mark.usefixtures("float64")
-
-
-class Reread(Averages):
-    """A memory whose layers may do anything, so no keys are kept."""
-
-    keeps_keys = False
 
 
 def same_memory(got, wanted):
@@ -41,34 +29,8 @@ def same_memory(got, wanted):
     assert got.valid is None or torch.equal(got.valid, wanted.valid)
 
 
-CLUSTERS = {"embedding": "adaptive", "norm": "post"}
-OTHERS = [
-    *((model, CLUSTERS | {"adaptive": AdaptiveConfig((3, 7), 2, None, tied, tied)})
-      for model in WITH_MEMORY for tied in (False, True)),
-    *(("compressive", {"compression": name}) for name in ("dilated", "max", "most-used")),
-    ("compressive", {"compression_loss": "auto-encoding"}), ("compressive", {"bptt": 2}),
-    ("transformer-xl", {"mem_len": (2, 9), "same_length": True}), (Averages, {"mem_len": 7}),
-    (Reread, {"mem_len": 7}), ("compressive", {"gate": "gru"}),
-]  # fmt: skip
-"""Other vocabularies, compressions, lengths, layers, and memories of one's own."""
-
-
 @exact
-@pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize(("model", "changes"), OTHERS)
-def test_so_they_are_whatever_the_model(model, changes, bounded):
-    lm, text = fill_zeros(MemoryLM(replace(SMALL, model=model, **changes))).eval(), tokens(56, 3)
-    doc_starts = documents(56, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
-    logits, _, memory = read(lm, text, doc_starts)
-    for portion in (1, 5):
-        decoder = Stepper(lm, 3)
-        wanted = torch.stack([part[-1] for part in logits.split(portion)])
-        torch.testing.assert_close(read_on(decoder, text, doc_starts, portion), wanted, **EXACT)
-        same_memory(decoder.memory(), memory)
-
-
-@exact
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     model=st.sampled_from(WITH_MEMORY),
     positions=st.sampled_from(["learned", "sinusoidal"]),
@@ -131,42 +93,12 @@ def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass()
     torch.testing.assert_close(read_on(Stepper(lm, 2), text), read(lm, text)[0], **EXACT)
 
 
-class Added(nn.Module):
-    """A linear map with a low-rank map beside it, as LoRA adds one."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base, self.more = base, nn.Linear(base.in_features, base.out_features, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.more(x)
-
-
-def wrapped(lm):
-    """Each way of changing a linear map, and a model whose weights are what the change makes of them."""
-    attention, plain = lm.transformer.layers[1].self_attn, copy.deepcopy(lm)
-    same_place = plain.transformer.layers[1].self_attn
-    attention.key, attention.value = Added(attention.key), Added(attention.value)
-    same_place.key.weight.data += attention.key.more.weight
-    same_place.value.weight.data += attention.value.more.weight
-    attention.query.register_forward_hook(lambda module, given, output: 2 * output)
-    same_place.query.weight.data *= 2
-    prune.l1_unstructured(attention.output, "weight", 0.5)
-    same_place.output.weight.data.copy_(attention.output.weight)
-    parametrizations.weight_norm(lm.transformer.layers[0].self_attn.query)
-    torch.nn.utils.weight_norm(lm.transformer.layers[0].feed_forward.layer1)
-    lm.head.register_forward_pre_hook(lambda module, given: (3 * given[0],))
-    plain.head.weight.data *= 3
-    return lm, plain
-
-
-@pytest.mark.parametrize("large", [1, 1 << 17])
 @torch.no_grad()
-def test_what_is_wrapped_hooked_pruned_or_parametrized_is_called(large, monkeypatch):
-    monkeypatch.setattr("memformers.models.linear.LARGE", large)
-    lm, plain = wrapped(small_lm("compressive").eval())
-    text = tokens(60, 1)
-    torch.testing.assert_close(read_on(Stepper(lm, 1), text), read_on(Stepper(plain, 1), text))
+def test_few_rows_of_a_large_weight_and_a_hooked_head_are_as_in_the_forward_pass(monkeypatch):
+    monkeypatch.setattr("memformers.models.linear.LARGE", 1)
+    lm, text = small_lm("compressive").eval(), tokens(60, 1)
+    lm.head.register_forward_pre_hook(lambda module, given: (3 * given[0],))
+    torch.testing.assert_close(read_on(Stepper(lm, 1), text), read(lm, text)[0])
 
 
 def test_building_a_stepper_draws_no_random_numbers():
@@ -174,25 +106,6 @@ def test_building_a_stepper_draws_no_random_numbers():
     before = torch.get_rng_state()
     Stepper(lm, 2).read(text)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@torch.no_grad()
-def test_a_hook_of_a_whole_attention_is_called():
-    lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)
-    before = read(lm, text)[0]
-    lm.transformer.layers[1].self_attn.register_forward_hook(lambda module, given, output: 2 * output)
-    wanted = read(lm, text)[0]
-    assert (wanted - before).norm() > 0.01 * before.norm()
-    torch.testing.assert_close(read_on(Stepper(lm, 1), text), wanted)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@torch.no_grad()
-def test_a_quantized_model_decodes():
-    lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)
-    quantized = torch.ao.quantization.quantize_dynamic(lm, {nn.Linear})
-    got, wanted = read_on(Stepper(quantized, 1), text), read_on(Stepper(lm, 1), text)
-    assert 0 < (got - wanted).norm() / wanted.norm() < 0.1
 
 
 @exact

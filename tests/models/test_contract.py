@@ -29,24 +29,20 @@ XL, COMPRESSIVE = {"model": "transformer-xl"}, {"model": "compressive"}
 WAITS = {"positions": "learned", "mem_len": 1, "compression_rate": 4}
 BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (0, 3), "compression_rate": (2, 3)}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True)}
+DILATED = {"compression": "dilated", "compression_start": "mean", "compression_loss": "auto-encoding"}
+MOST_USED, MAX = {"compression": "most-used"}, {"compression": "max", "compression_loss": "none"}
 CONFIGS = {
     "no memory": {"model": "transformer"},
-    "xl": XL,
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
     "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"},
     "xl, by layer, gated": XL | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10},
     "xl, by head": XL | {"mem_len": ((2, 8, 2), (4, 4, 1)), "positions": "learned"},
     "conv": COMPRESSIVE,
     "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
-    "dilated, mean": COMPRESSIVE | {"compression": "dilated", "compression_start": "mean"},
-    "most-used, gated": COMPRESSIVE | {"compression": "most-used", "compression_rate": 3, "gate": "gru"},
-    "max, no loss": COMPRESSIVE | {"compression": "max", "compression_loss": "none"},
-    "auto-encoding, by layer": COMPRESSIVE | BY_LAYER | {"compression_loss": "auto-encoding"},
-    "conv, slots of one head": COMPRESSIVE | {"mem_len": ((2, 6, 0),), "c_mem_len": ((0, 4, 0),)},
-    "gated slots": COMPRESSIVE | {"compression": "gated", "bptt": 1, "compression_loss": "none"},
-    "most-used, by head": COMPRESSIVE | {"c_mem_len": ((5, 1, 0), 2), "compression": "most-used"},
-    "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3},
-    "adaptive, tied": COMPRESSIVE | ADAPTIVE | {"norm": "post"},
+    "dilated, auto-encoding, by layer": COMPRESSIVE | DILATED | BY_LAYER,
+    "most-used, gated, by head": COMPRESSIVE | MOST_USED | {"c_mem_len": ((5, 1, 0), 2), "gate": "gru"},
+    "bptt": COMPRESSIVE | {"compression": "gated", "compression_loss": "none", "bptt": 2, "dropout": 0.3},
+    "adaptive, tied, max": COMPRESSIVE | ADAPTIVE | MAX | {"norm": "post"},
     "averages": {"model": Averages, "mem_len": 3},
     "averages, read again": {"model": ReadsAgain, "own": {"decay": 0.5}, "positions": "learned"},
     "memory tokens": {"model": f"{MEMORIES}/memory_tokens.py:MemoryTokens", "own": {"tokens_of_memory": 3}},
@@ -95,8 +91,7 @@ def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(("bounded", "recompute"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_MEM_LEN])
 def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_text(name, bounded, recompute):
     lm, text = lm_of(name, mem_len=20, segment_len=20, dropout=0.0).train(), tokens(20)
@@ -137,8 +132,10 @@ def test_nothing_of_an_old_document_reaches_a_new_one(name):
 
 @pytest.mark.usefixtures("float64")
 @each
-@pytest.mark.parametrize("how", ["a start", "a start within", "a reset"])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [("a start", float("nan")), ("a start within", float("inf")), ("a reset", float("nan"))],
+)
 def test_numbers_that_are_not_finite_reach_nothing_from_where_they_are_hidden(name, how, number):
     """Neither outputs nor gradients of a later document, nor those of another stream."""
     lm, S = lm_of(name, dropout=0.0).train(), SMALL["segment_len"]
@@ -224,7 +221,9 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied", "averages"])
+@pytest.mark.parametrize(
+    "name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied, max", "averages"]
+)
 def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     """And the same graph for every segment where the memory has its length from the beginning."""
     torch.compiler.reset()
