@@ -19,9 +19,7 @@ def comparison(tmp_path):
     return tmp_path / "c"
 
 
-@pytest.mark.parametrize(
-    "content", ["{}", "[]", '{"a', "[" * 100_000, "\udcff", '{"corpus": 3, "model": {}}']
-)
+@pytest.mark.parametrize("content", ["[]", '{"a', "[" * 100_000, '{"corpus": 3, "model": {}}'])
 @pytest.mark.parametrize("file", ["run.json", "config.json", "result.json", "probe.json", "experiment.json"])
 def test_a_broken_file_of_a_run_is_one_line_of_its_report(file, content, comparison):
     folder = comparison / "transformer" if file in ("run.json", "config.json", "result.json") else comparison
@@ -31,7 +29,7 @@ def test_a_broken_file_of_a_run_is_one_line_of_its_report(file, content, compari
     assert ended.said(f"{folder / file}"), ended.err
 
 
-@pytest.mark.parametrize("line", ["5", "{}", '{"tokens": 3, "x": "y"}', '{"tokens": 3', "\x00", "[" * 9_999])
+@pytest.mark.parametrize("line", ["5", "{}", '{"tokens": 3, "x": "y"}', "\x00"])
 def test_a_broken_line_of_metrics_is_named_by_its_number(line, comparison):
     with open(comparison / "transformer" / "metrics.jsonl", "a") as file:
         file.write(f"{line}\n")

@@ -1,8 +1,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.comparison import recall_training
 from memformers.comparison.recall import SETTINGS, RecallConfig, paper_ablation, sees_back
@@ -73,21 +71,6 @@ def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
     quick = RecallConfig(quick=True, seeds=5).experiment
     assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
     assert quick.train.tokens < usual.train.tokens / 10
-
-
-@pytest.mark.parametrize("name", ["no-memory", "transformer-xl", "compressive"])
-def test_attention_operations_are_those_that_are_counted(name):
-    """Those of a second stream: position vectors are shared by all."""
-    config = replace(tiny_recall().run(name).train.model, kernel="naive", n_layers=2)
-    layer = MemoryLM(config).transformer.layers[0].self_attn
-    K = memory_facts(config)["keys"] + config.segment_len
-    counted = []
-    for streams in (1, 2):
-        x = torch.zeros(K, streams, config.d_model)
-        with FlopCounterMode(display=False) as counter:
-            layer(query=x[-config.segment_len :], key=x, value=x)
-        counted.append(counter.get_total_flops())
-    assert memory_facts(config)["attention_operations"] == 2 * (counted[1] - counted[0]) / config.segment_len
 
 
 def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():

@@ -35,6 +35,7 @@ TEXTS = ["to learn from. " * 9, "to choose by. " * 5, "to claim on. " * 4]
 CORPUS, PAGE = (200, b"Speak, speak.\n" * 50), (200, b"<html>log in</html>")
 PLAY = "neither found nor downloadable .*{}.*built-in play is used"
 LENGTHS_BY_CHECKSUM = {}
+LONG = pytest.mark.long
 CORPORA = {"enwik8": {"sizes": (901, 49, 50), "sha256": ""}, "text8": {"sizes": (901, 49, 50)},
            "wikitext-103": {"words": (3596, 602, 596)}, "pg19": {"documents": (3, 1, 2)}}  # fmt: skip
 SOURCES = [
@@ -53,8 +54,9 @@ SOURCES = [
     ({f"pg19/{part}/{n}.txt": "\n".join(LINES[n::3]) for part, numbers in
       (("train", (0, 1, 2)), ("validation", (1,)), ("test", (0, 2))) for n in numbers}, "- - - - 423b8d31"),
 ]  # fmt: skip
-MADE = [(files, tokenizer, checksum) for files, checksums in SOURCES
-        for tokenizer, checksum in zip(OWN, checksums.split(), strict=True) if checksum != "-"]  # fmt: skip
+MADE = [pytest.param(files, name, checksum, marks=[LONG] * (name == "bpe" and "shakespeare" in files))
+        for files, checksums in SOURCES
+        for name, checksum in zip(OWN, checksums.split(), strict=True) if checksum != "-"]  # fmt: skip
 """Files, a tokenizer, and the checksum of the tokens as they were first made."""
 
 
@@ -178,7 +180,7 @@ RAW = (
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.dictionaries(NAMES, RAW, min_size=1, max_size=3), st.booleans(), st.sampled_from(["bpe", "byte"]))
 @example({"x.npy": b"\x93NUMPY\x01\x00v\x00{'descr'"}, False, "bpe")
 def test_any_file_becomes_tokens_that_decode_to_it_or_one_line(tmp_path_factory, files, is_folder, tokenizer):
@@ -205,7 +207,8 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("kill", ""), ("Ctrl-C", "interrupted\n"), ("full disk", "File too large: 'x'\n"), ("", "")],
+    [("kill", ""), pytest.param("Ctrl-C", "interrupted\n", marks=LONG),
+     pytest.param("full disk", "File too large: 'x'\n", marks=LONG), pytest.param("", "", marks=LONG)],
 )  # fmt: skip
 def test_another_preparation_waits_for_one_and_takes_its_place_if_it_ends_early(how, words, tmp_path):
     write(tmp_path, {"x.txt": TEXT})

@@ -19,7 +19,7 @@ import pyarrow
 import pytest
 import torch
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -103,6 +103,7 @@ def test_a_file_or_folder_is_its_text_or_its_documents(files, how, expected, sai
         assert read_text(next(iter(files))) == text
 
 
+@settings(max_examples=30)
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=300))
 def test_every_text_in_utf_8_is_read(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("text") / "x"

@@ -12,8 +12,7 @@ from tests.kernels.against_naive import compare, compare_dropout, first_keys, ke
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("workspace", [1, 100, 1000])
-@pytest.mark.parametrize("queries", [1, 3, 7])
+@pytest.mark.parametrize(("workspace", "queries"), [(1, 3), (100, 1), (1000, 7)])
 @pytest.mark.parametrize("size", [(5, 3, 7, 13, 2), (2, 3, 23, 37, 2)])
 def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, bounded, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
@@ -62,9 +61,10 @@ def test_blocks_drop_the_same_probabilities_in_both_passes(kept, bounded, monkey
     compare_dropout(blocked.relative_attention, inputs, torch.float64, bounded)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(("without", "bounded"), [("", True), ("v", False), ("s", True), ("vs", False)])
-@pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("without", "bounded", "keep", "dropout_prob"),
+    [("", True, True, 0.0), ("v", False, False, 0.5), ("s", True, False, 0.0), ("vs", False, True, 0.5)],
+)
 def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)
     arguments = [None if name in without else t for name, t in inputs.items()]

@@ -14,6 +14,7 @@ def tensors(*size):
     return random_inputs(*size, torch.float32, DEVICE)
 
 
+@pytest.mark.long
 def test_documents_in_a_long_segment_begin_at_any_key():
     size, doc_starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
     documents = (torch.arange(67)[:, None] >= doc_starts[:, None]).sum(-1)  # [B, S]
@@ -31,7 +32,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_any_memory_order_of_the_inputs_works(order):
-    inputs = tensors(2, 3, 5, 11, 7)
+    inputs = tensors(1, 2, 3, 5, 7)
     inputs = {name: ORDERS[order](t.detach()).requires_grad_() for name, t in inputs.items()}
     compare(fused.relative_attention, inputs, torch.float32)
 

@@ -92,7 +92,7 @@ def test_a_kernel_equals_the_reference_in_either_scheme_of_positions_and_under_a
     [
         ("naive", torch.float64, (2, 3, 7, 11, 5)),
         ("blocked", torch.bfloat16, (2, 3, 7, 11, 11)),
-        ("fused", torch.float32, (2, 3, 7, 11, 11)),
+        ("fused", torch.float32, (2, 1, 5, 11, 11)),
         pytest.param("fused", torch.float32, (3, 1, 37, 67, 67), marks=pytest.mark.long),
         pytest.param("fused", torch.bfloat16, (1, 2, 71, 103, 103), marks=pytest.mark.long),
     ],

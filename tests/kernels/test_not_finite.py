@@ -14,6 +14,8 @@ from tests.kernels.against_naive import kernel_named
 
 B, H, S, K, E = 2, 1, 5, 11, 3
 KERNELS = ["naive", "compiled", "blocked", "blocks", "blocks, computed twice", "fused"]
+SLOW, FUSED = ("compiled", "fused"), ("fused", "key_start", 3)
+"""Kernels, of which Triton's interpreter does one case in a few seconds."""
 
 
 @pytest.fixture
@@ -41,12 +43,13 @@ def with_numbers(inputs, number, *places):
     return {name: t.requires_grad_() for name, t in changed.items()}
 
 
-@pytest.mark.parametrize("at", [3, 8])
 @pytest.mark.parametrize(
-    ("kernel", "hiding"),
-    [*product(KERNELS, ("causal", "key_start")), ("naive", "mask"), ("compiled", "mask")],
+    ("kernel", "hiding", "at"),
+    [pytest.param(*case, marks=[pytest.mark.long] * (case[0] in SLOW and case != FUSED))
+     for case in product(KERNELS, ("causal", "key_start", "mask"), (3, 8))
+     if case[1] != "mask" or case[0] in ("naive", "compiled")],
     indirect=["kernel"],
-)
+)  # fmt: skip
 def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(kernel, hiding, at):
     """It is of the first stream's memory, or a query's own."""
     compute, device = kernel
@@ -70,7 +73,11 @@ def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(kernel, h
         assert sees.any() or all(map(torch.equal, got, wanted))
 
 
-@pytest.mark.parametrize("kernel", [k for k in KERNELS if k != "compiled"], indirect=True)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(k, marks=[pytest.mark.long] * (k in SLOW)) for k in KERNELS if k != "compiled"],
+    indirect=True,
+)
 def test_what_a_stream_sees_changes_no_bit_of_the_others(kernel):
     """Its numbers, its gradient, and the beginning of its document."""
     compute, device = kernel

@@ -103,7 +103,7 @@ def test_sinusoids_are_the_papers():
             assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(compiled, monkeypatch):
     calls = []
     monkeypatch.setattr(positions_module, "_TABLES", {})

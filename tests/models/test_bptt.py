@@ -26,11 +26,6 @@ def past_of(lm, texts, doc_starts=None):
     return read(lm, torch.cat(list(texts)), None if doc_starts is None else torch.cat(doc_starts))[2]
 
 
-def kept_of(memory):
-    """The most positions that a layer keeps beside its slots."""
-    return max(map(len, memory.slot_inputs), default=0)
-
-
 def of_compressions(lm):
     return [p for f_c in lm.transformer.compressions for p in f_c.parameters()]
 
@@ -95,17 +90,6 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
     lm.train(when != "eval")
     with torch.set_grad_enabled(when != "no_grad"):
         assert torch.equal(lm(texts[-1], memory).logits, wanted)
-
-
-def test_what_is_kept_is_bounded_and_carries_no_gradient():
-    lm, memory = lm_of(3, c_mem_len=5), Memory()
-    for text in segments(8):
-        memory = lm(text, memory, through_memory=True).memory
-        assert kept_of(memory) <= 3 * 5  # of 6 slots of 3 compressions, 5 are remembered
-        assert not any(x.requires_grad for x in memory.slot_inputs + memory.c_mem)
-    assert kept_of(memory) == 15
-    lm = lm_of(1, segment_len=7, mem_len=5)  # compressions of 2 and 3 slots
-    assert kept_of(past_of(lm, torch.randint(11, (10, 7, 2)))) == 3 * 3
 
 
 @pytest.mark.parametrize(

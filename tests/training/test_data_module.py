@@ -48,8 +48,7 @@ def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, mo
     assert found.tokens == part.predictable
 
 
-@pytest.mark.parametrize("lengths", [(), LENGTHS])
-def test_each_rank_reads_its_share_and_tells_as_often(lengths):
+def test_each_rank_reads_its_share_and_tells_as_often():
     model = build_model(small_training(model="compressive"))
     steps, found, told = [], [], {0: [], 1: [], 2: []}
 
@@ -68,9 +67,9 @@ def test_each_rank_reads_its_share_and_tells_as_often(lengths):
         found.clear()
         for rank in told:
             told[rank].clear()
-            last = validation(OneOfThree(rank, 3), lengths).evaluate(model, True, told[rank].append)
+            last = validation(OneOfThree(rank, 3), LENGTHS).evaluate(model, True, told[rank].append)
     assert len({len(of_rank) for of_rank in told.values()}) == 1
-    alone = validation(lengths=lengths).evaluate(model, True, lambda fraction: None)
+    alone = validation(lengths=LENGTHS).evaluate(model, True, lambda fraction: None)
     assert last.document_losses == pytest.approx(alone.document_losses, rel=1e-5, nan_ok=True)
     assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
 

@@ -124,7 +124,7 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks
     [(2, 1, "fsdp", "text.txt", signal.SIGTERM),
      pytest.param(1, 2, "fsdp", "text.txt", signal.SIGTERM, marks=LONG),
      pytest.param(2, 2, "ddp", "documents", signal.SIGTERM, marks=LONG),
-     (2, 2, "fsdp", "documents", signal.SIGKILL)],
+     pytest.param(2, 2, "fsdp", "documents", signal.SIGKILL, marks=LONG)],
 )  # fmt: skip
 def test_a_run_that_a_signal_to_any_rank_ended_goes_on_with_any_number(
     before, after, several, data, number, text, tmp_path

@@ -1,6 +1,7 @@
 """A run that a fault ended goes on as if nothing had been, and no broken or foreign checkpoint is taken."""
 
 import errno
+import itertools
 import os
 import pickle
 import random
@@ -69,11 +70,9 @@ def limit_files(size):
 
 FAULTS = {
     "SIGTERM": (lambda: signal.raise_signal(signal.SIGTERM), 143, ""),
-    "SIGINT": (lambda: signal.raise_signal(signal.SIGINT), 130, ""),
     "SIGTERM, at once": (lambda: signal.raise_signal(signal.SIGTERM) or 1 / 0, 143, ""),
     "two of SIGINT": (lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)] and 1 / 0, 130, ""),
     "full disk": (lambda: limit_files(100), 2, "File too large"),
-    "disk with 5 kB": (lambda: limit_files(5_000), 2, "File too large"),
     "disk with 30 kB": (lambda: limit_files(30_000), 2, "File too large"),
 }
 """What comes, the exit code, and a word of the error."""
@@ -85,9 +84,10 @@ NOT_FELT = [
 
 @pytest.mark.parametrize(
     ("fault", "place", "count"),
-    [(fault, *place) for fault in ("SIGTERM", "full disk") for place in PLACES]
-    + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("SIGINT", "step", 3),
-       ("disk with 5 kB", "step", 3), ("disk with 30 kB", "step", 3)],
+    [pytest.param(fault, *place, marks=[pytest.mark.long] * (i % 4 != first))
+     for first, fault in enumerate(("SIGTERM", "full disk")) for i, place in enumerate(PLACES)]
+    + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3),
+       ("SIGTERM", "sample.txt", 1), ("full disk", "result.json", 1)],
 )  # fmt: skip
 def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothing_had_been(
     fault, place, count, tmp_path
@@ -159,17 +159,11 @@ def loaded_step(folder, capsys, word=""):
     return state.step
 
 
-def flipped(data, place=None):
-    place = len(data) // 2 if place is None else place
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-
 SPOILED = {
-    "flipped at its begin": lambda data: flipped(data, 0),
-    "flipped": flipped,
+    "flipped": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
     "torn": lambda data: data[: len(data) // 2],
-    "empty": lambda data: b"",
-    "grown": lambda data: data + b"\0",
     "gone": lambda data: None,
 }
 
@@ -186,10 +180,6 @@ def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(how, copy, ca
         assert loaded_step(copy, capsys, path.name.removeprefix("manifest.json")) == 5  # it may name another
         kept = tensors_of(load_for_use(copy, CPU)[0])
         assert any(all(torch.equal(kept[n], t) for n, t in each.items()) for each in weights)
-        path.unlink(missing_ok=True)
-        path.mkdir()
-        assert loaded_step(copy, capsys, path.name) == 5
-        path.rmdir()
         path.write_bytes(data)
     assert loaded_step(copy, capsys) == 6
 
@@ -224,7 +214,7 @@ json_values = st.recursive(
 
 
 @given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(whole, name, data, capsys):
     newest = numbered(whole / "checkpoints")[0]
     before = {path: path.read_bytes() for path in newest.iterdir()}
@@ -247,12 +237,12 @@ def test_tensors_of_another_shape_name_or_number_are_passed_over(copy, capsys):
         with safe_open(path, "pt") as file:
             facts = file.metadata()
         kinds = {re.sub(r"\.\d+|.*[./](?=\D)", "", key): key for key in sorted(tensors)}  # exp_avg, bias, …
-        for key in kinds.values():
-            shape, more = tensors | {key: torch.zeros(3, 3, 3)}, tensors | {"another": torch.zeros(3)}
-            for spoiled in (shape, more, {n: t for n, t in tensors.items() if n != key}):
-                save_file(spoiled, path, facts)
-                reseal(newest)
-                assert loaded_step(copy, capsys) == 5, key
+        for key, changed_to in zip(kinds.values(), itertools.cycle(("a shape", "gone", "more"))):
+            spoiled = {n: t for n, t in tensors.items() if n != key or changed_to == "more"}
+            name = {"a shape": key, "more": "another"}.get(changed_to)
+            save_file(spoiled | ({name: torch.zeros(3, 3, 3)} if name else {}), path, facts)
+            reseal(newest)
+            assert loaded_step(copy, capsys) == 5, key
         path.write_bytes(data)
         seen |= kinds.keys()
     assert {"exp_avg", "momentum", "step", "weight", "bias", "mem", "c_mem"} <= seen

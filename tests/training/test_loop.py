@@ -26,7 +26,7 @@ def segments_of(config):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(model):
-    config = small_training(model=model, tokens=8_000, learning_rate=1e-2)
+    config = small_training(model=model, tokens=5_000, learning_rate=1e-2)
     records = train_here(build_model(config), config, segments_of(config))
     assert records[-1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0]["loss.train"]
 
@@ -50,9 +50,9 @@ def test_records_and_evaluations_come_as_often_as_asked_for():
 
 @pytest.mark.parametrize(
     ("model", "worth_blocking"),
-    [("compressive", 1), ("transformer-xl", 1 << 18), ("transformer", 1 << 18),
-     *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2]),
-     pytest.param("compressive", 1 << 18, marks=pytest.mark.long)],
+    [("compressive", 1),
+     *(pytest.param(model, 1 << 18, marks=pytest.mark.long) for model in MODELS),
+     *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
 def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
     model, worth_blocking, monkeypatch

@@ -23,7 +23,7 @@ from memformers.training.loop import NotFiniteError
 from tests.builders import SMALL, small_training
 from tests.training.runs import find_short_text, stop, train_here, train_run, without_times
 
-EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 20, 1)
+EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 40, 1)
 BASE = small_training(device="cpu", log_every=1)
 LEFT_OUT = {
     "compile",  # takes half a minute for each
@@ -145,15 +145,3 @@ def test_any_model_learns_is_saved_and_writes_or_is_a_plain_error(
     prompt = tokens[:5, None]
     written = [torch.stack(list(generate(m, prompt, 4, temperature=0.0))) for m in (lm, again)]
     assert torch.equal(*written)
-
-
-@pytest.mark.long
-@some(EXAMPLES // 2)
-@given(model=MODEL_CONFIGS)
-def test_any_model_that_learns_can_be_compiled(model):
-    if model.kernel == "fused" or (made := built(model, steps=1)) is None:
-        return
-    lm, config = made
-    tokens = torch.randint(lm.config.vocab_size, (4 * config.tokens + 1,))
-    segments = training_segments(tokens, 2, lm.config.segment_len)
-    assert len(train_here(lm, replace(config, step=replace(config.step, compile=True)), segments)) == 1

@@ -193,7 +193,8 @@ def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_p
         train_run(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize("model", ["compressive", pytest.param("transformer-xl", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["compressive", "transformer-xl"])
 def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
     """As long as segments are whole: from the first step on, every step has the same shapes."""
     compiled = CompileCounter()
