@@ -12,12 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save
-from torch.testing import assert_close
 
 from memformers.commands import train as train_command
 from memformers.commands.evaluate import Evaluate
@@ -30,7 +26,7 @@ from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel
 from memformers.training.config import TrainConfig
-from tests.builders import SMALL_RUN, small_lm
+from tests.builders import small_lm
 from tests.processes import check_plain, run
 
 INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "120"))
@@ -208,56 +204,6 @@ def test_a_model_reads_and_writes_or_is_a_plain_error_and_changes_nothing_but_it
         read_json(Path(outs[-1], "evaluation.json"))
 
 
-@st.composite
-def broken(draw, path: Path):
-    """A memory's file in which some bytes are others, were cut off, added, or taken from elsewhere."""
-    data = bytearray(path.read_bytes())
-    header = 8 + int.from_bytes(data[:8], "little")
-    anywhere = st.one_of(st.integers(0, header - 1), st.integers(0, len(data) - 1))
-    for _ in range(draw(st.integers(1, 3))):
-        at, other, length = draw(anywhere), draw(anywhere), draw(st.integers(0, 64))
-        flipped = bytes(byte ^ 1 << draw(st.integers(0, 7)) for byte in data[at : at + 1])
-        new = [flipped, b"", draw(st.binary(max_size=64)), data[other : other + length], length * b"9"]
-        data[at : at + draw(of([0, 1, length, len(data)]))] = draw(of(new))
-    return bytes(data)
-
-
-@st.composite
-def forged(draw, path: Path):
-    """A memory whose tensors have other numbers, shapes, dtypes or names, are missing or too many, as if
-    written so."""
-    tensors = load_file(path)
-    names = [*tensors, *parts("mem.00 mem.-1 mem.9 c_mem.0 c_mem.x 🙂 logits __metadata__ ")]
-    with safe_open(path, framework="pt") as file:
-        said = dict(file.metadata())
-    for _ in range(draw(st.integers(1, 3))):
-        name, another = draw(of(sorted(tensors))), draw(of(names))
-        sizes = st.just([draw(st.integers(0, 30)), *tensors[name].shape[1:]])
-        other = torch.ones(draw(st.one_of(sizes, st.lists(st.integers(0, 13), max_size=4))))
-        other.flatten()[: draw(st.integers(0, 3))] = draw(of([float("nan"), float("inf"), 3e38, -5.0]))
-        kept = draw(of([tensors[name], other]))
-        dtypes = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
-        tensors[another] = kept.to(draw(of([kept.dtype, *dtypes])), copy=True)
-        if draw(st.booleans()) and len(tensors) > 1:
-            del tensors[name]
-    said |= draw(st.dictionaries(of([MODEL, "other"]), HOSTILE, max_size=1))
-    return save(tensors, {key: value.encode("utf-8", "replace").decode() for key, value in said.items()})
-
-
-@share(0.4)
-@given(model=of([*MODELS]), of_model=of([*MODELS][1:]), how=of([broken, forged]), data=st.data())
-def test_a_bad_memory_is_a_plain_error_and_stays_as_it_is(model, of_model, how, data, models):
-    whole = models / f"{of_model}.memory"
-    place = Place(models, bad=data.draw(how(whole)))
-    model = of_model if how is forged else model
-    ended = run("generate", "--checkpoint", models / model, "--tokens", 9, "--load-memory", "bad")
-    check_plain(ended)
-    place.check_nothing_lost()
-    if ended.code == 0 and how is broken:  # only what means the same passes; a forged one may be another
-        assert model == of_model
-        assert_close(load_file("bad"), load_file(whole), rtol=0, atol=0)
-
-
 @share(0.3)
 @given(chosen=TRAINING, wrong=ANYTHING)
 @example(chosen=[("data", "")], wrong=[])
@@ -275,22 +221,3 @@ def test_any_training_options_make_a_config_or_a_plain_error_as_a_wrong_place_is
     for command in ("generate", "evaluate", "probe", "report", "", "no-such-command"):
         check_plain(run(*command.split(), *words(wrong)))
     assert all(isinstance(config, TrainConfig) for config, _ in configs)
-
-
-@pytest.mark.usefixtures("quick_runs")
-@share(0.15)
-@given(content=contents(3000))
-@example(content=b"")
-@example(content=b"\xef\xbb\xbf" + b"Nay, answer me. " * 200)
-@example(content="one line, and a long one, 長い".encode() * 20_000)
-def test_any_file_is_trained_on_or_a_plain_error_and_is_never_changed(content, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    book = folder / "book.txt"
-    book.write_bytes(content)
-    ended = run("train", *SMALL_RUN, "--tokens", "128", "--data", str(book), "--out", str(folder / "run"))
-    check_plain(ended)
-    assert book.read_bytes() == content
-    assert (folder / "run" / "result.json").exists() == (ended.code == 0)
-    if ended.code == 0:
-        tokenizer = next((folder / "run" / "checkpoints").glob("0*")) / "tokenizer.json"
-        assert read_json(tokenizer)["vocabulary"]

@@ -1,6 +1,5 @@
 """``memformers generate`` loses no memory, however it ends, and overwrites nothing else."""
 
-import os
 import shlex
 import shutil
 import signal
@@ -80,14 +79,6 @@ def test_what_is_no_saved_memory_is_never_replaced_and_a_place_for_none_is_said_
     assert ended.out == ""  # before anything was written
     assert (tmp_path / "prompt.txt").read_text() == TEXT
     assert (tmp_path / "model.safetensors").read_bytes() == weights.read_bytes()
-
-
-def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    ended = finish(program("generate", "--checkpoint", trained, "--prompt", "x→y"), env=environment)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: ")
 
 
 def test_where_its_output_is_closed_a_command_refuses_to_begin(trained):

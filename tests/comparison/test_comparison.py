@@ -1,6 +1,4 @@
 import hashlib
-import json
-import math
 import os
 import shutil
 import signal
@@ -20,8 +18,8 @@ from memformers.data import sources
 from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
 from memformers.training.data_module import find_text
-from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
-from tests.processes import program, run, start, wait_for
+from tests.builders import MODELS, SMALL_RUN, small_training
+from tests.processes import program, start, wait_for
 
 
 def small_comparison(train=None, **changes):
@@ -58,23 +56,6 @@ def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_agai
     assert (compared / "report.html").is_file()
     with pytest.raises(ValueError, match="already holds an experiment"):
         compare(small_comparison(), compared)
-
-
-@pytest.mark.usefixtures("quick_runs")
-def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypatch):
-    """With the options that ``make compare DATA=… TOKENIZER=bpe`` gives."""
-    files = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
-    monkeypatch.setattr(sources, "python_sources", lambda: files)
-    tokens, out = tmp_path / "tokens", tmp_path / "compared"
-    of_tokens = ["--data", tokens, "--tokenizer", "bpe", *SMALL_SIZES, "--c-mem-len", 8]
-    for command in (["prepare", "python-source", "--vocab-size", 300, "--out", tokens],
-                    ["compare", *of_tokens, "--out", out]):  # fmt: skip
-        ended = run(*command)
-        assert ended.code == 0, ended.err
-    for model in MODELS:
-        config, result = read_json(out / model / "config.json"), read_json(out / model / "result.json")
-        assert (config["tokenizer"], config["model"]["vocab_size"]) == ("bpe", 300)
-        assert result["bits_per_character"] < result["loss"] / math.log(2), "a token is some characters"
 
 
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):

@@ -69,6 +69,7 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     assert find_running() == ""
 
 
+@pytest.mark.long
 def test_a_dashboard_killed_and_started_again_in_the_middle_misses_nothing(start, tmp_path, capfd):
     dashboard = start()
     with Tracking(tmp_path, "model", {}) as tracking:

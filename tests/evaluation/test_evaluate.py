@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.common.files import read_json
 from memformers.data.streams import Reading
 from memformers.evaluation.evaluate import (
     BLOCK,
@@ -20,7 +19,6 @@ from memformers.evaluation.evaluate import (
     with_lengths,
 )
 from tests.builders import MODELS, small_lm
-from tests.processes import run
 
 LENGTHS = [30, 1, 8, 53, 2, 9, 22, 7, 1]
 """Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted."""
@@ -138,25 +136,6 @@ def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positio
     for model, lengths in (("transformer-xl", {"c_mem_len": 4}), ("transformer", {"mem_len": 4})):
         with pytest.raises(ValueError, match=f"{next(iter(lengths))}=4 .* {model}"):
             with_lengths(small_lm(model), **lengths)
-
-
-def test_the_command_evaluates_documents_in_a_folder_or_between_separators(trained, tmp_path):
-    texts = {"a.txt": "I swear: the moon forgets her promise.\n", "b.txt": "Again: an honest man.\n"}
-    (tmp_path / "texts").mkdir()
-    for name, text in texts.items():
-        (tmp_path / "texts" / name).write_text(text)
-    (tmp_path / "both.txt").write_text("".join(f"{text}|" for text in texts.values()))
-    losses, separator = set(), ["--document-separator", "|"]
-    for text, names, more in (("texts", [*texts], []), ("both.txt", ["both.txt:1", "both.txt:2"], separator)):
-        ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / text, "--out", tmp_path, *more)
-        assert ended.code == 0, ended.err
-        found = read_json(tmp_path / "evaluation.json")
-        documents = found["documents"]
-        assert [(d["name"], d["tokens"]) for d in documents] == list(zip(names, (38, 21), strict=True))
-        mean = sum(d["tokens"] * d["loss"] for d in documents) / 59
-        assert mean == pytest.approx(found["loss_nats"], rel=1e-6)
-        losses.add(found["loss_nats"])
-    assert len(losses) == 1
 
 
 def test_an_evaluation_does_not_grow_with_tokens():

@@ -12,7 +12,6 @@ from torch import nn
 from memformers.common.intervals import mean_of_groups
 from memformers.evaluation.memory_ablation import (
     AT_ONCE,
-    N_GRAM,
     beginnings,
     memory_ablation,
 )
@@ -46,11 +45,6 @@ def groups_of(found):
     return [group for group in groups if group.tokens]
 
 
-@pytest.fixture(scope="module")
-def ignored():
-    return memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
-
-
 def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
     models = {
         "xl": Ignores("transformer-xl", 0.25, segment_len=6),
@@ -65,26 +59,6 @@ def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least
     assert found.overall.less_untouched["none"] == {}, "what a model does not have is not measured"
     assert set(found.overall.less_untouched["xl"]) == {"memory zeroed", "memory swapped"}
     assert set(found.swapped_less_zeroed["xl"]) == {"memory"}
-
-
-def test_every_token_is_in_one_group_of_each_kind(ignored):
-    for groups in ([ignored.overall], ignored.by_occurrences, ignored.by_repeat_distance):
-        assert sum(group.tokens for group in groups) == 800
-    counted = range(ignored.warm_up + 1, ignored.warm_up + 51)
-    at = torch.arange(16) * ((len(TEXT) - 1) // 16) + torch.tensor(counted)[:, None]
-    by_name = {group.name: group for group in ignored.by_occurrences}
-    assert by_name["never"].tokens == int((WORDS[at] == 0).sum())
-    assert by_name["never"].loss["ignores"] == pytest.approx(TEXT[at][WORDS[at] == 0].double().mean().item())
-    assert by_name["1,000 or more"].loss == {}
-
-    def repeats(tokens, t):
-        n_grams = [tokens[t - d - N_GRAM + 1 : t - d + 1] for d in range(4)]
-        return n_grams[0] in n_grams[1:]
-
-    near = ignored.by_repeat_distance[0]
-    assert near.name == "1 – 3"
-    parts = [part.tolist() for part in TEXT.split((len(TEXT) - 1) // 16)[:16]]
-    assert near.tokens == sum(repeats(tokens, t) for tokens in parts for t in counted)
 
 
 @pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])

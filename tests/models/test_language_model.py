@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig, Stepper
+from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig
 from memformers.models.base import eval_mode
 from tests.builders import SMALL, small_lm
 from tests.models.test_contract import CONFIGS, lm_of
@@ -25,21 +25,6 @@ def test_layer_inputs_and_memory_have_the_dtype_of_the_weights(name, autocast, d
         for _ in range(3):
             memory = lm(tokens(6), memory).memory
     assert seen | {part.dtype for part in kept(memory)} == {dtype}
-
-
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_a_core_under_autocast_remembers_in_float32_and_reads_step_by_step(model):
-    core = MemoryCore(
-        CoreConfig(model=model, d_input=3, d_model=12, heads=3, segment_len=5, mem_len=4)
-    ).eval()
-    with torch.autocast("cpu", torch.bfloat16):
-        memory, stepper = core.initial(2), Stepper(core, 2, core.initial(2))
-        for x in torch.randn(3, 5, 2, 3):
-            output, memory, _ = core(x, memory)
-            steps = torch.stack([stepper.step(one) for one in x])
-        core(x.bfloat16(), memory)
-    assert {part.dtype for part in kept(memory) + kept(stepper.memory())} == {torch.float32}
-    torch.testing.assert_close(steps, output, rtol=0, atol=0.1, check_dtype=False)
 
 
 FIRST_WEIGHTS = {

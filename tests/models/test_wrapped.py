@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
-from tests.builders import fill_zeros, layer_parts
+from tests.builders import fill_zeros
 from tests.texts import gradients, same
 
 PLACES = (
@@ -164,19 +164,6 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
     learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
     weight = torch.randn_like(plain)
     same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda a: setattr(a, "key", LoRA(a.key)), lambda a: hooked(a.value), lambda a: weight_norm(a.query),
-     hooked, lambda a: setattr(a, "value", torch.nn.modules.linear.NonDynamicallyQuantizableLinear(12, 12))],
-)  # fmt: skip
-def test_what_is_not_plain_is_not_folded(change):
-    attention = layer_parts()["self_attn"]
-    assert attention.can_fold(nn.LayerNorm(12))
-    assert not attention.can_fold(nn.LayerNorm(12, bias=False))
-    change(attention)
-    assert not attention.can_fold(nn.LayerNorm(12))
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])

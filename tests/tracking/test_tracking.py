@@ -27,7 +27,7 @@ def labml_server(status, answer):
     return Server(respond)
 
 
-def track(folder, url="", seconds=2.0):
+def track(folder, url="", seconds=0.5):
     """Record for a while, as a training would; its end takes no longer than it may."""
     with Tracking(folder, "test", {"model": {"d_model": 8}, "seed": 1}, url) as tracking:
         for record in RECORDS:
@@ -87,7 +87,7 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
             url = f"http://{stack.enter_context(labml_server(*broken)).host}/api/v1/default"
         else:
             url = broken
-        track(tmp_path, url, seconds=0.5)
+        track(tmp_path, url)
     *before, after = capfd.readouterr().err.splitlines()
     assert len(before) == bool(said)
     assert all(said in line for line in before)

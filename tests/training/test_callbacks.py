@@ -1,7 +1,6 @@
 """What a training shows while it runs: how far it is, and how long it takes with its evaluations."""
 
 import os
-import sys
 import time
 
 import pytest
@@ -10,11 +9,10 @@ from memformers.common.progress import Progress
 from memformers.dashboard.live import summary
 from memformers.runs.folder import read_metrics
 from memformers.runs.reader import Runs, totals
-from memformers.training import callbacks
 from memformers.training.callbacks import TimeLeft, opening
 from memformers.training.state import TrainingState
 from tests.builders import small_training
-from tests.training.runs import train_run, without_times
+from tests.training.runs import train_run
 
 
 def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(capsys):
@@ -33,21 +31,6 @@ def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(capsy
         assert last == "a line" * (not hidden)
 
 
-def test_a_bar_is_drawn_a_few_times_a_second(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress(total=400) as bar:
-        for done in (100, None):
-            time.sleep(bar.mininterval)
-            bar.show("loss 2.5", done)
-        capsys.readouterr()
-        time.sleep(bar.mininterval)
-        for percent in (70, 71):
-            bar.show(f"evaluating, {percent}%")
-        said = capsys.readouterr().err
-    assert "70%" in said
-    assert "71%" not in said
-
-
 @pytest.mark.parametrize(
     ("tokens", "grows", "training"),
     [(0, 0.0, 10.0), (600, 0.0, 4.0), (0, 0.8, 10 * (1 + 2 * 0.6)), (500, 0.8, 5 * (1 + 2 * 0.8875) / 2.25),
@@ -60,19 +43,6 @@ def test_the_time_left_counts_evaluations_and_steps_that_get_longer_as_the_memor
     state = TrainingState((), tokens=tokens, evaluations=1)
     left = TimeLeft(config, evaluation=2.0, ending=5.0, growth=3.0).seconds(state, 100.0)
     assert left == pytest.approx((training, 3 * 2.0 + 5.0))
-
-
-def test_a_training_says_once_how_long_it_takes_which_changes_nothing_that_is_learned(
-    tmp_path, monkeypatch, capsys
-):
-    config = small_training(model="compressive", memory_warmup=0.5)
-    short = train_run(config, tmp_path / "short")
-    assert "about" not in capsys.readouterr().err
-    monkeypatch.setattr(callbacks, "SHORT_SECONDS", 0)
-    run = train_run(config, tmp_path / "run")
-    said = [line for line in capsys.readouterr().err.splitlines() if "evaluations" in line]
-    assert [line.split()[0] for line in said] == ["about"]
-    assert without_times(read_metrics(run)) == without_times(read_metrics(short))
 
 
 def test_a_run_that_evaluates_at_its_end_is_not_shown_at_its_end(tmp_path):

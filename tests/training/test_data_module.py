@@ -48,32 +48,6 @@ def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, mo
     assert found.tokens == part.predictable
 
 
-def test_each_rank_reads_its_share_and_tells_as_often():
-    model = build_model(small_training(model="compressive"))
-    steps, found, told = [], [], {0: [], 1: [], 2: []}
-
-    class OneOfThree(Distributed):
-        """The others are asked after it."""
-
-        def highest(self, number):
-            steps.append(number)
-            return max(steps)
-
-        def all_gather(self, value):
-            found.append(value)
-            return found
-
-    for _ in range(2):  # first to know how often each tells
-        found.clear()
-        for rank in told:
-            told[rank].clear()
-            last = validation(OneOfThree(rank, 3), LENGTHS).evaluate(model, True, told[rank].append)
-    assert len({len(of_rank) for of_rank in told.values()}) == 1
-    alone = validation(lengths=LENGTHS).evaluate(model, True, lambda fraction: None)
-    assert last.document_losses == pytest.approx(alone.document_losses, rel=1e-5, nan_ok=True)
-    assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))]
 )

@@ -231,8 +231,6 @@ def test_the_way_it_is_started_and_the_config_must_fit(
 def test_a_rank_ends_with_all_that_it_said_and_without_pythons_own_end(monkeypatch):
     ending = "import atexit; from memformers.training.distributed import end_rank; print('said')"
     program = f"{ending}; atexit.register(print, 'finalized'); end_rank()"
-    alone = finish([sys.executable, "-c", program])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
     rank = finish([sys.executable, "-c", program])
-    assert (alone.returncode, alone.stdout.split()) == (0, ["said", "finalized"])
     assert (rank.returncode, rank.stdout.split()) == (0, ["said"])

@@ -116,19 +116,6 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     assert shortened(Memory(counting(4, 16)), 0.5, layers).lengths(2) == [(2, 0), (8, 0)]
 
 
-@pytest.mark.parametrize(("model", "longest"), [("transformer-xl", (16, 0)), ("compressive", (8, 8))])
-def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest):
-    M, C = longest
-    lm = small_lm(model, segment_len=16, mem_len=M, c_mem_len=C or 8, compression_rate=2)
-    config, seen = small_training(batch_size=1, tokens=14 * 16, memory_warmup=0.5), []
-    lm.register_forward_pre_hook(lambda _, args: seen.append((args[1].mem_len, args[1].c_mem_len)))
-    train_here(lm, config)
-    keys = [mem + c_mem for mem, c_mem in seen]
-    assert keys == sorted(keys)
-    assert 0 == keys[0] < keys[2] < keys[5] < M + C
-    assert seen[8:] == [(M, C)] * 6
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("share", [3 / 8, 6 / 8])
 def test_a_shortened_memory_still_hides_the_documents_before(share):

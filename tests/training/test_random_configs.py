@@ -6,22 +6,17 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from memformers import generate
 from memformers.common.atomic_dir import numbered
 from memformers.common.errors import UserError
-from memformers.common.fields import Range, annotations_of, changed
-from memformers.data.streams import training_segments
-from memformers.models.language_model import MemoryLM
+from memformers.common.fields import Range, annotations_of
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
-from tests.builders import SMALL, small_training
-from tests.training.runs import find_short_text, stop, train_here, train_run, without_times
+from tests.builders import small_training
+from tests.training.runs import find_short_text, stop, train_run, without_times
 
 EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 40, 1)
 BASE = small_training(device="cpu", log_every=1)
@@ -100,48 +95,3 @@ def test_any_config_goes_on_with_the_same_bits_or_is_refused_before_the_first_st
     newest = [numbered(run / "checkpoints")[0] for run in (whole, folder / "run")]
     for file in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
         assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
-
-
-MODEL_CONFIGS = altered(replace(SMALL, model="compressive")).filter(
-    lambda model: model and model.longest_attention < 1000  # a decoder has room for all of it
-)
-
-
-def built(model, precision="float32", tbptt=0, steps=3):
-    """A model and what it is trained with; None where no model can be built, which is a plain error."""
-    tokens = steps * 2 * model.segment_len * (tbptt + 1)
-    try:
-        config = TrainConfig(model=model, batch_size=2, tokens=tokens, tbptt=tbptt)
-        config = changed(config, precision=precision, log_every=1)
-        return MemoryLM(model), config
-    except UserError:
-        return None
-
-
-@some(4 * EXAMPLES)
-@given(
-    model=MODEL_CONFIGS, precision=st.sampled_from(["float32", "bfloat16"]), tbptt=st.integers(0, 1),
-    divided=st.booleans(),
-)  # fmt: skip
-def test_any_model_learns_is_saved_and_writes_or_is_a_plain_error(
-    model, precision, tbptt, divided, tmp_path_factory
-):
-    if (made := built(model, precision, tbptt)) is None:
-        return
-    lm, config = made
-    tokens = torch.randint(lm.config.vocab_size, (4 * config.tokens + 1,))
-    documents = (len(tokens) // 3, len(tokens) - len(tokens) // 3) if divided else ()
-    segments = training_segments(tokens, 2, lm.config.segment_len, (0, 0), documents=documents)
-    try:
-        records = train_here(lm, config, segments)
-    except UserError:
-        assert lm.config.kernel == "fused"  # which this machine may not have
-        return
-    assert len(records) == 3
-    folder = tmp_path_factory.mktemp("saved")
-    lm.eval().save_pretrained(folder)
-    again = MemoryLM.from_pretrained(folder)
-    assert again.config == lm.config
-    prompt = tokens[:5, None]
-    written = [torch.stack(list(generate(m, prompt, 4, temperature=0.0))) for m in (lm, again)]
-    assert torch.equal(*written)

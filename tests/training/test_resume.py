@@ -18,10 +18,9 @@ from memformers.models.config import AdaptiveConfig
 from memformers.report.document import write_report
 from memformers.runs.folder import METRICS, read_metrics
 from memformers.tracking import recorder
-from memformers.training import callbacks, loop
+from memformers.training import loop
 from memformers.training import run as run_module
 from memformers.training.callbacks import in_one_line
-from memformers.training.checkpoints import read_about
 from memformers.training.data_module import find_text
 from memformers.training.resume import alone_in, cut_metrics
 from tests.builders import small_lm, small_training
@@ -154,24 +153,6 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     train_run(small_training(), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files, "it is finished"
-
-
-def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
-    here, of_another_rank = [0], 75
-    monkeypatch.setattr(callbacks, "peak_memory", lambda device: here[0])
-    others = lambda ranks, number: max(number, of_another_rank) if number > 1 else number  # noqa: E731
-    monkeypatch.setattr(run_module.Distributed, "highest", others)
-    config = small_training(tokens=64 * 8, evaluations=2)  # checkpoints after steps 4 and 8
-
-    def kept():
-        return read_about(numbered(tmp_path / "checkpoints")[0]).peak_memory_bytes
-
-    for step, here[0], highest in ((2, 70, 75), (3, 80, 80), (5, 900, 900)):
-        stop(config, tmp_path, step)
-        assert kept() == highest
-    here[0] = 60
-    train_run(config, tmp_path, resume=True)
-    assert kept() == read_json(tmp_path / "result.json")["peak_memory_bytes"] == 900
 
 
 @pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [1280, 960, 640, 320]), (0.0, [1280])])

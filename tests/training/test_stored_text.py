@@ -17,8 +17,6 @@ from memformers.convert.load import load_checkpoint
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
-from memformers.generation.sampling import Sampling
-from memformers.generation.text import continue_text
 from memformers.report.document import write_report
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
@@ -73,20 +71,6 @@ def train_in_tokens(tokenizer, size, text, folder):
     """Train a model on ``text`` in ``size`` of such tokens."""
     config = config_on(text, tokenizer=tokenizer, model="compressive")
     return train_run(replace(config, model=replace(config.model, vocab_size=size)), folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "perplexity"), [("bpe", 300, "word_perplexity"), ("word", 500, "perplexity")]
-)
-def test_a_model_of_words_or_subwords_trains_and_writes(name, size, perplexity, text, tmp_path):
-    run = train_in_tokens(name, size, text, tmp_path / "run")
-    result, (model, tokenizer) = read_json(run / "result.json"), load_checkpoint(run, torch.device("cpu"))
-    assert (tokenizer.name, model.config.vocab_size) == (name, size)
-    tokens_a_word = result["evaluated_tokens"] / len(SHORT[len(SHORT) * 9 // 10 :].split())
-    nats = result["loss"] * (1 if name == "word" else tokens_a_word)
-    assert math.log(result[perplexity]) == pytest.approx(nats, rel=0.01)
-    assert (result["word_perplexity"] is None) == (name == "word")
-    assert continue_text(model, tokenizer, "PORTIA:\n", 20, Sampling(), seed=1)
 
 
 @pytest.mark.parametrize(

@@ -157,21 +157,6 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
         check_same(grads, expected, 1e-10)
 
 
-@pytest.mark.parametrize("documents", [(), DOCUMENTS])
-def test_compressions_learn_without_a_loss_of_their_own_and_records_say_how_much(documents):
-    slots = {"bptt": 2, "compression_loss": "none", "compression_rate": 4, "c_mem_len": 8}
-    lm = small_lm("compressive", segment_len=16, mem_len=16, **slots)
-    learning = [p for f in lm.transformer.compressions for p in f.parameters()]
-    before = [p.detach().clone() for p in learning]
-    config = small_training(tokens=64 * 7, log_every=1)
-    records = train_here(lm, config, segments_of(config, documents=documents))
-    assert not any(map(torch.equal, learning, before))
-    assert all(p.grad is not None and p.grad.any() for p in learning)
-    assert not any("reconstruction_loss.train" in found for found in records)
-    assert [("gradient_norm.compression" in found) for found in records[:3]] == [False, False, True]
-    assert records[3]["gradient_norm.compression"] > 0
-
-
 def test_accuracy_is_that_of_tokens_that_are_predicted():
     config = small_training(tokens=64 * 7, log_every=7)
     lm = small_lm("transformer-xl", segment_len=16, mem_len=16)
