@@ -31,8 +31,9 @@ ablation: .venv/ready
 dashboard: .venv/ready-for-dashboard
 	$(BIN)/memformers dashboard $(DASHBOARD)
 
-# Two files at a time. Threads that wait for work must not spin, since there are more of them than cores.
-PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# In two processes; one that has done its half takes tests from the other. Threads that wait for work must not
+# spin, since there are more of them than cores.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: .venv/ready-for-tests
 	$(PYTEST) -m "not long"

@@ -70,7 +70,7 @@ def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponen
         parse_arguments(Outer, ["--width", "0"])
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e-1", "x", "", "inf", "1e999999999", "1/2", "0x10", "."])
+@pytest.mark.parametrize("text", ["1.5", "x", "inf", "1e999999999"])
 def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
     with pytest.raises(SystemExit):
         parse_arguments(Outer, ["--width", text])

@@ -44,14 +44,14 @@ def test_values_in_their_range_are_taken_and_read_back():
 @pytest.mark.parametrize(
     ("kind", "setting", "value", "expected"),
     [(Inner, "width", 0, "a whole number, at least 1"),
-     *((Inner, "width", value, "a whole number") for value in (1.0, "3", True, None, np.int64(4))),
-     *((Inner, "lengths", value, "a whole number, at least 0, or a tuple of") for value in ((3, -1), [3, 1])),
+     *((Inner, "width", value, "a whole number") for value in (1.0, True, np.int64(4))),
+     (Inner, "lengths", (3, -1), "a whole number, at least 0, or a tuple of"),
      (Config, "norm", "between", "one of 'pre', 'post'"),
      (Config, "names", ("a", "c"), "a tuple, each one of 'a', 'b'"),
      (Config, "share", 1.5, "a number, at least 0 and at most 1"), (Config, "share", math.nan, "a number"),
      (Config, "rate", 0, "a number, above 0, or None"), (Config, "scale", math.inf, "a number, above 0 and"),
      (Config, "inner", {"width": 3}, "of type Inner"), (Config, "text", 3, "a text"),
-     (Config, "folder", "y", "of type Path, or None"), (Config, "bound", 1, "True or False")],
+     (Config, "bound", 1, "True or False")],
 )  # fmt: skip
 def test_any_other_value_is_an_error_that_says_what_was_expected_and_what_came(
     kind, setting, value, expected

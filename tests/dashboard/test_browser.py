@@ -188,6 +188,7 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     assert tmp_path / "nowhere" not in noted_comparisons().values()
 
 
+@pytest.mark.long
 def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
     with_network, quick_runs, troubles, tmp_path
 ):

@@ -11,7 +11,6 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memformers.data import streams
 from memformers.data.recall_stream import NEAREST_BAND, NOTHING, RecallStream, recall_segments
 from memformers.data.streams import IGNORED, documents_reading, plain_reading, training_segments
 
@@ -98,16 +97,6 @@ def test_every_token_but_the_first_is_predicted_exactly_once(documents, n, B, S,
         assert segment.inputs.shape == (segment.end - start, len(numbers))
         assert segment.starts_over == (start == 0)
         assert not segment.inputs[segment.targets == IGNORED].any()
-
-
-def test_each_document_is_read_beside_others_of_like_length_and_part_after_part():
-    lengths = [30, 1, 8, 53, 2, 9, 22, 7, 1]
-    reading = documents_reading(lengths, 3, 7)
-    assert [[lengths[n] for n in group] for group in reading.groups] == [[53, 30, 22], [9, 8, 7], [2]]
-    assert (reading.steps[0], reading.steps[4]) == (([3, 0, 6], 0), ([3, 0], 28)), "the other has ended"
-    assert documents_reading(lengths, 2, 7, ([0, 2, 3], [5, 1, 6])).groups == ((3, 0), (2,), (6, 5))
-    found = [each.tolist() for each in streams.streams_and_places([2, 0, 3])]
-    assert found == [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]], "their numbers, and places in them"
 
 
 @pytest.mark.parametrize(

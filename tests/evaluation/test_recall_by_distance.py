@@ -12,7 +12,6 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.memory_update import compress_memory
 from memformers.models.vocabulary import TokenLosses
-from tests.builders import MODELS, small_lm
 
 STREAM = RecallStream(keys=6, values=4, set_probability=0.15)
 S, M, C, RATE = 8, 16, 5, 4
@@ -98,16 +97,3 @@ def test_bins_reach_beyond_what_a_model_sees():
     assert distance_edges(384) == (0, 64, 128, 192, 256, 320, 384, 448, 512, 1024)
     assert distance_edges(2112) == (0, 64, 128, *range(256, 2817, 256), 5632)
     assert distance_edges(20) == (0, 64, 128)
-
-
-@pytest.mark.parametrize(("model", "parts"), list(zip(MODELS, (0, 1, 2), strict=True)))
-def test_a_model_of_ours_is_measured_and_left_as_it_came(model, parts):
-    lm = small_lm(model, vocab_size=STREAM.vocab_size).train()
-    controls = controls_of(lm.config.memory_sizes)
-    found = recall_by_distance(lm, heard(10), EDGES, controls=controls)
-    assert list(found) == ["untouched", *controls]
-    assert (len(controls), lm.training) == (2 * parts, True)
-    assert found["untouched"].loss > 0
-    if parts:
-        with pytest.raises(ValueError, match="use at least 2 streams"):
-            recall_by_distance(lm, heard(2, streams=1), EDGES, controls=controls)

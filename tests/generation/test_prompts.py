@@ -1,7 +1,5 @@
 """Prompts of several lengths in one batch: each stream is read and written as it would be alone."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from memformers.generation.generate import generate, side_by_side
 from memformers.generation.sampling import Sampling
-from tests.builders import MODELS, SMALL, small_lm
+from tests.builders import MODELS, small_lm
 from tests.texts import same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -67,15 +65,6 @@ def test_each_stream_is_read_and_written_as_alone(model, positions, shape, lengt
 @pytest.mark.parametrize("settings", [*({"model": model} for model in MODELS), SAME_LENGTH])
 def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(settings):
     check_each_is_as_alone(small_lm(**settings), prompts_of(1, 50, 23), 60)
-
-
-def test_a_prompt_begins_where_a_segment_and_a_slot_do_and_all_end_close_together():
-    config = replace(SMALL, model="compressive", segment_len=6, compression_rate=4)
-    laid_out = side_by_side(prompts := prompts_of(50, 1, 29, 28), config)
-    assert laid_out.ends == (50, 49, 29 + 12, 28 + 12)
-    assert laid_out.doc_starts.nonzero().tolist() == [[12, 2], [12, 3], [48, 1]]
-    for stream, (prompt, end) in enumerate(zip(prompts, laid_out.ends, strict=True)):
-        assert torch.equal(laid_out.tokens[end - len(prompt) : end, stream], prompt)
 
 
 def test_prompts_of_one_length_are_those_of_a_tensor():

@@ -45,10 +45,10 @@ def test_a_gradient_of_one_number_expanded_works():
     assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("programs", [1, 6])
+@pytest.mark.parametrize("programs", [1, 2])
 def test_streams_may_share_a_program(programs, monkeypatch):
     monkeypatch.setattr(fused, "PROGRAMS", programs)
-    compare(fused.relative_attention, tensors(5, 1, 7, 37, 3), torch.float32)
+    compare(fused.relative_attention, tensors(3, 1, 3, 7, 2), torch.float32)
 
 
 def test_the_same_inputs_give_the_same_bits_and_torch_compile_takes_them_in_one_graph():
@@ -65,6 +65,7 @@ def test_nothing_as_large_as_queries_times_keys_is_kept():
     assert max(t.numel() for t in kept_by(lambda: fused.relative_attention(**inputs))) == 67
 
 
+@pytest.mark.long
 def test_each_stream_head_and_query_drops_other_keys():
     """With one-hot values, the output shows which probabilities are left."""
     torch.manual_seed(5)
@@ -76,7 +77,7 @@ def test_each_stream_head_and_query_drops_other_keys():
     assert likeness.abs().max() < 0.6
 
 
-@pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
+@pytest.mark.parametrize("dropout_prob", [0.5, pytest.param(0.0, marks=pytest.mark.long)])
 def test_the_operator_keeps_torchs_promises(dropout_prob):
     inputs, key_start = tensors(2, 1, 3, 5, 2), first_keys(2, 3, 5, DEVICE).int()
     seed = torch.tensor(3, device=DEVICE) if dropout_prob else None

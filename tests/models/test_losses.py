@@ -20,7 +20,7 @@ from memformers import (
 )
 from memformers.models.reconstruction import layer_loss, own_loss
 from tests.builders import fill_zeros, layer_parts, small_compressive, small_lm
-from tests.texts import EXACT, documents, gradients, read, same, tokens
+from tests.texts import EXACT, documents, gradients, read, tokens
 
 SIZES = [MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)] * 2
 
@@ -61,24 +61,6 @@ def memories(streams=2, length=9):
     return [torch.randn(length, streams, 12) for _ in range(2)]
 
 
-def a_loss(kind, streams=2):
-    """One of both losses of two layers, as a function of memories, of slots if they are made already, and of
-    how many are left out; and the parameters of the whole stack."""
-    if kind == "auto-encoding":
-        compressions = auto_encoders()
-        return AutoEncodingLoss(compressions), nn.ModuleList(compressions)
-    stack, h = small_compressive(), memories(streams, 7)
-    loss = AttentionReconstructionLoss(stack.layers)
-
-    def of_streams(mem, c_mem=None, n_masked=None, only=slice(None)):
-        return loss([x[:, only] for x in h], mem, c_mem, n_masked)
-
-    return of_streams, stack
-
-
-kinds = pytest.mark.parametrize("kind", ["attention", "auto-encoding"])
-
-
 @pytest.mark.parametrize(
     "settings",
     [*({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
@@ -108,25 +90,6 @@ def test_the_attention_loss_compares_content_attention_over_memories_and_slots(n
 
     wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
     torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
-
-
-@pytest.mark.usefixtures("float64")
-@kinds
-def test_slots_that_are_left_out_are_as_if_they_and_their_positions_were_not_there(kind):
-    """Whatever they hold; a stream in which none counts is left out of the mean."""
-    (loss, stack), mem = a_loss(kind, 4), memories(4)
-    alone, n_masked = [], torch.tensor([0, 2, 3, 1])
-    for b, slots in {0: 0, 1: 2, 3: 1}.items():
-        only = {"only": [b]} if kind == "attention" else {}
-        alone.append(loss([x[3 * slots :, b, None] for x in mem], **only))
-    found, wanted = loss(mem, n_masked=n_masked), torch.stack(alone).mean()
-    same([found, *gradients(stack, found)], [wanted, *gradients(stack, wanted)])
-    for x in mem:
-        x[:, 2], x[:6, 1] = float("nan"), float("inf")
-    same([loss(mem, n_masked=n_masked)], [wanted])
-    nothing = loss(memories(4), n_masked=torch.full((4,), 3))
-    assert nothing == 0
-    assert not any(grad.any() for grad in gradients(stack, nothing))
 
 
 @pytest.mark.usefixtures("float64")

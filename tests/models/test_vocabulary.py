@@ -18,8 +18,6 @@ from memformers.models.vocabulary import (
 from tests.builders import fill_zeros
 
 D, V = 13, 37
-CUTOFFS = [(), (1,), (5, 11, 29), (5, 6, 36)]
-TIED = [(False, False), (True, False), (True, True)]
 
 
 def vocabulary(clusters, tie_weights=False, tie_projections=False):
@@ -38,10 +36,15 @@ def gradients(loss, x, *modules):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("cutoffs", CUTOFFS)
-@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize(
+    ("cutoffs", "tied"),
+    [((), (True, False)), ((1,), (True, True)), ((5, 11, 29), (False, False)), ((5, 6, 36), (True, True))],
+)
 @pytest.mark.parametrize(("div_val", "d_embed"), [(1, D), (1, 9), (2, 17)])
-def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied, div_val, d_embed):
+def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(
+    cutoffs, tied, div_val, d_embed, monkeypatch
+):
+    monkeypatch.setattr("memformers.models.vocabulary.AT_ONCE", 100)
     embedding, head = vocabulary(Clusters(V, cutoffs, div_val, d_embed), *tied)
     x = torch.randn(7, 11, D, requires_grad=True)
     targets = torch.randint(0, V, (7, 11))
@@ -58,34 +61,6 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied
         assert (ours is None) == (wanted is None)
         if ours is not None:
             torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-10)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("rows_at_once", [1, 1000])
-def test_the_likeliest_token_is_that_of_the_whole_vocabulary_whichever_cluster_it_is_in(
-    rows_at_once, monkeypatch
-):
-    monkeypatch.setattr("memformers.models.vocabulary.AT_ONCE", 10 * rows_at_once)
-    embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16))
-    assert head.rare is not None
-    nn.init.constant_(head.rare.bias, 3.0)  # clusters are likely, and their words less so than some others
-    x = torch.randn(50, 40, D)
-    likeliest = head(x, embedding).argmax(-1)
-    assert torch.bucketize(likeliest, torch.tensor([5, 11, 29]), right=True).unique().tolist() == [0, 1, 2, 3]
-    targets = torch.where(torch.rand(50, 40) < 0.7, likeliest, torch.randint(0, V, (50, 40)))
-    scores = adaptive_losses(head, embedding, x, targets)
-    assert torch.equal(scores.correct, likeliest == targets)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_cluster_without_targets_has_gradients_that_are_zero(tied):
-    embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16), tied, tied)
-    x, targets = torch.randn(3, 2, D), torch.randint(0, 11, (3, 2))
-    adaptive_losses(head, embedding, x, targets).loss.backward()
-    assert all(p.grad is not None for p in head.parameters())
-    assert not head.bias.grad[11:].any()
-    tables = embedding.tables if tied else head.words
-    assert [bool(table.weight.grad.any()) for table in tables] == [True, True, False, False]
 
 
 def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():

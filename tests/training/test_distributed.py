@@ -87,12 +87,12 @@ CASES = [
     *(case(model, parallel, shared, network)
       for parallel in ("ddp", "fsdp")
       for model, shared, network in [
-          ("transformer-xl", {}, {}), ("transformer-xl", IN_PARTS, {}), ("compressive", {}, {}),
-          ("compressive", IN_PARTS, {}), *(("transformer-xl", IN_PARTS, each) for each in CLUSTERS),
-          *(("compressive", HALVES, SLOTS | {"compression_loss": loss}) for loss in ("none", "attention")),
+          ("transformer-xl", {}, {}), ("compressive", IN_PARTS, {}),
+          *(("transformer-xl", IN_PARTS, each) for each in CLUSTERS),
+          ("compressive", HALVES, SLOTS | {"compression_loss": "none"}),
       ]),
     *(case(model, "ddp", HALVES, network, tbptt=1)
-      for model, network in [("transformer-xl", {}), ("compressive", IDLE), ("compressive", SLOTS)]),
+      for model, network in [("compressive", IDLE), ("compressive", SLOTS)]),
     # Each rank has other predictions, and other streams that its reconstruction loss counts.
     case("compressive", "ddp", HALVES, {}, tokens=4 * 16 * 20, document_separator="any"),
 ]  # fmt: skip

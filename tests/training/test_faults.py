@@ -350,7 +350,8 @@ def everything_in(checkpoint):
     return tensors_of(lm) | optimizer_tensors(lm, optimizers) | memory_tensors(state.memory)
 
 
-@pytest.mark.parametrize("kind", ["parts", pytest.param("whole", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["parts", "whole"])
 def test_any_number_of_processes_reads_what_others_wrote_and_one_reads_theirs(kind, request, tmp_path):
     """Twelve streams, and weights whose rows three processes don't divide."""
     written = request.getfixturevalue(kind)
