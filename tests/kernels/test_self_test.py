@@ -57,6 +57,7 @@ def test_each_case_is_proven(fault, monkeypatch):
     assert fault in self_test.find_mismatch(broken, torch.device("cpu"), torch.float32, 16)
 
 
+@pytest.mark.long
 def test_auto_takes_a_proven_kernel_also_when_it_is_compiled(monkeypatch):
     (wanted, inputs), (module, _), used = attend("naive"), attend(), []
     real = fused.fused_attention

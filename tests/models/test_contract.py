@@ -1,7 +1,6 @@
 """What every model keeps, whatever it is built of: each test runs over the configurations below."""
 
 import io
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,6 @@ CONFIGS = {
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
 }
 each = pytest.mark.parametrize("name", CONFIGS)
-long = partial(pytest.param, marks=pytest.mark.long)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
 
 
@@ -199,8 +197,9 @@ def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name
         same([torch.cat(found), *kept(stepper.memory())], [torch.cat(wanted), *kept(after)])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", [n if n == "bptt" else long(n) for n in CONFIGS if "<" not in n])
+@pytest.mark.parametrize("name", [n for n in CONFIGS if "<" not in n])
 def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
     lm = lm_of(name)
     _, _, memory = read(lm, tokens(48), torch.zeros(48, 2, dtype=torch.bool))

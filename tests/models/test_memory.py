@@ -31,7 +31,7 @@ def held(memory, layer, c):
     return [[int(p) + i for i in range(c)] for p in slots], [[int(p)] for p in mem]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(segments=SEGMENTS, mem_len=LENGTHS, c_mem_len=LENGTHS, c=st.integers(1, 7), compresses=st.booleans())
 def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c, compresses):
     memory, seen, sizes = Memory(), 0, [MemorySizes(mem_len, c_mem_len, c), MemorySizes(2, 1, 3)]
@@ -55,7 +55,7 @@ def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c,
         assert len(mem) <= max(mem_len, c - 1) == sizes[0].longest_memory
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     segments=st.lists(st.integers(1, 7), min_size=1, max_size=7), mem_len=st.integers(0, 9),
     c_mem_len=st.integers(0, 4), c=st.integers(1, 4), window=st.none() | st.integers(1, 6), data=st.data(),
@@ -98,15 +98,15 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
             assert valid.tolist() == (remembered == document[at - 1]).sum(0).tolist()
 
 
-@pytest.mark.parametrize(("mem_len", "shared"), [(0, False), (8, False), (511, False), (512, True)])
+@pytest.mark.parametrize(("mem_len", "shared"), [(0, False), (63, False), (64, True)])
 def test_a_memory_keeps_no_segment_alive_of_which_it_is_less_than_half(mem_len, shared):
-    inputs = positions(5, 1_024)
+    inputs = positions(5, 128)
     inputs = [x.clone() for x in inputs]
     for lm in (None, small_lm("transformer-xl", mem_len=mem_len)):
         if lm is None:
             mem = truncate_memory(Memory(), inputs, [MemorySizes(mem_len)] * 2).mem
         else:
-            mem = lm(tokens(1_024)).memory.mem
+            mem = lm(tokens(128)).memory.mem
         gc.collect()
         assert [len(x) for x in mem] == [mem_len] * 2
         assert [x.untyped_storage().nbytes() == x.nbytes for x in mem] == [not shared] * 2
