@@ -1,0 +1,137 @@
+"""TorchRL, with the extra ``torchrl``: a module that remembers, as its LSTMModule and GRUModule do."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
+from torchrl.modules import recurrent_mode
+
+from memformers.common.errors import UserError
+from memformers.models.base import eval_mode
+from memformers.models.core import MemoryCore
+from memformers.models.memory import Memory
+
+
+class MemoryModule(TensorDictModuleBase):
+    """A [`memformers.MemoryCore`][] of features F to D between an environment and a head. Raises ValueError for
+    a compressive one whose ``segment_len`` is no multiple of its compression rate.
+
+    It reads single steps; within ``set_recurrent_mode(True)``, as in losses, windows, whose last dimension is
+    time. Both give the same numbers. An episode begins where ``is_init`` is true, as with ``doc_starts``, and
+    is read exactly as alone. What begins in a window, and each episode in it, begins with the memory that the
+    tensordict has there, as in TorchRL's own modules. The gradient ends where the first segment began.
+    Compressions learn from their own loss in every backward pass.
+
+    Args:
+        core: What remembers.
+        in_key: Where the features are, ``[…, F]``.
+        out_key: Where the outputs go, ``[…, D]``.
+        memory_key: Where the memory is, float32 ``[…, N]``. A step writes the next one, a window none.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        in_key: Any = "observation",
+        out_key: Any = "embed",
+        memory_key: str = "memory",
+    ):
+        super().__init__()
+        self.core, self.out_keys = core, [out_key, ("next", memory_key)]
+        self.in_keys = [in_key, memory_key, "is_init"]
+        F, S, D = core.config.d_input or core.config.d_model, core.config.segment_len, core.config.d_model
+        empty = core.initial(1)
+        self.lengths = {kind: [len(x) for x in tensors] for kind, tensors in empty.parts.items()}
+        with torch.no_grad(), eval_mode(core):
+            after = core(core.transformer.weight.new_zeros(S, 1, F), empty).memory
+        if {kind: [len(x) for x in tensors] for kind, tensors in after.parts.items()} != self.lengths:
+            raise UserError(
+                f"a memory's shapes must stay the same, which a segment of {S} changes; let segment_len be a "
+                f"multiple of compression_rate={core.config.compression_rate}."
+            )
+        self.size = 1 + sum(map(sum, self.lengths.values())) * D
+        self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """What gives an environment an empty memory where an episode begins: zeros."""
+        return TensorDictPrimer({self.in_keys[1]: self.spec}, expand_specs=True)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Read what is at ``in_keys``, ``[…]`` steps or ``[…, T]`` windows, and write ``out_keys``."""
+        for key, how in zip(self.in_keys[1:], ("make_tensordict_primer()", "InitTracker()"), strict=True):
+            if tensordict.get(key, None) is None:
+                raise UserError(f"the tensordict has no {key!r}; append {how} to the environment.")
+        x, memory, begins = (tensordict.get(key) for key in self.in_keys)
+        flat, rows, begins = x.flatten(0, -2), memory.flatten(0, -2), begins.reshape(x.shape[:-1])
+        is_window = recurrent_mode()
+        first = begins.clone() if is_window else torch.ones_like(begins)
+        first[..., 0] = True
+        starts = first.flatten().nonzero()[:, 0]  # an episode's part of a window is a stream of its own
+        lengths = starts.diff(append=starts.new_tensor([len(flat)]))
+        parts = pad_sequence(flat.split(lengths.tolist()), batch_first=True)
+        rows = rows[starts] if is_window else rows.masked_fill(begins.flatten()[:, None], 0)
+        output, after = self.read(parts, lengths, rows)
+        if not is_window:
+            tensordict.set(self.out_keys[1], after.view_as(memory))
+        there = torch.arange(parts.shape[1], device=x.device) < lengths[:, None]
+        return tensordict.set(self.out_keys[0], output[there].view(*x.shape[:-1], -1))
+
+    def read(self, x: Tensor, lengths: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The first ``lengths [P]`` of features ``x [P, T, F]`` of P streams, after their memories ``rows
+        [P, N]``: outputs ``[P, T, D]``, and the memories after them. A row is the memory before the running
+        segment, what that has read, and how much. This is read again, so that all segments begin together."""
+        S, (P, T, F) = self.core.config.segment_len, x.shape
+        before, running, clock = rows.split([self.size, (S - 1) * F, 1], dim=1)
+        clock, known = clock.long(), torch.cat((running.view(P, S - 1, F).to(x.dtype), x), dim=1)
+        ends = clock + lengths[:, None]  # [P, 1]
+        at = torch.arange(int(ends.max()), device=x.device)
+        place = torch.where(at < clock, at, S - 1 + at - clock).clamp(max=S - 2 + T)  # [P, ·]
+        inputs = known.gather(1, place[..., None].expand(-1, -1, F)).transpose(0, 1)
+        outputs = []
+        for begin, segment in zip(range(0, len(at), S), inputs.split(S), strict=True):
+            going = (ends[:, 0] > begin).nonzero()[:, 0]
+            output, after, loss = self.core(segment[:, going], self.unpacked(before[going]))
+            output = _WithLoss.apply(output, loss) if loss.requires_grad else output
+            outputs.append(output.new_zeros(len(segment), P, output.shape[2]).index_copy(1, going, output))
+            full = ends[going, 0] >= begin + S
+            if full.any():
+                before = before.index_copy(0, going[full], self.packed(after.streams(full)))
+        place = (clock + torch.arange(T, device=x.device)).clamp(max=len(at) - 1)
+        read = torch.cat(outputs).transpose(0, 1)
+        output = read.gather(1, place[..., None].expand(-1, -1, read.shape[2]))
+        place = (ends - ends % S + torch.arange(S - 1, device=x.device)).clamp(max=len(at) - 1)
+        running = inputs.transpose(0, 1).gather(1, place[..., None].expand(-1, -1, F)).flatten(1)
+        return output, torch.cat((before, running.detach().float(), (ends % S).float()), dim=1)
+
+    def packed(self, memory: Memory) -> Tensor:
+        """The memory of B streams as rows ``[B, ·]``."""
+        assert memory.valid is not None
+        kept = [x.transpose(0, 1).flatten(1) for tensors in memory.parts.values() for x in tensors]
+        return torch.cat([x.float() for x in (memory.valid[:, None], *kept)], dim=1)
+
+    def unpacked(self, rows: Tensor) -> Memory:
+        """The memory of B streams that are rows ``[B, ·]``."""
+        dtype, D = self.core.transformer.weight.dtype, self.core.config.d_model
+        parts = iter(rows[:, 1:].split([n * D for lengths in self.lengths.values() for n in lengths], dim=1))
+        made = {
+            kind: tuple(next(parts).unflatten(1, (n, D)).transpose(0, 1).to(dtype) for n in lengths)
+            for kind, lengths in self.lengths.items()
+        }
+        return Memory(**made, valid=rows[:, 0].long())
+
+
+class _WithLoss(torch.autograd.Function):
+    """An output unchanged, and a scalar loss that is added to whatever the output's loss is."""
+
+    @staticmethod
+    def forward(_: Any, output: Tensor, loss: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.new_ones(())
