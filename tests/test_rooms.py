@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "evaluation": BELOW_TRAINING - {"evaluation"},
     "training": BELOW_TRAINING | {"tracking"},
     "comparison": BELOW_TRAINING | {"tracking", "training", "report"},
+    "integrations": BELOW_TRAINING,
     "commands": BELOW_TRAINING | {"kernels", "tracking", "training", "report", "comparison", "dashboard"},
     "cli": {"commands", "common"},
     "__main__": {"cli"},

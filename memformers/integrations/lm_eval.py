@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from memformers.common.errors import UserError
+from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.streams import IGNORED
 from memformers.evaluation.evaluate import with_lengths
@@ -29,7 +30,7 @@ class MemformersLM(TemplateLM):
     Args:
         pretrained: The folder of a run, of a checkpoint, of ``save_pretrained`` or of Hugging Face's
             Transformer-XL, or the name of a model of the package.
-        device: Where to compute.
+        device: Where to compute; ``cuda:0``, the default of the command, is a GPU if there is one.
         batch_size: How many documents are read side by side.
         lengths: ``segment_len``, ``mem_len`` and ``c_mem_len``, where they are to be others than in training.
     """
@@ -37,7 +38,7 @@ class MemformersLM(TemplateLM):
     def __init__(
         self,
         pretrained: str,
-        device: str = "cpu",
+        device: str = "auto",
         batch_size: int | str = 1,
         **lengths: Any,
     ):
@@ -46,7 +47,7 @@ class MemformersLM(TemplateLM):
             raise UserError(f"expected batch_size as a number, at least 1, got {batch_size!r}.")
         if unknown := sorted(set(lengths) - {"segment_len", "mem_len", "c_mem_len"}):
             raise UserError(f"{', '.join(unknown)}: no argument of this model; see MemformersLM.")
-        at, is_here = torch.device(device), Path(pretrained).exists()
+        at, is_here = choose_device("auto" if device == "cuda:0" else device), Path(pretrained).exists()
         loaded = load_checkpoint(Path(pretrained), at) if is_here else load_packaged(pretrained, at)
         self.model, self.own_tokenizer = with_lengths(loaded[0], **lengths), loaded[1]
         self._device, self.batch_size = at, int(batch_size)

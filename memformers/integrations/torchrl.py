@@ -18,8 +18,8 @@ from memformers.models.memory import Memory
 
 
 class MemoryModule(TensorDictModuleBase):
-    """A [`memformers.MemoryCore`][] of features F to D between an environment and a head. Raises ValueError for
-    a compressive one whose ``segment_len`` is no multiple of its compression rate.
+    """A [`memformers.MemoryCore`][] of features F to D between an environment and a head. Raises ValueError
+    for a compressive one whose ``segment_len`` is no multiple of its compression rate.
 
     It reads single steps; within ``set_recurrent_mode(True)``, as in losses, windows, whose last dimension is
     time. Both give the same numbers. An episode begins where ``is_init`` is true, as with ``doc_starts``, and
