@@ -13,7 +13,7 @@ BIN := .venv/bin
 # A relative path, since pip splits it at spaces.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare recall ablation dashboard test test-long docs docs-tables bench bench-decoding lint format clean
+.PHONY: compare recall ablation dashboard test test-long test-integrations docs docs-tables dist bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
@@ -42,6 +42,10 @@ test: .venv/ready-for-tests
 test-long: .venv/ready-for-tests
 	$(PYTEST) -m long
 
+# The adapters to other libraries and their guide, with these libraries; test and test-long skip them without.
+test-integrations: .venv/ready-for-integrations
+	$(PYTEST) tests/integrations tests/docs/test_code_blocks.py -k "integrations or in_other_libraries"
+
 # The documentation, into site/. Its pages and its search work when they are opened as files.
 docs: .venv/ready-for-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -49,6 +53,11 @@ docs: .venv/ready-for-tests
 # The tables, commands, source lines and figures in the pages of docs/, from docs/results/data and the source.
 docs-tables: .venv/ready-for-tests
 	$(BIN)/python -m docs.building
+
+# What would be published, into dist/: the wheel, and the source that it is built from.
+dist: .venv/ready-for-tests
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 # Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
@@ -87,6 +96,10 @@ clean:
 .venv/ready-for-tests: .venv/ready
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps labml-nn
+	@touch $@
+
+.venv/ready-for-integrations: .venv/ready-for-tests
+	$(PIP) --editable '.[hf,lm-eval,torchrl]'
 	@touch $@
 
 # A peer that only the benchmarks need, and the one package that it needs beside PyTorch.

@@ -15,7 +15,7 @@ import torch
 from memformers.common.atomic_dir import atomic_dir
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.files import write_json
+from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.convert.load import load_checkpoint
 from memformers.data.sources import CorpusSpec, find
@@ -33,6 +33,7 @@ MODELS = {
     "compressive-shakespeare": replace(NETWORK, model="compressive", mem_len=32, c_mem_len=32),
 }
 """A query attends to 64 keys before its segment in both."""
+CARD = "README.md"
 LARGEST = 2_000_000
 """The largest size of one model's weights, in bytes."""
 
@@ -95,7 +96,44 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         model.save_pretrained(temporary, weights)
         save_tokenizer(tokenizer, temporary)
         write_json(temporary / RECIPE, recipe)
+        write_text(temporary / CARD, card(folder.name, recipe))
     return recipe
+
+
+def card(name: str, recipe: dict[str, Any]) -> str:
+    """The model card of ``name``, in the form that model hubs read, with the numbers of its recipe."""
+    training, held_out, parameters = recipe["training"], recipe["held_out"], recipe["parameters"]
+    model, corpus = training["model"], recipe["corpus"]["name"]
+    slots = f" and {model['c_mem_len']} slots of {model['compression_rate']} positions each"
+    memory = f"{model['mem_len']} positions" + (slots if model["model"] == "compressive" else "")
+    return f"""\
+---
+license: mit
+language: en
+library_name: memformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+A language model of characters with {parameters:,} parameters, trained on {corpus}. Before the segment of
+{model["segment_len"]} that it reads, each of its {model["n_layers"]} layers remembers {memory}.
+
+| | |
+|---|---|
+| loss on the last tenth, held out | {held_out["loss_nats"]:.4f} nats per character |
+| share of its characters predicted | {held_out["accuracy"]:.1%} |
+| trained on | {training["tokens"]:,} characters, seed {training["seed"]} |
+| weights | bfloat16, used in float32 |
+| vocabulary | {model["vocab_size"]} characters; any other is refused |
+
+It is for trying things out and for comparisons. It writes in the style of its corpus, and most of it makes
+no sense. `recipe.json` has every setting of the training, which `{recipe["made_by"]}` repeats.
+
+```sh
+memformers generate --pretrained {name} --prompt "ROMEO:"
+```
+"""
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_type_information_and_the_trained_models_ship_and_nothing_but_the_packag
     folders = {name.split("/")[0] for name in names}
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"memformers"}
     inside = {path.relative_to(ROOT).as_posix() for path in PACKAGED.rglob("*") if path.is_file()}
-    assert len(inside) == 5 * len(packaged_names()) > 0
+    assert len(inside) == 6 * len(packaged_names()) > 0
     assert inside <= names
 
 

@@ -67,14 +67,14 @@ class MemoryModule(TensorDictModuleBase):
             if tensordict.get(key, None) is None:
                 raise UserError(f"the tensordict has no {key!r}; append {how} to the environment.")
         x, memory, begins = (tensordict.get(key) for key in self.in_keys)
-        flat, rows, begins = x.flatten(0, -2), memory.flatten(0, -2), begins.reshape(x.shape[:-1])
         is_window = recurrent_mode()
-        first = begins.clone() if is_window else torch.ones_like(begins)
-        first[..., 0] = True
+        flat, rows = (each.reshape(-1, each.shape[-1]) for each in (x, memory))
+        begins = begins.reshape(-1, x.shape[-2] if is_window else 1)
+        first = torch.cat((torch.ones_like(begins[:, :1]), begins[:, 1:]), dim=1)
         starts = first.flatten().nonzero()[:, 0]  # an episode's part of a window is a stream of its own
         lengths = starts.diff(append=starts.new_tensor([len(flat)]))
         parts = pad_sequence(flat.split(lengths.tolist()), batch_first=True)
-        rows = rows[starts] if is_window else rows.masked_fill(begins.flatten()[:, None], 0)
+        rows = rows[starts] if is_window else rows.masked_fill(begins, 0)
         output, after = self.read(parts, lengths, rows)
         if not is_window:
             tensordict.set(self.out_keys[1], after.view_as(memory))

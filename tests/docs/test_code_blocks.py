@@ -44,7 +44,10 @@ OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
 MIXED = "docs/how-to/token_ids.md"
 """A page whose commands read what its Python wrote."""
+NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
+"""What pages need beside the package; these take long."""
 OTHERS = (
+    "python -m memformers.integrations.lm_eval ",
     "python -m experiments.",
     "apt-get download ",
     "for package in doc-rfc-",
@@ -131,9 +134,16 @@ def tiny(arguments):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in pages_with("python") if name_of(page) != MIXED], ids=name_of
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if name_of(page) in NEEDS else [])
+        for page in pages_with("python")
+        if name_of(page) != MIXED
+    ],
 )
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
+    for package in NEEDS.get(name_of(page), ()):
+        pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
     found, names = blocks(page), {"__name__": "page"}
     for (language, code), (next_language, next_code) in zip(found, [*found[1:], ("", "")], strict=True):

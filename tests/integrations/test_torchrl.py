@@ -53,6 +53,8 @@ def test_single_steps_windows_from_anywhere_and_episodes_alone_give_the_same_num
         for window in (slice(0, 37), slice(11, 29), slice(30, 31)):
             given = steps.select("observation", "is_init", "memory")[:, window]
             assert torch.allclose(module(given.clone())["embed"], steps["embed"][:, window], atol=1e-5)
+    one = module(steps[2, 30].select("observation", "is_init", "memory"))  # of an environment without a batch
+    assert torch.allclose(one["next", "memory"], steps["next", "memory"][2, 30], atol=1e-5)
     for b in range(4):
         starts = [*begins[b, :, 0].nonzero()[:, 0].tolist(), 37]
         for begin, end in pairwise(starts):
