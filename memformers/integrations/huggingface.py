@@ -92,10 +92,6 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         """The embedding."""
         return self.model.embed
 
-    def get_output_embeddings(self) -> torch.nn.Module:
-        """The head."""
-        return self.model.head
-
     def forward(
         self,
         input_ids: Tensor,
@@ -116,7 +112,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             cache: What the last call returned, to read on; None for an empty memory.
             labels: ``[B, T]``, the ids themselves, since they are shifted here, or -100 to leave some out.
             doc_starts: Boolean ``[B, T]``, where a new document begins.
-            use_cache: Whether to return the memory; rows padded differently on the left have none in common.
+            use_cache: Whether to return the memory, which only rows have that end together and are as long.
             return_dict: False returns a tuple.
             kwargs: ``num_items_in_batch``, as the Trainer gives it, and nothing else.
         """
@@ -147,7 +143,8 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             if self.training:  # of several batches that are one step, each has its share
                 share = 1.0 if n_items is None else (labels[:, 1:] != -100).sum() / n_items
                 loss = loss + share * torch.stack(losses).mean()
-        kept = after if len(parts) == 1 and use_cache is not False else None
+        is_whole = len(parts) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
+        kept = after if is_whole and use_cache is not False else None
         result = CausalLMOutputWithPast(loss=loss, logits=logits, cache=kept)
         return result.to_tuple() if return_dict is False else result
 
@@ -175,7 +172,9 @@ class Decoding:
 
     def read(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Read ``tokens [B, T]``, the prompts with their ``mask [B, T]`` first: logits ``[B, 1, vocab_size]``
-        after the last."""
+        after the last. Raises ValueError for prompts padded on the right."""
+        if not self.groups and mask is not None and not mask[:, -1].all():
+            raise UserError("a text is continued at its end; pad on the left, with padding_side='left'.")
         found = [stepper.read(tokens[rows].T)[-1] for rows, stepper in self.groups]
         for rows, prompts in alike(tokens, mask) if not self.groups else ():
             memory = self.memory and self.memory.streams(rows)
@@ -212,7 +211,7 @@ class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
     """A Trainer whose rows go on where those of the batch before ended, as [`rows_in_order`][] gives them: in
     training it carries the memory from batch to batch. That begins empty in each epoch and where a training
     resumes, and is left out in evaluation. A plain Trainer begins each row with an empty memory. Raises
-    ValueError for random order and for several processes."""
+    ValueError for random order, several processes, and rows that are padded."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -235,17 +234,18 @@ class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
         given = {**inputs, "cache": memory, "use_cache": True}
         loss, outputs = super().compute_loss(model, given, return_outputs=True, **how)
         self.memory = outputs.cache
+        if self.memory is None:
+            raise UserError("memory goes on only after rows of one length; leave out their padding.")
         return (loss, outputs) if return_outputs else loss
 
 
 def rows_in_order(ids: Tensor | Sequence[int], batch_size: int, length: int) -> list[dict[str, Tensor]]:
     """A text ``ids [n]`` as rows ``[length]`` for a ``Trainer``: batches of ``batch_size`` streams, of which
     row b goes on in row b of the next batch. Raises ValueError for too short a text."""
-    ids = torch.as_tensor(ids)
     per_stream = len(ids) // batch_size // length * length
     if not per_stream:
         raise UserError(f"expected at least {batch_size * length} ids for a batch, got {len(ids)}.")
-    streams = ids[: batch_size * per_stream].view(batch_size, per_stream)
+    streams = torch.as_tensor(ids[: batch_size * per_stream]).view(batch_size, per_stream)
     return [{"input_ids": row, "labels": row} for batch in streams.split(length, dim=1) for row in batch]
 
 

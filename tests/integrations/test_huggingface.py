@@ -94,6 +94,8 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
     for i, prompt in enumerate(PROMPTS):
         assert torch.allclose(logits[i, -len(prompt) :], adapter(prompt[None]).logits[0], atol=1e-6)
         assert torch.allclose(right[i, : len(prompt)], adapter(prompt.flip(0)[None]).logits[0], atol=1e-6)
+    for mask in (MASK, MASK.flip(1)):  # there is no memory for all to go on with
+        assert adapter(PADDED, attention_mask=mask).cache is None
     starts = torch.zeros(1, 24, dtype=torch.bool)
     starts[0, 7] = True
     apart = adapter(PROMPTS[1][None], doc_starts=starts).logits
@@ -106,6 +108,10 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
         (lambda adapter: adapter(PADDED), "vocab_size=11"),
         (lambda adapter: adapter(PADDED, attention_mask=MASK[:, 1:]), "attention_mask as"),
         (lambda adapter: adapter(PROMPTS[0][None], attention_mask=torch.tensor([[1, 0, 1]])), "its ends"),
+        (
+            lambda adapter: adapter.generate(PADDED.flip(1), attention_mask=MASK.flip(1), max_new_tokens=2),
+            "padding_side='left'",
+        ),
         (lambda adapter: adapter(PROMPTS[0][None], inputs_embeds=torch.ones(1)), "inputs_embeds"),
         (lambda _: MemformerConfig(mem_lem=3), "'mem_len'"),
         (lambda _: MemformerConfig(mem_len=-3), "at least 0"),
@@ -233,6 +239,23 @@ def test_an_epoch_begins_with_an_empty_memory_and_random_order_is_refused():
     assert log[: len(log) // 2] == pytest.approx(log[len(log) // 2 :], rel=1e-5)
     with pytest.raises(ValueError, match="sequential"):
         trained(MemoryTrainer, train_sampling_strategy="random")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_elsewhere")
+def test_padded_rows_train_without_a_memory_to_carry_and_are_refused_with_one():
+    tokenizer = huggingface.load("compressive-shakespeare")[1]
+    rows = [{"input_ids": torch.arange(n)} for n in (3, 9, 11, 6)]
+    batch = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
+    adapter = MemformerForCausalLM(
+        MemformerConfig(**asdict(SMALL) | {"model": "transformer-xl", "vocab_size": 65})
+    )
+    losses = [adapter(row["input_ids"][None], labels=row["input_ids"][None]).loss for row in rows]
+    expected = sum(loss * (len(row["input_ids"]) - 1) for loss, row in zip(losses, rows, strict=True)) / 25
+    assert adapter(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    _, trainer = trained(MemoryTrainer, 1, adapter)
+    with pytest.raises(ValueError, match="one length"):
+        trainer.compute_loss(adapter.train(), dict(batch))
 
 
 @pytest.mark.long
