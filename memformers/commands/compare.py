@@ -1,6 +1,8 @@
 """``memformers compare``: several models, trained alike; ``memformers recall``: what each memory recalls, by
 distance."""
 
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -8,6 +10,7 @@ from typing import ClassVar
 from memformers.commands.options import GROUPS, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
+from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
 from memformers.comparison.text import CompareConfig, compare
 
 
@@ -39,10 +42,25 @@ class Recall(ExperimentCommand):
     Example: memformers recall --quick
 
     Example: memformers recall --seeds 5 --out runs/recall
+
+    Example: memformers recall --show runs/recall
     """
 
     name: ClassVar = "recall"
+    show: Path | None = None
+    """The folder of an experiment whose trained models to show in place of training any: what each still has
+    of a stream when it is asked, and whether it answers correctly, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
+
+    def run(self) -> None:
+        """Train, measure and report, or show what was trained."""
+        if not self.show:
+            return super().run()
+        shown = read_stream(self.show)
+        colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(in_terminal(shown, colours=colours))
+        print(f"\npage: {write_page(shown, self.show)}")
+        return None
 
     def experiment(self, folder: Path) -> Path:
         """Train and measure; returns the report's page."""

@@ -1,0 +1,85 @@
+import json
+import re
+import shutil
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from memformers.commands.compare import Recall
+from memformers.common.errors import UserError
+from memformers.common.files import read_json
+from memformers.comparison.recall_shown import PLACES, in_terminal, place_of, read_stream, write_page
+from memformers.comparison.recall_training import CLAIMING_SEED, RECALL
+from memformers.data.recall_stream import recall_segments
+from memformers.evaluation import recall_by_distance
+from memformers.models.language_model import MemoryLM
+
+COLOUR = re.compile(r"\033\[[\d;]*m")
+
+
+@pytest.fixture(scope="module")
+def shown(done):
+    return read_stream(done)
+
+
+def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(shown):
+    assert [model.partition(",")[0] for model in shown["models"]] == [
+        "No memory",
+        "Transformer-XL",
+        "Compressive",
+    ]
+    assert len(shown["asks"]) > 500
+    for ask in shown["asks"]:
+        before = [s for s in shown["sets"] if s[1] == ask["key"] and s[0] < ask["at"]]
+        assert before[-1] == (ask["at"] - ask["distance"], ask["key"], ask["value"])
+
+
+@pytest.mark.parametrize(("number", "arm"), [*enumerate(["no-memory", "transformer-xl", "compressive"])])
+def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown, done):
+    run = RECALL.parse(read_json(done / arm / "config.json"), arm)
+    S, model = run.train.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
+    warm_up = -(-run.recall.reach // S)
+    drawn = recall_segments(run.recall.stream, 1, S, CLAIMING_SEED)
+    segments = islice(drawn, warm_up + 1024 // S)
+    [measured] = recall_by_distance.recall_by_distance(
+        model, segments, (0, 9999), warm_up=warm_up * S
+    ).values()
+    asks, right = Counter(), Counter()
+    for ask in shown["asks"]:
+        place = place_of(ask["at"] - ask["distance"], ask, number)
+        asks[place] += 1
+        right[place] += ask["of"][number][0]
+    for place, own in zip(recall_by_distance.PLACES, PLACES, strict=True):
+        assert measured.asks_by_place[place] == asks[own]
+        if asks[own]:
+            assert measured.by_place[place] == right[own] / asks[own]
+    assert (asks["slots"] > 50) == (arm == "compressive")
+
+
+def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
+    plain, coloured = (in_terminal(shown, colours=colours) for colours in (False, True))
+    assert plain == COLOUR.sub("", coloured) != coloured
+    assert max(map(len, plain.splitlines())) <= 80
+    [asked] = re.findall(r"(\w=\d) was set", plain)
+    assert plain.count(f"[{asked}]") == 3
+    assert len(re.findall(r"^\d+ .*(right|wrong) \(", plain, re.MULTILINE)) == 8
+
+
+def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
+    html = write_page(shown, tmp_path).read_text("utf-8")
+    assert not re.search(r"https?:|src=|url\(|import ", html)
+    [data] = re.findall(r"^const data = (.*);$", html, re.MULTILINE)
+    assert json.loads(data) == json.loads(json.dumps({**shown, "places": PLACES}))
+
+
+def test_the_command_shows_what_was_trained_without_colours_where_none_can_be(done, tmp_path, capsys):
+    shutil.copytree(done, tmp_path / "here", ignore=shutil.ignore_patterns("figures", "*-seed1"))
+    Recall(show=tmp_path / "here").run()
+    said = capsys.readouterr().out
+    assert "\033" not in said
+    assert str(tmp_path / "here/recall.html") in said
+    for model in (tmp_path / "here").glob("*/model"):
+        shutil.rmtree(model)
+    with pytest.raises(UserError, match="no trained model"):
+        Recall(show=tmp_path / "here").run()
