@@ -2,32 +2,28 @@
 experiment on streams with other keys, values and shares of tokens that set one.
 
 Run it with ``python -m experiments.recall_grid --out FOLDER``. Finished training runs are kept, so it can be
-stopped and continued with ``--resume``, which also adds seeds. The report has a row for each stream, and a
-figure of both memories by the bits that a slot must hold.
+stopped and continued with ``--resume``, which also adds seeds.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
-from experiments.columns import Measured
-from memformers.commands.options import ExperimentCommand
-from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range, Share
-from memformers.common.intervals import Mean
-from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.comparison.recall import SETTINGS, USUAL_JOBS, RecallConfig
+from matplotlib.figure import Figure
+
+from experiments.arms import ArmsCommand, Column, Pairs, Parts, Tasks
+from memformers.common.fields import Count, Share
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall import SETTINGS, RecallConfig
 from memformers.comparison.recall_training import RECALL
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
-from memformers.report.arms import ArmRuns, Measure, Result, arms_of
-from memformers.report.markdown import table
-from memformers.report.page import write_page
-from memformers.report.provenance import facts_table
+from memformers.report.arms import Measure
 from memformers.report.recall import right_between
-from memformers.runs.reader import read_runs
+from memformers.runs.plan import Arm
+from memformers.runs.reader import Run
 
 STREAMS = (
     RecallStream(set_probability=1 / 16),
@@ -38,21 +34,12 @@ STREAMS = (
     RecallStream(set_probability=1 / 4),
 )
 """In the order of what a slot must hold; the third is that of the recall experiment."""
-Memory = Literal["transformer-xl", "compressive", "both-losses"]
-MEMORIES: tuple[str, ...] = get_args(Memory)
-"""Arms of the recall experiment; in the last one, f_c learns from the answers in the next segment too."""
+MEMORIES = {"transformer-xl": "Transformer-XL", "compressive": "slots", "both-losses": "slots, both losses"}
+"""Arms of the recall experiment, with their rivals; in the last one, f_c learns from the answers in the next
+segment too."""
+RIVALS = {"compressive": "transformer-xl", "both-losses": "compressive"}
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
-Streams = Mapping[RecallStream, Mapping[str, ArmRuns]]
-"""The memories that have results on each stream, by their names."""
-METHOD = (
-    "A slot must hold which keys were set to which values in the positions that it stands for: of c "
-    "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. The "
-    "shares are of correct answers beyond chance: 0 % for guesses, 100 % if all are correct. The settings "
-    "are those of the recall experiment, which were chosen with 16 keys, 4 values and p = 1/8, on streams "
-    "with other seeds; nothing was chosen on the other streams. ± and bands are 95 % intervals over seeds, "
-    "by Student's t; differences are paired by seed."
-)
 
 
 def bits_of(stream: RecallStream, rate: int) -> float:
@@ -60,128 +47,98 @@ def bits_of(stream: RecallStream, rate: int) -> float:
     return rate * stream.set_probability * math.log2(stream.keys * stream.values)
 
 
-def name_of(stream: RecallStream) -> str:
-    """The stream in a table."""
-    return f"{stream.keys} keys, {stream.values} values, p = 1/{1 / stream.set_probability:g}"
+def beyond_chance(low: int, high: int) -> Measure:
+    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
+    beyond chance: 0 for guesses, 1 if all are correct."""
+
+    def share(result: dict[str, Any]) -> float | None:
+        found, chance = right_between(low, high)(result), result["chance"]
+        return None if found is None else (found - chance) / (1 - chance)
+
+    return Measure(f"set {low} to {high} positions ago", share, ".1f", " %", " points", 100, 1)
 
 
 @dataclass(frozen=True)
-class RecallGrid(ExperimentCommand):
+class RecallGrid(ArmsCommand):
     """Train the memories of the recall experiment on streams that ask less and more of a slot."""
 
     name: ClassVar = "recall-grid"
-    memories: tuple[Memory, ...] = ("transformer-xl", "compressive")
-    """Which memories; with both-losses, f_c of the Compressive Transformer learns from the answers too."""
-    streams: tuple[Annotated[int, Range(1, len(STREAMS))], ...] = tuple(range(1, len(STREAMS) + 1))
-    """Which of the streams, in the order of the report."""
-    tokens: Count = SETTINGS["near"].train.tokens
-    """Tokens of each training run."""
+    title: ClassVar = "Recall against what a slot must hold"
+    method: ClassVar = (
+        "A slot must hold which keys were set to which values in the positions that it stands for: of c "
+        "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. "
+        "The shares are of correct answers beyond chance: 0 % for guesses, 100 % if all are correct. The "
+        "settings are those of the recall experiment, which were chosen with 16 keys, 4 values and p = 1/8, "
+        "on streams with other seeds; nothing was chosen on the other streams."
+    )
+    base: ClassVar = ""
+    usual: ClassVar = tuple(f"{memory}-{i}" for i in range(6) for memory in ("transformer-xl", "compressive"))
+    tokens: Count | None = None
+    """Tokens of each training run; those of the recall experiment if not given."""
     growing: Share = SETTINGS["near"].recall.growing
     """The share of the training in which the distances of the questions grow."""
-    seeds: Count = 3
-    """How many times each memory is trained on each stream."""
-    jobs: Count = USUAL_JOBS
-    """Training runs at a time, each with one thread."""
 
-    def experiment(self, folder: Path) -> Path:
-        """Train what the folder doesn't have, and write the report."""
-        setting = RecallConfig(tokens=self.tokens).setting
-        setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
-        arms = [
-            replace(arm, name=f"{arm.name}-{i - 1}", settings=arm.settings | settings_of(STREAMS[i - 1]))
-            for i in self.streams
-            for arm in map(setting.arm, self.memories)
-        ]
-        experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
-        run_experiment(experiment, folder, self.dashboard, resume=self.resume)
-        return write_grid(folder)
+    @classmethod
+    def listed(cls) -> Sequence[Arm]:
+        """Each memory on each stream: compressive-2 is that of the recall experiment."""
+        setting = SETTINGS["near"]
+        rate, arms = setting.train.model.memory_sizes[0].compression_rate, []
+        for i, stream in enumerate(STREAMS):
+            own = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
+            own["model.vocab_size"] = stream.vocab_size
+            said = (
+                f"{bits_of(stream, rate):.1f} bits ({stream.keys} keys, {stream.values} values, "
+                f"p = 1/{1 / stream.set_probability:g})"
+            )
+            for memory, label in MEMORIES.items():
+                rival = f"{RIVALS[memory]}-{i}" if memory in RIVALS else ""
+                settings = setting.arm(memory).settings | own
+                arms.append(Arm(f"{memory}-{i}", settings, f"{said}: {label}", rival))
+        return arms
 
+    def tasks(self, folder: Path) -> dict[str, Experiment]:
+        """One experiment, whose arms differ in the stream too."""
+        setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
+        more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more
+        arms = self.chosen(asdict(setting.train) | more)
+        return {RECALL.name: Experiment(RECALL, setting.train, more, arms, *self.how)}
 
-def settings_of(stream: RecallStream) -> dict[str, float]:
-    """The settings of a run that reads ``stream``."""
-    own = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
-    return {**own, "model.vocab_size": stream.vocab_size}
+    def result_of(self, run: Run) -> dict[str, Any]:
+        """The share of answers that are correct by chance."""
+        return {"chance": 1 / run.config["recall"]["stream"]["values"]}
 
+    def parts(self, tasks: Tasks) -> Parts:
+        """A column for each band of distances."""
+        return {
+            "": [
+                Column(band.label, band, arms)
+                for arms in tasks.values()
+                for band in (beyond_chance(*b) for b in BANDS)
+            ]
+        }
 
-def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
-    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
-    beyond chance: 0 for guesses, 1 if all are correct."""
-    right: Callable[[Result], float | None] = right_between(low, high)
-
-    def share(result: Result) -> float | None:
-        found = right(result)
-        return None if found is None else (found - stream.chance) / (1 - stream.chance)
-
-    return Measure(title_of((low, high)), share, ".1f", " %", " points", 100, 1)
-
-
-def write_grid(folder: Path) -> Path:
-    """Write the report of the training runs in ``folder``; returns its page.
-
-    Raises UserError if nothing has a result.
-    """
-    arms = {arm.name: arm for arm in arms_of(read_runs(folder, "recall")) if arm.results}
-    found = {
-        stream: {memory: arms[f"{memory}-{i}"] for memory in MEMORIES if f"{memory}-{i}" in arms}
-        for i, stream in enumerate(STREAMS)
-    }
-    streams = {stream: memories for stream, memories in found.items() if memories}
-    if not streams:
-        raise UserError(f"{folder} has no training run that has finished; go on with --resume.")
-    rate = next(iter(arms.values())).first.config["model"]["compression_rate"]
-    parts = ["# Recall against what a slot must hold", grid_figure(streams, rate, folder)]
-    for band in BANDS:
-        parts += [f"## {title_of(band).capitalize()}", band_table(streams, rate, band)]
-    parts += ["## How it was made", METHOD, facts_table([*arms.values()], folder)]
-    return write_page(parts, folder)
-
-
-def labels_of(streams: Streams) -> dict[str, str]:
-    """The label of each memory, by its name."""
-    labels = {memory: arm.label for memories in streams.values() for memory, arm in memories.items()}
-    return {memory: labels[memory] for memory in MEMORIES if memory in labels}
-
-
-def title_of(band: tuple[int, int]) -> str:
-    """The distances of a band."""
-    return f"set {band[0]} to {band[1]} positions ago"
-
-
-def band_table(streams: Streams, rate: int, band: tuple[int, int]) -> str:
-    """A row for each stream: the bits of a slot, each memory's answers, and its difference to the first
-    memory's."""
-    rows, labels = [], labels_of(streams)
-    first, *others = labels
-    for stream, memories in streams.items():
-        measure = beyond_chance(*band, stream)
-        column = Measured(title_of(band), measure, memories)
-        means = [measure.shown(column.mean(memory)) for memory in labels]
-        more = [measure.shown_difference(column.difference(memory, first)) for memory in others]
-        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *means, *more])
-    heads = [f"{labels[memory]}, minus {labels[first]}" for memory in others]
-    return table(["stream", "bits a slot must hold", *labels.values(), *heads], rows)
-
-
-def grid_figure(streams: Streams, rate: int, folder: Path) -> str:
-    """A panel for each band of distances, with a line for each memory."""
-    figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
-    looks, labels = plotting.line_styles([*MEMORIES]), labels_of(streams)
-    for band, axes in zip(BANDS, panels, strict=True):
-        title = title_of(band)
-        points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in labels}
-        for stream, memories in streams.items():
-            for memory, arm in memories.items():
-                if mean := arm.mean(beyond_chance(*band, stream).of):
-                    points[memory].append((bits_of(stream, rate), mean))
-        many = [
-            plotting.Series(label, points[memory], looks[memory], scale=100)
-            for memory, label in labels.items()
-        ]
-        plotting.draw_lines(axes, many)
-        plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", title)
-        axes.label_outer()
-    caption = "Correct answers beyond chance, by the bits that a slot must hold; each point is a stream."
-    return plotting.save_figure(figure, folder, "grid", "Recall by the bits of a slot", caption)
+    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str]:
+        """A panel for each band of distances, with a line for each memory."""
+        rate = SETTINGS["near"].train.model.memory_sizes[0].compression_rate
+        figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
+        looks = plotting.line_styles([*MEMORIES])
+        for column, axes in zip(parts[""], panels, strict=True):
+            many = [
+                plotting.Series(label, points, looks[memory], scale=100)
+                for memory, label in MEMORIES.items()
+                if (points := [
+                    (bits_of(stream, rate), mean)
+                    for i, stream in enumerate(STREAMS)
+                    if (mean := column.mean(f"{memory}-{i}"))
+                ])
+            ]  # fmt: skip
+            plotting.draw_lines(axes, many)
+            plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", column.name)
+            axes.label_outer()
+        return (
+            figure,
+            "Correct answers beyond chance, by the bits that a slot must hold; a point is a stream.",
+        )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.agents.environments import T_MAZE
 from experiments.columns import Measured, differences_table, labels_of, measured, seeds_csv
+
+from experiments.agents.environments import T_MAZE
 from memformers.common.files import write_json, write_text
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Column, Measure, Quantity, arms_of, arms_table

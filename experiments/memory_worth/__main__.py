@@ -1,134 +1,186 @@
 """What memory is worth on a long text: one network with memories of several kinds, at equal keys and at
 several budgets of training, against the network without memory.
 
-Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes,
-``--help`` lists every setting. The text is the Python source code of this machine (``memformers prepare
-python-source``) in subwords, each file a document, unless ``--data`` names another one. Each budget is an
-experiment of its own, in ``FOLDER/TOKENS``. Finished training runs are kept; ``--resume`` continues, and adds
-budgets, arms and seeds. The report has the gain of each memory by budget, and by how far back a word last
-occurred, what swapped and zeroed slots cost, and what a memory twice as long as in training changes.
+Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes. The
+text is the Python source code of this machine (``memformers prepare python-source``) in subwords, each file a
+document, unless ``--data`` names another one. Each budget is an experiment of its own, in ``FOLDER/TOKENS``.
+Finished training runs are kept; ``--resume`` continues, and adds budgets, arms and seeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
+from experiments.arms import ArmsCommand, Column, Pairs, Parts, Tasks, labels_of
 from experiments.memory_worth.arms import ALL, KINDS
-from experiments.memory_worth.report import (
-    ALL_TOKENS,
-    DISTANCE,
-    EDGES,
-    GROUPS,
-    MEASURED,
-    READ,
-    TWICE,
-    write_report,
-)
 from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from experiments.python_source import prepared_python_source
-from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import write_json
-from memformers.comparison.arms import read_arms
+from memformers.common.fields import Count, Range
+from memformers.common.files import read_json, write_json
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
-from memformers.data.streams import Reading, streams_and_places
+from memformers.data.streams import Reading
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import BASELINE, with_lengths
-from memformers.evaluation.frequency_buckets import groups_between
 from memformers.evaluation.memory_ablation import beginnings, losses_under_controls
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
-from memformers.runs.reader import read_runs
+from memformers.report import plotting
+from memformers.report.arms import Measure
+from memformers.runs.plan import Arm
+from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EvaluationConfig(evaluations=2))
 """The training of all arms, without its memory."""
+MEASURED = "by_distance.json"
+"""In a run's folder: the loss by group, in nats per token."""
+READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of each document that are read, and edges of the groups of distances, in tokens."""
+DISTANCE, WORD, ALL_TOKENS = "by_distance", "by_word", "all"
+"""The groupings of tokens: by how far back their word last began, and by the length of their word."""
+TWICE = "memory twice as long"
+CONTROLS = ("slots swapped", TWICE)
+"""Ways to read that the report shows, beside that of the training."""
 
 
 @dataclass(frozen=True)
-class MemoryWorth(ExperimentCommand):
+class MemoryWorth(ArmsCommand):
     """Train each memory on a long text, with several budgets and from several seeds."""
 
     name: ClassVar = "memory-worth"
+    title: ClassVar = "What memory is worth on a long text"
+    method: ClassVar = (
+        "No setting of the training was chosen on this text. Losses by distance, in nats per token, are of "
+        f"the first {READ:,} tokens of some of the held-out documents that are so long, each read from an "
+        "empty memory. A word may be a name of a program. Its distance is the number of tokens from where it "
+        "last began to where it begins again; all of its tokens count. Words of several tokens are those "
+        "that are too rare to be a token, names of programs above all."
+    )
+    base: ClassVar = "none"
+    usual: ClassVar = tuple(KINDS)
     data: str = ""
     """The text, as for training; the Python source code of this machine if not given."""
     budgets: tuple[Count, ...] = (1_600_000, 6_400_000)
     """The numbers of tokens of each training run, an experiment each."""
-    seeds: Count = 3
-    """How many times each arm is trained. Intervals need at least 2."""
     seed: Annotated[int, Range(0)] = 0
     """The first seed. A finalist that was chosen from some seeds is to be measured from others."""
-    arms: tuple[str, ...] = ()
-    """Which arms: names, of which experiments/memory_worth/arms.py has the list, or arms of your own, such as
-    'mine: model=my_memory.py:Averages mem_len=64'. If none is given, all those that compare memories."""
     vocab_size: Count = 2048
     """How many subwords are learned from the training part."""
     documents: Count = 32
     """How many held-out documents are read to measure losses by distance."""
-    jobs: Count = 2
-    """Training runs at a time, of one thread each."""
-    quick: bool = False
-    """Whether to show in some minutes that it runs: one seed, four arms, and too few tokens to learn."""
 
-    def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
-        check_fields(self)
-        if unknown := [arm for arm in self.arms if ":" not in arm and arm not in ALL]:
-            raise UserError(f"expected arms among {', '.join(ALL)}, or NAME: settings; got {unknown[0]!r}.")
+    @classmethod
+    def listed(cls) -> Sequence[Arm]:
+        """The arms of experiments/memory_worth/arms.py."""
+        return [*ALL.values()]
 
-    def experiments(self, data: str) -> dict[int, Experiment]:
-        """The experiment of each budget on the text ``data``, by its number of tokens."""
-        model = replace(BASE.model, vocab_size=self.vocab_size)
+    def tasks(self, folder: Path) -> dict[str, Experiment]:
+        """The experiment of each budget, by its number of tokens."""
+        data = self.data or prepared_python_source(folder, self.vocab_size)
+        model, arms, budgets = replace(BASE.model, vocab_size=self.vocab_size), self.arms, self.budgets
         train = replace(BASE, data=data, seed=self.seed, model=model)
-        chosen = self.arms or (("none", "xl-64", "slots-32-32", "xl-256") if self.quick else KINDS)
-        given = [arm if ":" in arm else f"{arm}: {ALL[arm].settings}" for arm in chosen]
-        arms = tuple(read_arms(given, asdict(train)))
-        how = (1 if self.quick else self.seeds, self.jobs, 1)
+        if self.quick:
+            arms, budgets = arms or ("none", "xl-64", "slots-32-32", "xl-256"), (65_536,)
+        chosen = replace(self, arms=arms).chosen(asdict(train))
         return {
-            tokens: Experiment(TextTask(probed=False), replace(train, tokens=tokens), {}, arms, *how)
-            for tokens in ((65_536,) if self.quick else self.budgets)
+            str(n): Experiment(TextTask(probed=False), replace(train, tokens=n), {}, chosen, *self.how)
+            for n in budgets
         }
 
-    def experiment(self, folder: Path) -> Path:
-        """Train and measure what ``folder`` doesn't have yet, and write the report of all budgets."""
-        data = self.data or prepared_python_source(folder, self.vocab_size)
-        budgets = {str(budget): experiment for budget, experiment in self.experiments(data).items()}
-        measured = partial(measure, documents=self.documents)
-        return run_experiments(
-            budgets, folder, write_report, self.dashboard, resume=self.resume, measure=measured
+    def measure(self, folder: Path) -> None:
+        """Write the losses by group of each finished run that has none, on the beginnings, of ``READ`` tokens
+        each, of the same held-out documents."""
+        runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
+        for run in tqdm(runs, desc="losses by distance", unit="run"):
+            model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
+            tokens, held_out = held_out_tokens(common_corpus([run]))
+            S = model.config.segment_len
+            reading = beginnings(len(tokens), READ - S, S, self.documents * S, held_out)
+            if reading is None:
+                raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
+            losses = losses_of_readings(model, tokens, reading)
+            found: dict[str, dict[str, Any]] = {
+                title: {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
+                for title, (group, names) in groups_of(tokens, reading, tokenizer).items()
+            }
+            found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones(len(losses[BASELINE]), dtype=torch.bool))
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), **found})
+
+    def result_of(self, run: Run) -> dict[str, Any]:
+        """The losses by group."""
+        return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
+
+    def parts(self, tasks: Tasks) -> Parts:
+        """The bits per byte after each budget; after the largest, the losses by how far back a word last
+        began and by its length, and how much they rise when the memory is changed."""
+        bits = Measure("bits per byte", "bits_per_byte")
+        budgets = [
+            Column(f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task, bits, arms)
+            for task, arms in tasks.items()
+        ]
+        largest = [*tasks.values()][-1]
+        results = [result for arm in largest for result in arm.results.values()]
+        groups = {
+            title: [*dict.fromkeys(name for result in results for name in result.get(title, ()))]
+            for title in (DISTANCE, WORD)
+        }
+
+        def columns(title: str, control: str, said: str = "") -> list[Column]:
+            return [
+                Column(f"{group}{said}", Measure(group, loss_of(title, group, control)), largest)
+                for group in groups[title]
+            ]
+
+        return {
+            "": budgets,
+            "Loss by the tokens since the word last began": columns(DISTANCE, BASELINE),
+            "Loss by the length of the word": columns(WORD, BASELINE, ", loss"),
+            **{f"Rise of the loss, {c}": columns(DISTANCE, c, f", {c}") for c in CONTROLS},
+        }
+
+    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str] | None:
+        """What each memory saves against no memory, by how far back a word last began; None without such a
+        memory."""
+        columns, labels = [*parts.values()][1], labels_of(tasks, self.listed())
+        many = []
+        for i, name in enumerate(name for name in labels if name != self.base):
+            differences = [(float(at), c.difference(name, self.base)) for at, c in enumerate(columns)]
+            points = [(at, replace(mean, mean=-mean.mean)) for at, mean in differences if mean]
+            look = plotting.PALETTE[i % 7] | {"marker": "os^DvPX"[(i + i // 7) % 7]}
+            many += [plotting.Series(labels[name], points, look)] * bool(points)
+        if not many:
+            return None
+        figure, [axes] = plotting.panels([3.2])
+        plotting.draw_marks(axes, many, plotting.APART / 2)
+        plotting.style(axes, "tokens since the word last began", "nats per token saved")
+        plotting.categories(axes, [column.name for column in columns], rotation=40)
+        axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+        return figure, (
+            "How much each memory lowers the loss of words, after the longest training. First: words that "
+            "had not occurred in the document."
         )
 
 
-def measure(folder: Path, documents: int) -> None:
-    """Write the losses by group of each finished run in ``folder`` that has none, on the beginnings, of
-    ``READ`` tokens each, of the same held-out documents."""
-    runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
-    for run in tqdm(runs, desc="losses by distance", unit="run"):
-        model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
-        tokens, held_out = held_out_tokens(common_corpus([run]))
-        segment_len = model.config.segment_len
-        how = (READ - segment_len, segment_len, documents * segment_len)
-        reading = beginnings(len(tokens), *how, held_out)
-        if reading is None:
-            raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
-        losses = losses_of_readings(model, tokens, reading)
-        found: dict[str, dict[str, Any]] = {
-            title: {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
-            for title, (group, names) in groups_of(tokens, reading, tokenizer).items()
-        }
-        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones(len(losses[BASELINE]), dtype=torch.bool))
-        write_json(run.folder / MEASURED, {"documents": len(reading.lengths), **found})
+def loss_of(title: str, group: str, control: str) -> Callable[[dict[str, Any]], float | None]:
+    """The loss of a group of tokens, in nats per token, of a run's result, or how much it rises under a
+    control."""
+
+    def of(result: dict[str, Any]) -> float | None:
+        losses = result.get(title, {}).get(group, {})
+        rise = losses.get(control)
+        return rise if rise is None or control == BASELINE else rise - losses[BASELINE]
+
+    return of
 
 
 def losses_of_readings(model: MemoryLM, tokens: Tensor, reading: Reading) -> dict[str, Tensor]:
@@ -156,14 +208,8 @@ def groups_of(tokens: Tensor, reading: Reading, tokenizer: Tokenizer) -> dict[st
         torch.cat([of_words(part, tokenizer)[1:] for part in parts])
         for of_words in (word_distances, word_lengths)
     )
-    places = streams_and_places(reading.lengths)[1]
     words = ["no word", "a word of one token", "a word of several tokens"]
-    groups = (
-        word_groups(distances, EDGES),
-        groups_between(places, (0, *EDGES[1:])),
-        (lengths.clamp(max=2), words),
-    )
-    return dict(zip(GROUPS, groups, strict=True))
+    return {DISTANCE: word_groups(distances, EDGES), WORD: (lengths.clamp(max=2), words)}
 
 
 def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:

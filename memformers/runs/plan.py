@@ -22,6 +22,8 @@ class Arm:
     """By their dotted names, such as ``model.mem_len``."""
     label: str = ""
     """The name in tables and figures; empty: the same."""
+    rival: str = ""
+    """The arm that an experiment of several tasks compares it with; empty: that of most arms."""
 
 
 @dataclass(frozen=True)

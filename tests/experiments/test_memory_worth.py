@@ -1,17 +1,18 @@
 """What memory is worth on a long text, at a size of moments."""
 
-import json
-from dataclasses import replace
+import csv
+from dataclasses import asdict, replace
 
 import pytest
 
 from experiments.memory_worth import __main__ as program
-from experiments.memory_worth import report
 from experiments.memory_worth.__main__ import MemoryWorth
-from experiments.memory_worth.arms import ALL, Kind, rivals_of
-from experiments.memory_worth.report import write_report
+from experiments.memory_worth.arms import HEADS, KINDS
 from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from memformers.common.errors import UserError
+from memformers.common.files import read_json
+from memformers.comparison.arms import settings_of
+from memformers.comparison.text import TEXT
 from memformers.data.subwords import learn_bpe
 from memformers.data.tokenizers import ByteTokenizer
 from memformers.evaluation.frequency_buckets import NEVER, NO_WORD
@@ -19,8 +20,8 @@ from tests.builders import small_training
 
 ARMS = (
     "none",
-    "xl-64: mem_len=8 model=transformer-xl",
-    "slots-32-32: model=compressive mem_len=4 c_mem_len=4 compression_rate=2",
+    "mine: mem_len=8 model=transformer-xl",
+    "slots: model=compressive mem_len=4 c_mem_len=4 compression_rate=2",
 )
 
 
@@ -37,23 +38,22 @@ def text(tmp_path, monkeypatch, quick_runs):
     return folder
 
 
-def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_path, text, monkeypatch):
+def measured(out, text, **changes):
+    """An experiment of moments in ``out``: its page, and its values by measure, arm and seed."""
+    usual = {"arms": ARMS, "budgets": (64,), "seeds": 1, "vocab_size": 260, "documents": 2}
+    command = MemoryWorth(data=str(text), out=out, dashboard="off", **(usual | changes))
+    command.run()
+    with (out / "results.csv").open() as file:
+        rows = {
+            (row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in csv.DictReader(file)
+        }
+    return command, (out / "report.md").read_text(), rows
+
+
+def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_path, text):
     out = tmp_path / "a"
-    settings = MemoryWorth(
-        data=str(text),
-        arms=ARMS,
-        out=out,
-        budgets=(64, 128),
-        seeds=2,
-        vocab_size=260,
-        documents=2,
-        dashboard="off",
-    )
-    settings.run()
-    found = json.loads((out / "results.json").read_text())
-    assert list(found) == ["64", "128"]
-    assert list(found["64"]) == [arm.partition(":")[0] for arm in ARMS]
-    slots = found["128"]["slots-32-32"]["1"]["by_distance"]
+    command, page, rows = measured(out, text, budgets=(64, 128), seeds=2)
+    slots = read_json(out / "128/slots-seed1/by_distance.json")["by_distance"]
     assert slots["all"]["tokens"] == 2 * 64 == sum(slots[name]["tokens"] for name in slots if name != "all")
     weighted = sum(slots[name]["tokens"] * slots[name]["untouched"] for name in slots if name != "all")
     assert weighted / (2 * 64) == pytest.approx(slots["all"]["untouched"])
@@ -61,54 +61,49 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
         f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped", "twice as long")
     }
     assert set(slots["first"]) == {"tokens", "untouched", *changed - {"slots twice as long"}}
-    positions, none = (found["128"][arm]["1"]["by_distance"]["all"] for arm in ("xl-64", "none"))
-    assert positions["memory twice as long"] != positions["untouched"]
-    assert "memory twice as long" not in none
-    assert (out / "figures/gains.svg").is_file()
-    page = (out / "report.md").read_text()
-    assert "32 positions, 32 slots, minus 64 positions" in page
-    assert "32 positions, 32 slots: slots swapped" in page
-    assert "| 64 positions: memory twice as long |" in page
+    assert rows["all", "slots", "1"] == slots["all"]["untouched"]
+    for control in ("slots swapped", "memory twice as long"):
+        rise = slots["first"][control] - slots["first"]["untouched"]
+        assert rows[f"first, {control}", "slots", "1"] == rise
+        assert (f"first, {control}", "none", "1") not in rows
+    gains = [rows["bits per byte, 128 tokens", "mine", s] - rows["bits per byte, 128 tokens", "none", s]
+             for s in "01"]  # fmt: skip
+    (row,) = (
+        row for row in read_json(out / "results.json")["results"]
+        if (row["arm"], row.get("minus")) == ("mine", "none")
+    )  # fmt: skip
+    assert row["bits per byte, 128 tokens"]["mean"] == pytest.approx(sum(gains) / 2)
+    assert (out / "figures/memory-worth.svg").is_file()
     (out / "report.md").unlink()
-    write_report(out)
+    command.report(out)
     assert (out / "report.md").read_text() == page
-    variants = {"slots-32-32": Kind("", "f_c begins as the mean", "xl-64")}
-    monkeypatch.setitem(ALL, "slots-32-32", variants["slots-32-32"])
-    monkeypatch.setattr(report, "VARIANTS", variants)
-    write_report(out)
-    _, changed = (out / "report.md").read_text().split("## With one setting changed")
-    assert "f_c begins as the mean, minus 64 positions |" in changed
-    assert "slots swapped |" not in changed, "of a variant only the difference is shown"
 
 
-def test_arms_are_compared_with_their_rivals_and_those_of_their_rivals():
-    assert [*rivals_of("most-positions-upper")] == ["xl-upper", "xl-256"]
-    assert [*rivals_of("none")] == [*rivals_of("one of your own")] == []
-
-
-def test_without_an_arm_that_has_no_memory_the_report_has_only_differences_at_equal_keys(tmp_path, text):
-    how = {"budgets": (64,), "seeds": 1, "seed": 7, "vocab_size": 260, "documents": 2, "dashboard": "off"}
-    MemoryWorth(data=str(text), arms=ARMS[1:], out=tmp_path / "a", **how).run()
-    page = (tmp_path / "a/report.md").read_text()
-    assert "The gain" not in page
-    assert "\n\n\n" not in page
-    assert page.count("32 positions, 32 slots, minus 64 positions") == 4, "one table of bits, three of groups"
-    found = json.loads((tmp_path / "a/results.json").read_text())
-    assert [*found["64"]["xl-64"]] == ["7"], "the first seed is the one that was asked for"
-
-
-def test_the_report_of_no_memory_alone_has_its_losses_and_no_empty_section(tmp_path, text):
-    how = {"budgets": (64,), "seeds": 1, "vocab_size": 260, "documents": 2, "dashboard": "off"}
-    MemoryWorth(data=str(text), arms=ARMS[:1], out=tmp_path / "a", **how).run()
-    page = (tmp_path / "a/report.md").read_text()
-    titles = [line for line in page.splitlines() if line.startswith("##")]
-    assert [title.split()[1] for title in titles] == ["The", "Where", "What", "How"]
-    assert "\n\n\n" not in page
+def test_without_an_arm_that_has_no_memory_there_is_no_figure_and_the_first_seed_can_be_chosen(
+    tmp_path, text
+):
+    _, page, rows = measured(tmp_path / "a", text, arms=ARMS[1:], seed=7)
     assert "![" not in page
+    assert "\n\n\n" not in page
+    assert {seed for _, _, seed in rows} == {"7"}
+
+
+def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
+    def keys(arm):
+        sizes = TEXT.parse(settings_of(arm, asdict(program.BASE)), arm.name).model.memory_sizes
+        return sum(own.keys for own in sizes) / len(sizes)
+
+    rivals = MemoryWorth().rivals_of
+    assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
+    assert [*rivals("none")] == []
+    assert {keys(arm) for arm in HEADS.values()} == {256} == {keys(KINDS["xl-256"])}
+    for name, arm in KINDS.items():
+        if arm.rival and name != "xl-832":
+            assert keys(arm) == keys(KINDS[arm.rival]), name
 
 
 def test_only_its_own_arms_can_be_named():
-    with pytest.raises(UserError, match="xl-full-length, or NAME: settings; got 'other'"):
+    with pytest.raises(UserError, match=r"'other' is unknown; .*xl-full-length, and NAME: setting=value"):
         MemoryWorth(arms=("none", "other"))
 
 

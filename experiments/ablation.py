@@ -1,0 +1,137 @@
+"""The Compressive Transformer's ablation (Rae et al. 2020), on a text and on a stream with known answers:
+compression functions, and what they learn from.
+
+Run it with ``make ablation`` or ``python -m experiments.ablation``; ``--quick`` is a short trial. Each arm is
+trained from each seed on both tasks; only the memory differs. Finished training runs are kept; ``--resume``
+continues, and adds arms and seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks
+from memformers.common.fields import Count, changed
+from memformers.comparison.arms import keys_of_layers
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall import SETTINGS, RecallConfig, compressive, paper_ablation, sees_back
+from memformers.comparison.recall import transformer_xl as xl
+from memformers.comparison.recall_training import RECALL
+from memformers.comparison.text import MEMORIES, TextTask
+from memformers.models.config import ModelConfig
+from memformers.report.arms import BITS, Measure
+from memformers.report.recall import right_between
+from memformers.runs.plan import Arm
+from memformers.training.config import TrainConfig
+
+TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
+"""The training of each arm on the text, without its memory; slots are there from the first steps on."""
+RECALL_TOKENS = 1_000_000
+LABELS = {
+    "transformer-xl": "Transformer-XL, equal keys",
+    "bptt": "conv., BPTT",
+    "max": "max pooling",
+    "auto-encoding": "conv., auto-encoding",
+    "mean": "mean pooling",
+    "most-used": "most-used",
+    "dilated": "dilated conv., attention",
+    "conv": "conv., attention",
+    "conv-from-mean": "conv., from the mean",
+    "upper-half": "conv., upper layers only",
+    "gated": "conv., attention, gated",
+}
+"""The arms by their names: first the paper's, in the paper's order."""
+PAPER = {
+    "bptt": 0.996, "max": 0.986, "auto-encoding": 0.984, "mean": 0.982, "most-used": 0.980, "dilated": 0.977,
+    "conv": 0.973,
+}  # fmt: skip
+"""Bits per character on enwik8, without intervals (Rae et al. 2020, arXiv 1911.05507)."""
+
+
+def arms_of(model: ModelConfig) -> list[Arm]:
+    """The arms with the lengths of ``model``, with two exceptions: Transformer-XL has as many keys in its
+    memory alone, and the one with slots only in the upper half of the layers has half as many slots."""
+    arms = [
+        *paper_ablation(model),
+        xl("transformer-xl", keys_of_layers(model)),
+        compressive("mean", model, compression="mean"),
+        compressive("conv-from-mean", model, compression_start="mean"),
+        compressive("gated", model, gate="gru"),
+    ]
+    by_name = {arm.name: arm for arm in arms}
+    return [replace(by_name[name], label=label) for name, label in LABELS.items()]
+
+
+def band() -> tuple[int, int]:
+    """The distances, in positions, that one layer reaches only with slots: from the end of Transformer-XL's
+    memory with the same number of keys, to the end of the slots."""
+    setting = SETTINGS["near"]
+    equal_keys, slots = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+    return equal_keys, slots
+
+
+@dataclass(frozen=True)
+class Ablation(ArmsCommand):
+    """Train each way to compress, and each way to learn to compress, on a text and on the recall stream."""
+
+    name: ClassVar = "ablation"
+    title: ClassVar = "The ablation: compression functions and what they learn from"
+    method: ClassVar = (
+        "Chance on the recall stream is 25 %. The paper's results are bits per character of large networks "
+        f"on enwik8, without intervals: {', '.join(f'{LABELS[n]} {x:.3f}' for n, x in PAPER.items())} (Rae "
+        "et al. 2020, arXiv 1911.05507). Ours are of small networks, trained for minutes. In our BPTT, the "
+        "gradient reaches back through one compression, and our most-used chooses among the positions of "
+        "each slot; the paper may do this in another way. Slots in the upper layers only are half as many; "
+        "all other arms have the same number of keys."
+    )
+    base: ClassVar = "conv"
+    seeds: Count = 2
+    """How many times each arm is trained on each task. Intervals need at least 2."""
+    only: Literal["text", "recall"] | None = None
+    """One of the two tasks; both if not given."""
+    text_tokens: Count | None = None
+    """Tokens of each training run on the text; half a million if not given."""
+    recall_tokens: Count | None = None
+    """Tokens of each training run on the recall stream; a million if not given."""
+    data: str = ""
+    """The text, as for training: Tiny Shakespeare if not given."""
+    device: str = "auto"
+    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    @classmethod
+    def listed(cls) -> Sequence[Arm]:
+        """The arms on the text."""
+        return arms_of(TEXT.model)
+
+    def tasks(self, folder: Path) -> dict[str, Experiment]:
+        """One experiment on the text, with one training run at a time and all threads, and one on the recall
+        stream."""
+        tokens = self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens)
+        text = changed(TEXT, data=self.data, tokens=tokens, device=self.device)
+        text = changed(text, evaluations=1) if self.quick else text
+        tokens = self.recall_tokens or (QUICK_TOKENS if self.quick else RECALL_TOKENS)
+        near = RecallConfig(quick=self.quick, tokens=tokens, device=self.device).setting
+        arms = self.chosen(asdict(text), arms_of(text.model))
+        own = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
+        tasks = {
+            "text": Experiment(TextTask(probed=False), text, {}, arms, self.how[0]),
+            "recall": Experiment(RECALL, near.train, near.more, own, *self.how),
+        }
+        return {task: each for task, each in tasks.items() if self.only in (None, task)}
+
+    def parts(self, tasks: Tasks) -> Parts:
+        """The bits per character of the text; the correct answers about values beyond and within the
+        distances that one layer of Transformer-XL with as many keys sees."""
+        low, high = band()
+        far, near = (
+            Measure(f"answers about values set {a} to {b} positions ago", right_between(a, b), ".1f", " %",
+                    " points", 100, 1)
+            for a, b in ((low, high), (0, low))
+        )  # fmt: skip
+        of_task = {"text": [BITS], "recall": [far, near]}
+        return {"": [Column(m.label, m, arms) for task, arms in tasks.items() for m in of_task[task]]}
+
+
+if __name__ == "__main__":
+    Ablation.main()

@@ -1,1 +1,0 @@
-"""The ablation of the Compressive Transformer: compression functions, and the losses that train them."""

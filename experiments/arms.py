@@ -1,0 +1,250 @@
+"""An experiment as a list of arms: the command that trains each of them on each task, and the report of all
+tasks: a table of means, one of differences between rivals, and a figure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from memformers.commands.options import ExperimentCommand
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_fields
+from memformers.common.files import csv_text, write_text
+from memformers.common.intervals import Mean
+from memformers.comparison.arms import read_arms
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall import USUAL_JOBS
+from memformers.comparison.several import run_experiments
+from memformers.report import plotting
+from memformers.report.arms import ArmRuns, Measure, arms_of
+from memformers.report.markdown import table
+from memformers.report.page import write_page
+from memformers.report.provenance import facts_table
+from memformers.report.sections import costs_table, warnings
+from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
+from memformers.runs.plan import Arm, read_plan
+from memformers.runs.reader import Run, read_runs
+
+QUICK_TOKENS = 16_384
+"""Tokens of each training run with --quick."""
+METHOD = (
+    "± is half the width of a 95 % interval over seeds, by Student's t. Differences are paired by seed; one "
+    "whose interval contains zero is grey. By chance, one interval in twenty leaves out zero. The report of "
+    "each task, with its settings and curves, is in the folder of its name."
+)
+Tasks = Mapping[str, Sequence[ArmRuns]]
+"""The arms of each task that has begun, by its name."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A measure of the arms of a task."""
+
+    name: str
+    """In the tables and in the files of results; no other column of the experiment has it."""
+    measure: Measure
+    arms: Sequence[ArmRuns]
+
+    def mean(self, name: str) -> Mean | None:
+        """The mean over seeds of the arm of this ``name``; None for an arm without results."""
+        return next((arm.mean(self.measure.of) for arm in self.arms if arm.name == name), None)
+
+    def difference(self, name: str, rival: str) -> Mean | None:
+        """The difference of two arms, paired by seed; None without a common seed."""
+        found = {arm.name: arm for arm in self.arms if arm.name in (name, rival)}
+        return found[name].minus(found[rival], self.measure.of) if len(found) == 2 else None
+
+
+Parts = Mapping[str, Sequence[Column]]
+"""The tables of a report: their columns, by the title above them. The first one has no title."""
+Pairs = Sequence[tuple[str, str]]
+"""Arms, each with a rival."""
+
+
+@dataclass(frozen=True)
+class ArmsCommand(ExperimentCommand):
+    """The options and the report of an experiment whose arms are a list."""
+
+    title: ClassVar[str]
+    method: ClassVar[str]
+    base: ClassVar[str]
+    """The rival of arms that name no other one."""
+    usual: ClassVar[Sequence[str]] = ()
+    """The arms that are trained if none is named; empty: the whole list."""
+    arms: tuple[str, ...] = ()
+    """Which arms: names from the list of the experiment, or arms of your own, such as 'mine:
+    model=transformer-xl mem_len=320'. If none is given, those that the experiment is about."""
+    seeds: Count = 3
+    """How many times each arm is trained on each task. Intervals need at least 2."""
+    jobs: Count = USUAL_JOBS
+    """Training runs at a time, of one thread each."""
+    quick: bool = False
+    """Whether to only show that everything runs: one seed, and too few tokens to learn."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range, and for unknown arms."""
+        check_fields(self)
+        known = [arm.name for arm in self.listed()]
+        if unknown := [name for name in self.arms if ":" not in name and name not in known]:
+            raise UserError(
+                f"arm {unknown[0]!r} is unknown; there are {', '.join(known)}, and NAME: setting=value …"
+            )
+        if len(set(self.arms)) < len(self.arms):
+            raise UserError(f"arms={' '.join(self.arms)} must name each arm once.")
+
+    @classmethod
+    def listed(cls) -> Sequence[Arm]:
+        """The list of arms, in the order of the report."""
+        raise NotImplementedError
+
+    def tasks(self, folder: Path) -> dict[str, Experiment]:
+        """The experiments by their tasks, the names of their sub-folders of ``folder``."""
+        raise NotImplementedError
+
+    def parts(self, tasks: Tasks) -> Parts:
+        """What the report shows of the tasks."""
+        raise NotImplementedError
+
+    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str] | None:
+        """The figure and its caption; None if there is nothing to draw."""
+        return differences_figure(next(iter(parts.values())), pairs, labels_of(tasks, self.listed()))
+
+    def measure(self, folder: Path) -> None:
+        """Measure what was trained in the ``folder`` of a task, beside what each run measured itself."""
+
+    def result_of(self, run: Run) -> dict[str, Any]:
+        """What is added to the result of a finished run for the measures."""
+        return {}
+
+    def chosen(self, shared: Mapping[str, Any], listed: Sequence[Arm] | None = None) -> tuple[Arm, ...]:
+        """The arms that are to be trained, in the order of the ``listed`` ones, and then those of one's own,
+        with settings that ``shared`` has."""
+        names = self.arms or self.usual
+        arms = [arm for arm in listed or self.listed() if not names or arm.name in names]
+        return (*arms, *read_arms([text for text in names if ":" in text], shared))
+
+    @property
+    def how(self) -> tuple[int, int, int]:
+        """The number of seeds, of training runs at a time, and of the threads of each."""
+        return 1 if self.quick else self.seeds, self.jobs, 1
+
+    def experiment(self, folder: Path) -> Path:
+        """Train and measure what ``folder`` doesn't have yet, and write the report of all tasks."""
+        experiments, how = self.tasks(folder), {"resume": self.resume, "measure": self.measure}
+        return run_experiments(experiments, folder, self.report, self.dashboard, **how)  # type: ignore[arg-type]
+
+    def rivals_of(self, name: str) -> Iterator[str]:
+        """The rival of an arm, the rival of that one, and so on to the base."""
+        rivals = {arm.name: arm.rival for arm in self.listed()}
+        while name != self.base:
+            name = rivals.get(name) or self.base
+            yield name
+
+    def report(self, folder: Path) -> Path:
+        """Write the report of all tasks in ``folder``, or of the one that it is, with ``results.json`` and
+        ``results.csv``; returns its page."""
+        inside = sorted(folder.glob(f"*/{EXPERIMENT}"), key=lambda path: (len(path.parent.name), path))
+        places = [path.parent for path in inside if any(path.parent.glob(f"*/{FACTS}"))] or [folder]
+        tasks = {place.resolve().name: self.arms_in(place) for place in places}
+        parts, labels = self.parts(tasks), labels_of(tasks, self.listed())
+        pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
+        write_results([column for columns in parts.values() for column in columns], pairs, labels, folder)
+        page = [f"# {self.title}"]
+        for place, (task, arms) in zip(places, tasks.items(), strict=True):
+            page += [f"{warning} ({task})" for warning in warnings(arms, arms[0], place)]
+        for title, columns in parts.items():
+            page += [f"## {title}"] * bool(title)
+            page += [means_table(columns, labels), differences_table(columns, pairs, labels)]
+            if not title and (drawn := self.figure(tasks, parts, pairs)):
+                page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
+        task, arms = list(tasks.items())[-1]
+        page += [f"## What each arm costs: {task}", costs_table(arms, arms[0])]
+        page += ["## How it was made", f"{self.method} {METHOD}", facts_table(arms, places[-1])]
+        return write_page([part for part in page if part], folder)
+
+    def arms_in(self, place: Path) -> list[ArmRuns]:
+        """The arms of a task, in the order of the list, with its labels."""
+        plan, listed = read_plan(place), {arm.name: arm for arm in self.listed()}
+        runs = read_runs(place, plan.task if plan else "text")
+        for run in runs:
+            run.label = listed[run.arm].label if run.arm in listed else run.label
+            run.result = run.result and run.result | self.result_of(run)
+        order = {name: i for i, name in enumerate(listed)}
+        return sorted(arms_of(runs), key=lambda arm: order.get(arm.name, len(order)))
+
+
+def labels_of(tasks: Tasks, listed: Sequence[Arm]) -> dict[str, str]:
+    """The label of each arm that has results, by its name, in the order of the list."""
+    found = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
+    return {name: found[name] for name in (*(arm.name for arm in listed), *found) if name in found}
+
+
+def means_table(columns: Sequence[Column], labels: Mapping[str, str]) -> str:
+    """A row for each arm that has a mean."""
+    rows = {label: [(c.measure, c.mean(name)) for c in columns] for name, label in labels.items()}
+    cells = [[label, *(m.shown(mean) for m, mean in row)] for label, row in rows.items() if any_mean(row)]
+    return table(["arm", *(c.name for c in columns)], cells, numbers=True)
+
+
+def differences_table(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> str:
+    """A row for each arm and rival that have a difference; empty without any."""
+    rows = {
+        f"{labels[name]}, minus {labels[rival]}": [(c.measure, c.difference(name, rival)) for c in columns]
+        for name, rival in pairs
+    }
+    cells = [[label, *(m.cell(mean) for m, mean in row)] for label, row in rows.items() if any_mean(row)]
+    return table(["difference", *(c.name for c in columns)], cells, numbers=True) if cells else ""
+
+
+def any_mean(row: Sequence[tuple[Measure, Mean | None]]) -> bool:
+    """Whether a row has something to show."""
+    return any(mean for _, mean in row)
+
+
+def differences_figure(
+    columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]
+) -> tuple[Figure, str] | None:
+    """A panel for each column, in which each pair has its difference and the interval; None without any."""
+    found = {pair: [column.difference(*pair) for column in columns] for pair in pairs}
+    found = {pair: differences for pair, differences in found.items() if any(differences)}
+    if not found:
+        return None
+    rivals = {rival for _, rival in found}
+    names = [labels[a] if len(rivals) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
+    figure, panels = plotting.panels([0.5 + 0.2 * len(found)] * len(columns))
+    for i, (column, axes) in enumerate(zip(columns, panels, strict=True)):
+        points = [(float(at), of[i]) for at, of in enumerate(found.values()) if of[i]]
+        line = plotting.BLUE | {"linestyle": "none"}
+        series = plotting.Series("", points, line, scale=column.measure.scale)  # type: ignore[arg-type]
+        plotting.draw_marks(axes, [series], horizontal=True)
+        unit = column.measure.unit_of_differences.strip()
+        plotting.style(axes, title=f"{column.name}: difference" + f" ({unit})" * bool(unit))
+        plotting.categories(axes, names, horizontal=True)
+        axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+    against = f' to "{labels[rivals.pop()]}"' if len(rivals) == 1 else "s of rivals"
+    return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
+
+
+def write_results(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str], folder: Path) -> None:
+    """Write the mean of each arm and the differences of each pair as ``results.json``, a line for each, and
+    the value from each seed as ``results.csv``."""
+    lines: list[dict[str, Any]] = [
+        {"arm": name, "label": label} | {c.name: mean for c in columns if (mean := c.mean(name))}
+        for name, label in labels.items()
+    ]
+    lines += [
+        {"arm": name, "minus": rival} | {c.name: mean for c in columns if (mean := c.difference(name, rival))}
+        for name, rival in pairs
+    ]
+    said = (json.dumps(line, ensure_ascii=False, default=Mean.to_json) for line in lines)
+    write_text(folder / RESULTS, '{"results": [\n' + ",\n".join(said) + "\n]}\n")
+    rows = [
+        [c.name, arm.name, seed, value]
+        for c in columns
+        for arm in c.arms
+        for seed, value in arm.values(c.measure.of).items()
+    ]
+    write_text(folder / TABLE, csv_text(["measure", "arm", "seed", "value"], rows))

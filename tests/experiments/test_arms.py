@@ -1,0 +1,258 @@
+"""The experiments that are lists of arms, at a size of moments and in this process."""
+
+import csv
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from experiments import ablation, arms, recipes
+from experiments.ablation import LABELS, PAPER, Ablation
+from experiments.memories import __main__ as memories
+from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
+from experiments.recipes import measured_speeds, work_of
+from experiments.slots import ARMS as SLOTS
+from experiments.slots import Slots
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, write_json
+from memformers.comparison import experiment, recall
+from memformers.comparison.recall import SETTINGS
+from memformers.data.builtin import write_play
+from memformers.data.recall_stream import RecallStream
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import dataset_of
+from memformers.evaluation.recall_by_distance import distance_edges
+from memformers.report import document
+from memformers.report.recall import right_between
+from memformers.runs.reader import read_runs
+from tests.builders import small_training
+from tests.report.fake_runs import FACTS
+
+TEXT = small_training(tokens=128, evaluations=1, model="compressive")
+THREE = ("transformer-xl", "mean", "conv")
+BITS = {"transformer-xl": (2.6, 2.3), "mean": (2.5, 2.6), "conv": (2.4, 2.4998), "max": (2.0, 2.1)}
+RIGHT = {"transformer-xl": (0.5, 0.5), "mean": (0.8, 0.8), "conv": (0.7, 0.71), "max": (0.3, 0.3)}
+"""What pretended trainings come to, from each seed."""
+
+
+@pytest.fixture
+def small(monkeypatch, quick_runs):
+    """Settings of a moment; and no reports but ours, which take longer."""
+    monkeypatch.setattr(recall, "QUICK_TOKENS", 128)
+    for module in (ablation, memories):
+        monkeypatch.setattr(module, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
+        monkeypatch.setattr(module, "QUICK_TOKENS", 128)
+    monkeypatch.setattr(recipes, "DEFAULT", small_training(evaluations=1, model="transformer-xl"))
+    monkeypatch.setattr(recipes, "TIMED_STEPS", 1)
+    monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture
+def pretended(monkeypatch, small):
+    """Nothing is trained."""
+    monkeypatch.setattr(experiment, "run_modules", pretended_trainings)
+
+
+def pretended_trainings(commands, jobs, **options):
+    edges = distance_edges(SETTINGS["near"].run("conv").recall.reach)
+    n = len(edges) - 1
+    for number, (_, folder) in enumerate(commands):
+        folder = Path(folder)
+        name, seed = folder.name.removesuffix("-seed1"), read_json(folder / "config.json")["seed"]
+        is_recall = "recall" in folder.parts
+        corpus = {**FACTS["corpus"], "name": "recall stream" if is_recall else "a text"}
+        corpus["sha256"] = dataset_of(CorpusSpec("builtin")).info.sha256
+        write_json(folder / "run.json", {**FACTS, "corpus": corpus})
+        (folder / "metrics.jsonl").write_text("")
+        right = {"edges": edges, "asks": [10] * n, "accuracy": [RIGHT[name][seed]] * n}
+        right |= {"by_place": {}, "asks_by_place": {}}
+        text = {"loss": 1.0, "bits_per_character": BITS[name][seed], "accuracy": 0.5, "evaluated_tokens": 9,
+                "loss_by_position": [1.0], "prompt": ""}  # fmt: skip
+        usual = {"tokens": 128, "seconds": 3.0, "evaluation_seconds": 1.0, "peak_memory_bytes": None}
+        of_recall = {"recall": right, "within_reach": None, "controls": {}}
+        write_json(folder / "result.json", usual | (of_recall if is_recall else text))
+        yield number, 0
+
+
+def tiny_ablation(folder, **changes):
+    """An ablation of three arms and two seeds in ``folder``."""
+    usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "device": "cpu", "out": folder}
+    config = Ablation(**(usual | changes))
+    return config.experiment(config.out)
+
+
+def rows_of(folder):
+    """The rows of results.json, by the arm and its rival."""
+    return {(row["arm"], row.get("minus")): row for row in read_json(folder / "results.json")["results"]}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "command",
+    [Ablation(quick=True, data="builtin", arms=("mean", "conv", "mine: model=transformer")),
+     Slots(quick=True, arms=("usual", "c8", "heads-1")),
+     Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
+     RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
+     recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
+     memories.Memories(quick=True)],
+)  # fmt: skip
+def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
+    monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
+    out = tmp_path / "run"
+    replace(command, out=out).run()
+    rows = rows_of(out)
+    trained = {run.arm: run for place in out.glob("*/experiment.json") for run in read_runs(
+        place.parent, "recall" if place.parent.name == "recall" else "text")}  # fmt: skip
+    assert {arm for arm, rival in rows if not rival} == set(trained)
+    with open(out / "results.csv", newline="") as file:
+        values = {(row["measure"], row["arm"]): float(row["value"]) for row in csv.DictReader(file)}
+    for (name, rival), row in rows.items():
+        for measure, mean in row.items():
+            if isinstance(mean, dict):
+                other = values[measure, rival] if rival else 0.0
+                assert mean["mean"] == pytest.approx(values[measure, name] - other), (name, measure)
+    page = (out / "report.md").read_text()
+    assert all(f"| {run.label}" in page for run in trained.values() if run.label)
+    assert "\n\n\n" not in page
+    figures = {path.stem for path in (out / "figures").iterdir()}
+    assert figures == {command.name}
+    listed = {arm.name: arm for arm in command.listed()}
+    if command.name == "slots":
+        assert {run.config["recall"]["measured_for"] for run in trained.values()} == {"choosing"}
+        assert {run.config["model"]["model"] for run in trained.values()} == {command.memory}
+        assert ("c8" in trained) == (command.memory == "compressive")
+    elif command.name == "recall-grid":
+        for name, run in trained.items():
+            assert run.config["recall"]["stream"] == asdict(STREAMS[int(name[-1])])
+            assert run.config["recall"]["growing"] == 0.75
+            assert run.config["model"]["bptt"] == (name == "both-losses-2")
+        assert [pair for pair in rows if pair[1]] == [("compressive-1", "transformer-xl-1")]
+    elif command.name == "recipes":
+        speeds = read_json(out / "speeds.json")
+        assert all(run.config["tokens"] == max(round(speeds[name]), 1) for name, run in trained.items())
+        assert trained["dropout"].config["model"]["dropout"] == 0.05
+    elif command.name == "memories":
+        assert set(trained) == set(listed)
+        assert "differ in more than their memory**: batch_size, tbptt;" in page
+    replace(command, out=out, resume=True).run()
+    assert (out / "report.md").read_text() == page
+
+
+def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_order():
+    for listed in (SLOTS, recipes.ARMS):
+        assert len({tuple(sorted(arm.settings.items())) for arm in listed}) == len(listed)
+    assert [name for name in LABELS if name in PAPER] == sorted(PAPER, key=PAPER.__getitem__, reverse=True)
+    near, text = (
+        {arm.name: arm.settings for arm in ablation.arms_of(model)}
+        for model in (SETTINGS["near"].train.model, TEXT.model)
+    )
+    assert near.keys() == text.keys() == LABELS.keys()
+    for name, settings in near.items():
+        different = {key for key, value in settings.items() if value != text[name][key]}
+        assert different <= {"model.mem_len", "model.c_mem_len"}, name
+
+
+@pytest.mark.drawn
+@pytest.mark.usefixtures("pretended")
+def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
+    tiny_ablation(tmp_path)
+    markdown = (tmp_path / "report.md").read_text()
+    assert "| mean pooling, minus conv., attention | +0.100 ± 0.001 | +9.5 ± 6.4 points |" in markdown
+    assert "| Transformer-XL, equal keys, minus conv., attention | *" in markdown
+    assert "| Transformer-XL, equal keys | 2.450 ± 1.906 | 50.0 ± 0.0 % |" in markdown
+    row = rows_of(tmp_path)["mean", "conv"]
+    assert row["bits per character"]["mean"] == pytest.approx(0.1001)
+    assert rows_of(tmp_path)["mean", None]["bits per character"]["n"] == 2
+    with open(tmp_path / "results.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 3 * 2 * 3
+    assert (tmp_path / "figures" / "ablation.svg").stat().st_size > 10_000
+
+
+@pytest.mark.usefixtures("pretended")
+def test_arms_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
+    folder = tmp_path / "a"
+    tiny_ablation(folder, arms=("conv",), seeds=1, only="text")
+    before = (folder / "text/conv/result.json").stat().st_mtime_ns
+    tiny_ablation(folder, arms=("max", "conv"), seeds=1, resume=True)
+    assert (folder / "text/conv/result.json").stat().st_mtime_ns == before
+    assert "±" not in (folder / "report.md").read_text().partition("## How it was made")[0]
+    tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
+    names = {path.parent.name for path in folder.glob("*/*/result.json")}
+    assert names == {"conv", "max", "max-seed1", "conv-seed1"}
+    assert "| max pooling, minus conv., attention | −0.400 | −40.5 ±" in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tmp_path, monkeypatch):
+    def fail_mean(commands, jobs, **options):
+        for number, command in enumerate(commands):
+            if command[1].endswith("text/mean"):
+                yield number, 1
+            else:
+                yield from ((number, code) for _, code in pretended_trainings([command], 1))
+
+    monkeypatch.setattr(experiment, "run_modules", fail_mean)
+    with pytest.raises(UserError, match=r"text: the training of mean failed; .*--resume") as error:
+        tiny_ablation(tmp_path / "a", seeds=1)
+    assert "\n" not in str(error.value)
+    assert "> **mean**: no step was made" in (tmp_path / "a/report.md").read_text()
+    assert (tmp_path / "a/recall/mean/result.json").exists()
+    monkeypatch.setattr(experiment, "run_modules", lambda commands, *_, **__: enumerate([1] * len(commands)))
+    with pytest.raises(UserError, match="nothing to report"):
+        tiny_ablation(tmp_path / "b", seeds=1, only="text")
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path):
+    folder = tmp_path / "a"
+    tiny_ablation(folder)
+    before = (folder / "report.md").read_bytes()
+    for how, message in (
+        ({}, "already holds experiments"),
+        ({"text_tokens": 64, "resume": True}, "other settings: tokens 128 → 64"),
+        ({"recall_tokens": 64, "resume": True}, "other settings: tokens 256 → 64"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tiny_ablation(folder, **how)
+    assert (folder / "report.md").read_bytes() == before
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(UserError, match=r"report\.md that no run wrote"):
+        tiny_ablation(tmp_path)
+    assert (tmp_path / "report.md").read_text() == "mine"
+
+
+def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count_nothing():
+    recall = {"edges": [0, 64, 128, 192], "asks": [10, 30, 0], "accuracy": [1.0, 0.5, None]}
+    assert right_between(0, 128)({"recall": recall}) == pytest.approx(25 / 40)
+    assert right_between(64, 190)({"recall": recall}) == 0.5
+    assert right_between(128, 192)({"recall": recall}) is None
+    for right, share in ((0.25, 0), (1, 1), (0.625, 0.5)):
+        result = {"recall": {"edges": [64, 96, 128], "asks": [3, 1], "accuracy": [right, right]}}
+        assert beyond_chance(64, 128).of(result | {"chance": 0.25}) == pytest.approx(share)
+
+
+def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():
+    assert bits_of(RecallStream(keys=16, values=4, set_probability=1 / 8), rate=4) == 4 / 8 * 6
+    bits = [bits_of(stream, rate=4) for stream in STREAMS]
+    assert bits == sorted(bits)
+
+
+def test_only_recipes_whose_steps_have_the_same_work_share_a_speed(monkeypatch):
+    listed = {arm.name: arm for arm in recipes.ARMS}
+    default = {name for name, arm in listed.items() if work_of(arm) == work_of(listed["default"])}
+    assert {"beta2", "no-decay", "in-order"} <= default
+    assert not default & {"streams-32", "full-memory", "float32", "mem-128"}
+    monkeypatch.setattr(recipes, "speed", lambda arm, data: {"float32": 5.0}[arm.name])
+    chosen = [listed[name] for name in ("default", "float32", "beta2")]
+    assert measured_speeds(chosen, "", {"default": 7.0}) == {"default": 7.0, "float32": 5.0, "beta2": 7.0}
+
+
+def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():
+    class Chain(arms.ArmsCommand):
+        base = "c"
+        listed = classmethod(lambda cls: [arms.Arm("a", {}, rival="b"), arms.Arm("b", {}), arms.Arm("c", {})])
+
+    assert [[*Chain(arms=("a",)).rivals_of(name)] for name in ("a", "b", "c", "mine")] == [
+        ["b", "c"], ["c"], [], ["c"],
+    ]  # fmt: skip
