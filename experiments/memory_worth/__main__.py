@@ -40,8 +40,10 @@ from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EvaluationConfig(evaluations=2))
-"""The training of all arms, without its memory."""
+BASE = TrainConfig(
+    model=MEMORIES, tokenizer="bpe", evaluation=EvaluationConfig(evaluations=2, final_tokens=1_000_000)
+)
+"""The training of all arms, without its memory. The end reads no more than a million held-out tokens."""
 MEASURED = "by_distance.json"
 """In a run's folder: the loss by group, in nats per token."""
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
