@@ -104,7 +104,7 @@ class Ablation(ArmsCommand):
         """The arms on the text."""
         return arms_of(TEXT.model)
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """One experiment on the text, with one training run at a time and all threads, and one on the recall
         stream."""
         tokens = self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens)

@@ -100,7 +100,7 @@ class ArmsCommand(ExperimentCommand):
         """The list of arms, in the order of the report."""
         raise NotImplementedError
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """The experiments by their tasks, the names of their sub-folders of ``folder``."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class ArmsCommand(ExperimentCommand):
 
     def experiment(self, folder: Path) -> Path:
         """Train and measure what ``folder`` doesn't have yet, and write the report of all tasks."""
-        experiments, how = self.tasks(folder), {"resume": self.resume, "measure": self.measure}
+        experiments, how = self.experiments(folder), {"resume": self.resume, "measure": self.measure}
         return run_experiments(experiments, folder, self.report, self.dashboard, **how)  # type: ignore[arg-type]
 
     def rivals_of(self, name: str) -> Iterator[str]:

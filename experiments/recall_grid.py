@@ -96,7 +96,7 @@ class RecallGrid(ArmsCommand):
                 arms.append(Arm(f"{memory}-{i}", settings, f"{said}: {label}", rival))
         return arms
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """One experiment, whose arms differ in the stream too."""
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more

@@ -95,7 +95,7 @@ class Recipes(ArmsCommand):
         """The recipes."""
         return ARMS
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """One experiment on the text, after the speeds are measured, which ``speeds.json`` keeps."""
         shared, file = replace(DEFAULT, data=self.data), folder / "speeds.json"
         chosen = self.chosen(asdict(shared))
@@ -110,8 +110,9 @@ class Recipes(ArmsCommand):
         return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, arms, *self.how)}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The loss over the whole held-out text, and the number of tokens."""
-        return {"": [Column(m.label, m, arms) for arms in tasks.values() for m in MEASURES]}
+        """The loss over the whole held-out text; and what a recipe reads."""
+        loss, tokens = ([Column(m.label, m, arms) for arms in tasks.values()] for m in MEASURES)
+        return {"": loss, "What each recipe reads in the same time": tokens}
 
 
 def measured_speeds(arms: Sequence[Arm], data: str, known: dict[str, float]) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Slots(ArmsCommand):
         """The settings that were tried."""
         return ARMS
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """One experiment on the recall stream."""
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         setting = replace(setting, recall=replace(setting.recall, measured_for="choosing"))

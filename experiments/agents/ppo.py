@@ -1,34 +1,57 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347) of an agent that remembers, in one
-file: acting, advantages, learning and evaluation.
+file: environments, acting, advantages, learning, evaluation and training.
 
-All B environments act for a window of S steps, which is a segment: the memory from before the window, a
-value, is what learning starts from too, so the probabilities of the actions are the same in both until the
-weights change. Episodes begin and end anywhere in a window (``doc_starts``). The observation after an
-episode's last step is read as one more step, whose value is what a time limit has cut off; what is done there
-has no effect and is not learned from.
+``python -m experiments.agents.ppo FOLDER`` trains the run that ``FOLDER/config.json`` describes.
+
+All B environments act for a window of S steps, which is a segment: the memory from before it, a value, is
+what learning starts from too, so the probabilities of the actions are the same in both until the weights
+change. Episodes begin and end anywhere in a window (``doc_starts``). The observation after an episode's last
+step is read as one more step, whose value is what a time limit has cut off; what is done there has no effect
+and is not learned from.
 """
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from experiments.agents.environments import Environments
 from memformers import CoreConfig, Memory, MemoryCore, Stepper
+from memformers.common.command_line import plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, Positive, Share
-from memformers.common.files import config_from_dict
+from memformers.common.fields import Checked, Count, Share
+from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.common.machine import describe_environment, git_commit, peak_memory
+from memformers.comparison.experiment import Settings, Task
+from memformers.evaluation.evaluate import BASELINE
+from memformers.evaluation.memory_ablation import controls_of
+from memformers.models.base import memory_facts
 from memformers.models.core import CoreOutput
+from memformers.models.io import save_tensors
+from memformers.runs.folder import CONFIG, FACTS, RESULT
+from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, train_config_from
+from memformers.training.resume import alone_in
+from memformers.training.state import TrainingState
 
+DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
+"""γ, the worth of a reward that comes a step later; λ of the advantages' estimate; and how far the ratio of a
+probability to that when acting may move."""
+EPOCHS, MINIBATCHES, VALUE = 4, 4, 0.5
+"""How many times each window is learned from; in how many parts; the weight of the error of the values."""
 MOST_APART = 1e-5
 """How far log-probabilities when learning may be from those when acting, with the same weights; where an
 action's is below -1, as a fraction of the lowest of its step, since float32 rounds logits in proportion."""
-EVALUATED_SEED = 2**31
-"""Where the seeds of evaluated episodes begin; those of training runs are below."""
+EVALUATED_SEED, MOST_STEPS = 2**31, 10_000
+"""Where the seeds of evaluated episodes begin, above those of training runs; and the steps for
+each evaluated episode after which those that have not ended are counted as they are, as failures."""
+T_MAZE = "t-maze-"
 
 
 @dataclass(frozen=True)
@@ -37,23 +60,11 @@ class AgentSettings(Checked):
     ``batch_size`` is how many there are, and ``model.segment_len`` is the window."""
 
     task: str = "t-maze-20"
-    """What the environments are ([`experiments.agents.environments.Environments`][])."""
+    """What the environments are; see Environments."""
     core: Literal["memory", "gru"] = "memory"
     """What remembers: the memory transformer of ``model``, or an nn.GRU as wide."""
-    discount: Share = 0.99
-    """γ: the worth of a reward that comes a step later."""
-    trace: Share = 0.95
-    """λ of the advantages' estimate (GAE)."""
-    clip: Positive = 0.2
-    """How far the ratio of a probability to that when acting may move."""
-    epochs: Count = 4
-    """How many times each window is learned from."""
-    minibatches: Count = 4
-    """In how many parts of the environments."""
     entropy: Share = 0.05
     """The weight of the policy's entropy."""
-    value: Share = 0.5
-    """The weight of the error of the values."""
     evaluated: Count = 256
     """Episodes of the evaluation."""
 
@@ -65,12 +76,102 @@ class AgentRun:
     train: TrainConfig
     agent: AgentSettings
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], source: str) -> "AgentRun":
-        """The run of these ``settings``; UserError, with their ``source``, if there is no such run."""
+
+@dataclass(frozen=True)
+class AgentTask(Task):
+    """Training runs that act in environments, which measure the share of episodes that end in success."""
+
+    name = "agent"
+    resumes = False
+    module = "experiments.agents.ppo"
+    reporter = "experiments.agents.__main__"
+
+    def parse(self, settings: Mapping[str, Any], source: str) -> AgentRun:
+        """The run's TrainConfig, and what belongs to the agent."""
         train = dict(settings)
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
-        return cls(train_config_from(train, source), agent)
+        return AgentRun(train_config_from(train, source), agent)
+
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+        """Nothing but whether there are such environments."""
+        for task in {settings["agent"]["task"] for settings in runs.values()}:
+            Environments(task, 1).envs.close()
+        return dict
+
+
+class Environments:
+    """``number`` environments of a ``task`` side by side: ``t-maze-LENGTH``, or the id of any gymnasium
+    environment that is observed as numbers and acted in by a choice of actions.
+
+    After an episode's last observation, the next step begins another one, whatever its action is (gymnasium's
+    ``NEXT_STEP``). Raises UserError for another kind of environment, and for one that can't be made, raises
+    an error itself, or returns arrays of other shapes or observations and rewards that are not finite.
+    """
+
+    def __init__(self, task: str, number: int):
+        self.task, self.number, self.steps = task, number, 0
+        try:
+            self.envs = make(task, number)
+        except Exception as error:  # whatever an environment of someone else raises
+            said = f"the environment {task!r} can't be made: {' '.join(str(error).split())}"
+            if isinstance(error, ImportError) and error.name in ("gymnasium", "minigrid"):
+                said = f"{error.name} is not installed; use pip install '.[agents]' in a clone."
+            raise UserError(said) from None
+        seen, actions = self.envs.single_observation_space, self.envs.single_action_space
+        if type(seen).__name__ != "Box" or type(actions).__name__ != "Discrete":
+            raise UserError(
+                f"expected {task} to be observed as numbers, with Discrete actions, got {seen} and {actions}."
+            )
+        self.features, self.actions = int(np.prod(seen.shape)), int(actions.n)
+        self.first_action = int(actions.start)
+
+    def reset(self, seed: int) -> Tensor:
+        """Begin all episodes; what is seen, float32 ``[B, F]``."""
+        return self.checked("observations", self.called("reset", seed=seed)[0], self.features)
+
+    def step(self, actions: Tensor) -> tuple[Tensor, ...]:
+        """Act: ``actions [B]``, from 0 on. What is seen then, float32 ``[B, F]``; the rewards; whether the
+        episodes ended, so that nothing more can be earned in them; whether they were cut off; ``[B]``."""
+        seen, reward, *ends = self.called("step", actions.numpy() + self.first_action)[:4]
+        self.steps += 1
+        ends = [self.checked("done", end).bool() for end in ends]
+        return self.checked("observations", seen, self.features), self.checked("rewards", reward), *ends
+
+    def called(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What a method of the environments returned; UserError for whatever it raised."""
+        try:
+            return getattr(self.envs, method)(*args, **kwargs)
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"{self.task} raised an error at step {self.steps}: {said}; mend it.") from error
+
+    def checked(self, name: str, values: Any, *shape: int) -> Tensor:
+        """Finite ``values`` of each environment as float32 ``[B, *shape]``."""
+        array, wanted = np.asarray(values), [self.number, *shape]
+        finite = array.dtype.kind in "biuf" and np.isfinite(array).all()
+        if not finite or array.shape[:1] != (self.number,) or array.size != int(np.prod(wanted)):
+            got = f"{list(array.shape)}{', of which some are not finite' * (not finite)}"
+            raise UserError(f"expected {name} of {self.task} as {wanted}, got {got} at step {self.steps}.")
+        return torch.tensor(array.reshape(wanted), dtype=torch.float32)
+
+
+def make(task: str, number: int) -> Any:
+    """The vectorized environments of a ``task``."""
+    import gymnasium
+
+    if task.startswith(T_MAZE):
+        from experiments.agents.t_maze import TMaze
+
+        length = task.removeprefix(T_MAZE)
+        if not length.isdecimal() or int(length) < 1:
+            raise UserError(f"expected a T-maze as {T_MAZE}LENGTH, such as {T_MAZE}20, got {task}.")
+        return TMaze(number, int(length))
+    wrappers = [gymnasium.wrappers.FlattenObservation]
+    if task.startswith("MiniGrid"):
+        from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper  # which also registers them
+
+        wrappers = [OneHotPartialObsWrapper, ImgObsWrapper, *wrappers]
+    return gymnasium.make_vec(task, num_envs=number, vectorization_mode="sync", wrappers=wrappers)
 
 
 class GRUCore(nn.Module):
@@ -93,22 +194,6 @@ class GRUCore(nn.Module):
         return CoreOutput(torch.cat(outputs), Memory((state.detach(),)), x.new_zeros(()))
 
 
-class GRUStepper:
-    """Reads step by step, as a [`Stepper`][] does."""
-
-    def __init__(self, core: GRUCore, memory: Memory):
-        self.core, self.state = core, memory
-
-    def step(self, x: Tensor, doc_starts: Tensor) -> Tensor:
-        """One step ``[B, F]`` to its output ``[B, D]``."""
-        output, self.state, _ = self.core(x[None], self.state, doc_starts[None])
-        return output[0]
-
-    def memory(self) -> Memory:
-        """The state after the last step."""
-        return self.state
-
-
 class Agent(nn.Module):
     """A core, a policy over A actions, and a value."""
 
@@ -128,24 +213,6 @@ class Agent(nn.Module):
     def heads(self, output: Tensor) -> tuple[Categorical, Tensor]:
         """The policy and the values ``[…]`` for the core's outputs ``[…, D]``."""
         return Categorical(logits=self.policy(output), validate_args=False), self.value(output)[..., 0]
-
-    def stepper(self, batch: int, memory: Memory) -> Stepper | GRUStepper:
-        """What reads ``batch`` streams step by step, from ``memory`` on."""
-        if isinstance(self.core, MemoryCore):
-            return Stepper(self.core, batch, memory)
-        return GRUStepper(self.core, memory)
-
-
-class Place(NamedTuple):
-    """Where B streams are between two windows."""
-
-    seen: Tensor
-    """What the next step reads, ``[B, F]``."""
-    begins: Tensor
-    """Whether an episode begins with it, boolean ``[B]``."""
-    ended: Tensor
-    """Whether it is what was seen after an episode's last step, boolean ``[B]``."""
-    memory: Memory
 
 
 class Window(NamedTuple):
@@ -168,32 +235,52 @@ class Window(NamedTuple):
     """Of what is seen after it, ``[B]``."""
 
 
-@torch.no_grad()
-def act(agent: Agent, environments: Environments, place: Place, steps: int) -> tuple[Window, Place]:
-    """A window of this number of ``steps`` from ``place`` on, and the place after it."""
-    seen, begins, ended, memory = place
-    agent.eval()  # once, and not by the stepper at every step
-    stepper, read = agent.stepper(environments.number, memory), []
-    for _ in range(steps):
-        policy, value = agent.heads(stepper.step(seen, begins))
-        action = policy.sample()
-        step = environments.step(action)
-        read.append((seen, begins, ~ended, action, policy.log_prob(action), value, *step[1:]))
-        seen, begins, ended = step.seen, ended, step.terminated | step.truncated
-    after = stepper.memory()
-    _, last_value = agent.heads(stepper.step(seen, begins))
-    columns = [torch.stack(column) for column in zip(*read, strict=True)]
-    return Window._make((memory, *columns, last_value)), Place(seen, begins, ended, after)
+class Actor:
+    """An agent in its environments, from the beginning of episodes on, which ``seed`` draws."""
+
+    def __init__(self, agent: Agent, environments: Environments, seed: int):
+        self.agent, self.environments, B = agent, environments, environments.number
+        self.seen, self.memory = environments.reset(seed), agent.core.initial(B)
+        self.ended = torch.zeros(B, dtype=torch.bool)  # whether it is what was seen after an episode's end
+        self.begins = ~self.ended  # whether an episode begins with what is seen, [B]
+
+    @torch.no_grad()
+    def act(self, steps: int, *, likeliest: bool = False) -> Window:
+        """A window of this number of ``steps``, of actions that are drawn or the ``likeliest``."""
+        agent, memory, read = self.agent, self.memory, []
+        agent.eval()  # once, and not by the stepper at every step
+        core = agent.core
+        stepper = Stepper(core, len(self.seen), memory) if isinstance(core, MemoryCore) else None
+
+        def output() -> Tensor:
+            """Of the core for what is seen, ``[B, D]``."""
+            if stepper:
+                return stepper.step(self.seen, self.begins)
+            found, self.memory, _ = core(self.seen[None], self.memory, self.begins[None])
+            return found[0]
+
+        for _ in range(steps):
+            policy, value = agent.heads(output())
+            action = policy.logits.argmax(-1) if likeliest else policy.sample()
+            seen, reward, *ends = self.environments.step(action)
+            row = (self.seen, self.begins, ~self.ended, action, policy.log_prob(action), value)
+            read.append((*row, reward, *ends))
+            self.seen, self.begins, self.ended = seen, self.ended, ends[0] | ends[1]
+        after = stepper.memory() if stepper else self.memory
+        _, last_value = agent.heads(output())
+        self.memory = after
+        columns = [torch.stack(column) for column in zip(*read, strict=True)]
+        return Window._make((memory, *columns, last_value))
 
 
-def advantages(window: Window, discount: float, trace: float) -> Tensor:
+def advantages(window: Window) -> Tensor:
     """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438). An end has no
     value after it; a time limit has the value of what was seen then."""
     found, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
     for t in reversed(range(len(window.values))):
         goes_on = ~(window.terminated[t] | window.truncated[t])
-        error = window.rewards[t] + discount * next_value * ~window.terminated[t] - window.values[t]
-        advantage = error + discount * trace * goes_on * advantage
+        error = window.rewards[t] + DISCOUNT * next_value * ~window.terminated[t] - window.values[t]
+        advantage = error + DISCOUNT * TRACE * goes_on * advantage
         next_value = window.values[t]
         found.append(advantage)
     return torch.stack(found[::-1])
@@ -204,12 +291,11 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
 
     Raises UserError for a loss that is not finite, before it reaches the weights.
     """
-    how, losses = run.agent, []
+    losses, advantage = [], advantages(window)
     agent.train()
-    advantage = advantages(window, how.discount, how.trace)
     returns, apart = advantage + window.values, 0.0
-    for epoch in range(how.epochs):
-        for number, streams in enumerate(torch.randperm(run.train.batch_size).chunk(how.minibatches)):
+    for epoch in range(EPOCHS):
+        for number, streams in enumerate(torch.randperm(run.train.batch_size).chunk(MINIBATCHES)):
             memory = window.memory.streams(streams)
             parts = (x[:, streams] for x in window[1:-1])
             own = Window._make((memory, *parts, window.last_value[streams]))
@@ -222,10 +308,10 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
                 assert apart <= MOST_APART, f"acting and learning differ by {apart} in log-probability"
             ratio, gain = change.exp(), advantage[:, streams][own.counts]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - how.clip, 1 + how.clip) * gain).mean()
+            policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
             value_loss = (values - returns[:, streams])[own.counts].square().mean() / 2
             entropy = policy.entropy()[own.counts].mean()
-            loss = policy_loss - how.entropy * entropy + how.value * value_loss + reconstruction
+            loss = policy_loss - run.agent.entropy * entropy + VALUE * value_loss + reconstruction
             if not loss.isfinite():
                 raise UserError(f"the loss became {loss.item()}; use a lower learning rate.")
             optimizer.zero_grad()
@@ -238,50 +324,83 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
     return {**dict(zip(names, means, strict=True)), "log_probability.apart": apart}
 
 
-class Episodes:
-    """The returns and lengths of the episodes of B streams, as they end."""
-
-    def __init__(self, batch: int):
-        self.running = torch.zeros(2, batch)
-        self.ended: list[tuple[int, float, float, float]] = []
-        """Stream, return, length, and 1 for a success, else 0: it terminated with a reward."""
-
-    def add(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, counts: Tensor) -> None:
-        """Note a step of each stream, all ``[B]``."""
-        self.running += torch.stack((rewards, torch.ones_like(rewards))) * counts
-        for b in (terminated | truncated).nonzero()[:, 0].tolist():
-            self.ended.append((b, *self.running[:, b].tolist(), float(terminated[b] & (rewards[b] > 0))))
-            self.running[:, b] = 0
-
-    def means(self) -> dict[str, float]:
-        """Over the episodes that ended, which are then forgotten."""
-        columns, self.ended = [*zip(*self.ended, strict=True)], []
-        return {
-            name: sum(x) / len(x)
-            for name, x in zip(("return", "length", "success"), columns[1:], strict=False)
-        }
-
-
-@torch.no_grad()
-def evaluate(agent: Agent, run: AgentRun, control: Any = None) -> dict[str, float]:
+def evaluate(
+    agent: Agent, run: AgentRun, control: Callable[[Memory], Memory] = lambda memory: memory
+) -> dict[str, float]:
     """The mean return, length and share of successes of the same number of episodes of each stream, with the
-    likeliest actions; ``control`` changes the memory before each window."""
-    B = run.train.batch_size
-    agent.eval()
-    environments, episodes = Environments(run.agent.task, B), Episodes(B)
-    seen, memory = environments.reset(EVALUATED_SEED + run.train.seed), agent.core.initial(B)
-    ended, done = torch.zeros(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
-    begins, wanted = ~ended, -(-run.agent.evaluated // B)
-    while (done < wanted).any():
-        stepper = agent.stepper(B, control(memory) if control else memory)
-        for _ in range(run.train.model.segment_len):
-            policy, _ = agent.heads(stepper.step(seen, begins))
-            step = environments.step(policy.logits.argmax(-1))
-            # Those that have ended all of theirs no longer count: quick ones would otherwise count more.
-            due = done < wanted
-            episodes.add(step.reward, step.terminated & due, step.truncated & due, ~ended & due)
-            seen, begins, ended = step.seen, ended, step.terminated | step.truncated
-            done += ended
-        memory = stepper.memory()
-    environments.close()
-    return episodes.means()
+    likeliest actions; ``control`` changes the memory before each window. A success is an episode that
+    terminates with a reward."""
+    B, S = run.train.batch_size, run.train.model.segment_len
+    actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.train.seed)
+    done, wanted, total = torch.zeros(B), -(-run.agent.evaluated // B), torch.zeros(3)
+    while (done < wanted).any() and actor.environments.steps < MOST_STEPS * wanted:
+        actor.memory = control(actor.memory)
+        window = actor.act(S, likeliest=True)
+        for rewards, terminated, truncated, counts in zip(*window[7:10], window.counts, strict=True):
+            due = done < wanted  # quick streams would otherwise count more
+            found = torch.stack((rewards * counts, counts, terminated & (rewards > 0)))
+            total += (found * due).sum(-1)
+            done += (terminated | truncated) & due
+    actor.environments.envs.close()
+    return dict(zip(("return", "length", "success"), (total / (B * wanted)).tolist(), strict=True))
+
+
+def train_agent(folder: Path) -> None:
+    """Train the run that ``config.json`` in ``folder`` describes, evaluate it, and write ``result.json``.
+    Whatever happens, ``model.safetensors`` has what was learned.
+
+    Raises UserError for another run's config, and for environments that fail.
+    """
+    settings = read_json(folder / CONFIG)
+    run = AgentTask().parse(settings, str(folder / CONFIG))
+    train, B, S = run.train, run.train.batch_size, run.train.model.segment_len
+    environments, is_gru = Environments(run.agent.task, B), run.agent.core == "gru"
+    agent = Agent(run, environments.features, environments.actions)
+    optimizer = torch.optim.AdamW(agent.parameters(), train.optim.learning_rate, eps=1e-5, weight_decay=0.0)
+    state, device = TrainingState((optimizer,)), torch.device("cpu")
+    no_memory = {"memory": {"one_layer": 0, "all_layers": 0}, "keys": 0, "attention_operations": 0}
+    facts = {
+        "corpus": {"name": run.agent.task, "source": "acted in"},
+        "parameters": sum(p.numel() for p in agent.parameters()),
+        **(no_memory if is_gru else memory_facts(train.model)),
+        "environment": describe_environment(device),
+        "commit": git_commit(),
+    }
+    write_json(folder / FACTS, facts)
+    with Tracking(folder, folder.resolve().name, {**settings, **facts}) as track:
+        actor, seen = Actor(agent, environments, train.seed), torch.zeros(4)
+        try:
+            while state.tokens < train.tokens:
+                left = 1 - state.tokens / train.tokens
+                optimizer.param_groups[0]["lr"] = train.optim.learning_rate * left
+                begun = time.perf_counter()
+                window = actor.act(S)
+                losses = learn(agent, optimizer, window, run)
+                taken = time.perf_counter() - begun
+                ends, success = window.terminated | window.truncated, window.terminated & (window.rewards > 0)
+                counted = window.rewards * window.counts, window.counts, success, ends
+                seen += torch.stack([x.sum() for x in counted])  # since the last record
+                state.step, state.tokens = state.step + 1, state.tokens + B * S
+                state.seconds += taken
+                if state.step % train.evaluation.log_every == 0:
+                    means = (seen[:3] / seen[3].clamp(min=1)).tolist()  # of an episode that ended
+                    record = dict(zip(("return.train", "length.train", "success.train"), means, strict=True))
+                    seen.zero_()
+                    record |= losses | {"tokens_per_second": B * S / taken}
+                    track.record({"tokens": state.tokens, "seconds": state.seconds, **record})
+        finally:
+            save_tensors(agent.state_dict(), folder / "model.safetensors")
+        begun, found = time.perf_counter(), {BASELINE: evaluate(agent, run)}
+        controls = {} if is_gru else controls_of(train.model.memory_sizes)
+        found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
+        state.evaluation_seconds += time.perf_counter() - begun
+        own = found.pop(BASELINE)
+        track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": own["success"]})
+    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **own, "controls": found}
+    print(f"{folder.name}: {own['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
+    write_json(folder / RESULT, result)
+
+
+if __name__ == "__main__":
+    with plain_errors(), alone_in(place := Path(sys.argv[1])):
+        train_agent(place)

@@ -18,7 +18,7 @@ class TMaze(VectorEnv):
     What is seen are four numbers of 0 or 1: the sign for left and that for right, at the first step only; the
     junction; the corridor. A turn at the junction ends the episode, with a reward of 1 if it is the one that
     the sign said, else 0. Any other step that doesn't walk on costs 1 / ``length``. An episode is cut off
-    after 2 · ``length`` + 8 steps. As gymnasium's own, a maze that ended begins anew at the next step.
+    after 2 · ``length`` + 8 steps; the step after it begins the next.
     """
 
     def __init__(self, num_envs: int, length: int):

@@ -73,7 +73,7 @@ class Memories(ArmsCommand):
         """The arms on the texts."""
         return arms_of(TEXT)
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """The experiment of each task."""
         recall = RecallConfig(quick=self.quick, tokens=None if self.quick else self.recall_tokens).setting
         text = replace(TEXT, tokens=QUICK_TOKENS if self.quick else self.text_tokens)

@@ -86,7 +86,7 @@ class MemoryWorth(ArmsCommand):
         """The arms of experiments/memory_worth/arms.py."""
         return [*ALL.values()]
 
-    def tasks(self, folder: Path) -> dict[str, Experiment]:
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
         """The experiment of each budget, by its number of tokens."""
         data = self.data or prepared_python_source(folder, self.vocab_size)
         model, arms, budgets = replace(BASE.model, vocab_size=self.vocab_size), self.arms, self.budgets

@@ -10,30 +10,35 @@ import torch
 
 pytest.importorskip("gymnasium", reason="pip install '.[agents]'")
 
-from experiments.agents import environments, ppo, run
-from experiments.agents.__main__ import ARMS, BASE, Agents, AgentTask
-from experiments.agents.environments import Environments
-from experiments.agents.ppo import Agent, AgentRun, AgentSettings, Episodes, Place, act, advantages, learn
+from experiments.agents import ppo
+from experiments.agents.__main__ import BASE, Agents
+from experiments.agents.ppo import (
+    Actor,
+    Agent,
+    AgentSettings,
+    AgentTask,
+    Environments,
+    advantages,
+    evaluate,
+    learn,
+    train_agent,
+)
 from experiments.agents.t_maze import FORWARD, TMaze
 from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
-from memformers.comparison.arms import read_arms, settings_of
+from memformers.comparison.arms import settings_of
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
 TINY = changed(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
-MORE = {"agent": asdict(AgentSettings("t-maze-3", minibatches=2, evaluated=12))}
-SHARED = asdict(TINY) | MORE
-NAMES = [arm.partition(":")[0] for arm in ARMS.values()]
+ARMS = {arm.name: arm for arm in Agents.listed()}
 
 
 def settings(name="transformer-xl", task="t-maze-3"):
-    arm = next(arm for arm in read_arms([*ARMS.values()], SHARED) if arm.name == name)
-    found = settings_of(arm, SHARED)
-    return found | {"agent": found["agent"] | {"task": task}}
+    return settings_of(ARMS[name], asdict(TINY) | {"agent": asdict(AgentSettings(task, evaluated=12))})
 
 
 @pytest.fixture(autouse=True)
@@ -77,34 +82,41 @@ def test_a_walker_who_stands_still_pays_and_is_cut_off():
     assert not any(step[2].any() for step in steps)
 
 
-def test_advantages_have_no_value_after_an_end_and_that_of_what_was_seen_at_a_time_limit():
+def test_advantages_have_no_value_after_an_end_and_that_of_what_was_seen_at_a_time_limit(monkeypatch):
     values = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
     no, yes = torch.zeros(4, 1, dtype=torch.bool), torch.tensor([[False], [True], [False], [False]])
     window = ppo.Window(*[None] * 6, values, torch.ones(4, 1), no, no, torch.tensor([16.0]))
-    g, t = 0.5, 0.5
+    g = t = 0.5
+    monkeypatch.setattr(ppo, "DISCOUNT", g)
+    monkeypatch.setattr(ppo, "TRACE", t)
     last = [1 + g * 8 - 4 + g * t * (1 + g * 16 - 8), 1 + g * 16 - 8]
     whole = [
         1 + g * 2 - 1 + g * t * (1 + g * 4 - 2 + g * t * last[0]),
         1 + g * 4 - 2 + g * t * last[0],
         *last,
     ]
-    assert advantages(window, g, t)[:, 0].tolist() == whole
-    cut = advantages(window._replace(truncated=yes), g, t)[:, 0].tolist()
+    assert advantages(window)[:, 0].tolist() == whole
+    cut = advantages(window._replace(truncated=yes))[:, 0].tolist()
     assert cut == [1 + g * 2 - 1 + g * t * (1 + g * 4 - 2), 1 + g * 4 - 2, *last]
-    over = advantages(window._replace(terminated=yes), g, t)[:, 0].tolist()
+    over = advantages(window._replace(terminated=yes))[:, 0].tolist()
     assert over == [1 + g * 2 - 1 + g * t * (1 - 2), 1 - 2, *last]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def beginning(name="compressive", task="t-maze-3"):
+    """An untrained agent in its environments, and its run."""
+    run = AgentTask().parse(settings(name, task), "here")
+    mazes = Environments(task, 6)
+    agent = Agent(run, mazes.features, mazes.actions)
+    return agent, run, Actor(agent, mazes, 0)
+
+
+@pytest.mark.parametrize("name", ARMS)
 def test_probabilities_when_learning_are_those_when_acting_wherever_episodes_begin(name):
-    run = AgentRun.of(settings(name), "here")
-    mazes = Environments("t-maze-3", 6)
-    agent, nowhere = Agent(run, mazes.features, mazes.actions), torch.zeros(6, dtype=torch.bool)
-    place = Place(mazes.reset(0), ~nowhere, nowhere, agent.core.initial(6))
+    agent, run, actor = beginning(name)
     optimizer, starts = torch.optim.AdamW(agent.parameters(), 1e-2), []
     for _ in range(8):
         before = [p.clone() for p in agent.parameters()]
-        window, place = act(agent, mazes, place, 5)
+        window = actor.act(5)
         assert learn(agent, optimizer, window, run)["log_probability.apart"] <= 1e-5
         assert any(not torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
         starts.append(window.doc_starts)
@@ -114,23 +126,14 @@ def test_probabilities_when_learning_are_those_when_acting_wherever_episodes_beg
     assert torch.stack(starts).any(dim=(0, 2)).all(), "episodes begin at every step of a window"
 
 
-def fresh(environments):
-    """An untrained agent, a run of it, an optimizer that changes nothing, and the beginning of episodes."""
-    run = AgentRun.of(settings("compressive"), "here")
-    agent = Agent(run, environments.features, environments.actions)
-    nowhere = torch.zeros(environments.number, dtype=torch.bool)
-    place = Place(environments.reset(0), ~nowhere, nowhere, agent.core.initial(environments.number))
-    return agent, run, torch.optim.SGD(agent.parameters(), 0.0), place
-
-
 def test_rounding_of_large_logits_is_not_taken_for_a_mistake():
-    mazes = Environments("t-maze-20", 6)
-    agent, run, optimizer, place = fresh(mazes)
+    agent, run, actor = beginning(task="t-maze-20")
+    optimizer = torch.optim.SGD(agent.parameters(), 0.0)
     with torch.no_grad():
         agent.policy.weight[:2] += torch.linspace(-300, 300, 8)  # two actions alike, the third far from them
     apart = []
     for _ in range(8):
-        window, place = act(agent, mazes, place, 5)
+        window = actor.act(5)
         policy, _ = agent.heads(agent.core(window.seen, window.memory, window.doc_starts).output)
         apart.append((policy.log_prob(window.actions) - window.log_probs).abs().max().item())
         assert learn(agent, optimizer, window, run)["log_probability.apart"] <= 1e-5
@@ -138,25 +141,40 @@ def test_rounding_of_large_logits_is_not_taken_for_a_mistake():
 
 
 def test_learning_from_another_memory_than_acted_is_noticed():
-    mazes = Environments("t-maze-20", 6)
-    agent, run, optimizer, place = fresh(mazes)
+    agent, run, actor = beginning(task="t-maze-20")
     for _ in range(3):
-        window, place = act(agent, mazes, place, 5)
-    others = window.memory.map(torch.neg)
+        window = actor.act(5)
+    others = window._replace(memory=window.memory.map(torch.neg))
     with pytest.raises(AssertionError, match="acting and learning differ"):
-        learn(agent, optimizer, window._replace(memory=others), run)
+        learn(agent, torch.optim.SGD(agent.parameters(), 0.0), others, run)
 
 
-def test_what_is_done_after_an_end_is_not_learned_from():
-    episodes, b = Episodes(1), torch.tensor
-    for reward, terminated, counts in (
-        (1.0, True, True),
-        (5.0, False, False),
-        (-1.0, False, True),
-        (0.0, True, True),
-    ):
-        episodes.add(b([reward]), b([terminated]), b([False]), b([counts]))
-    assert episodes.means() == {"return": 0.0, "length": 1.5, "success": 0.5}
+class Countdown(TMaze):
+    """Episodes of as many steps as ``lengths``, each of which earns 1, and 5 more after its end."""
+
+    lengths = torch.tensor([2, 2, 2, 3, 3, 10**9])
+
+    def reset(self, **options):
+        self.taken = torch.zeros(6, dtype=torch.int64)
+        return super().reset(**options)
+
+    def step(self, actions):
+        begins = self.taken == self.lengths
+        self.taken = torch.where(begins, 0, self.taken + 1)
+        ended = self.taken == self.lengths
+        return super().step(actions)[0], (1 + 4 * begins).numpy(), ended.numpy(), (ended & False).numpy(), {}
+
+
+def test_each_stream_counts_as_many_episodes_and_those_that_never_end_are_failures_of_their_length(
+    monkeypatch,
+):
+    monkeypatch.setattr(ppo, "make", lambda task, number: Countdown(number, 3))
+    monkeypatch.setattr(ppo, "MOST_STEPS", 20)
+    agent, run, _ = beginning()
+    found = evaluate(agent, run)
+    episodes, steps = 12, 2 * (3 * 2 + 2 * 3)
+    assert found["success"] == pytest.approx(10 / episodes)
+    assert found["length"] == found["return"] == pytest.approx((steps + 40) / episodes)
 
 
 class Broken(TMaze):
@@ -181,21 +199,21 @@ class Broken(TMaze):
 @pytest.mark.parametrize(
     ("how", "message"),
     [("raises", "t-maze-3 raised an error at step 8: ZeroDivisionError: no more"),
-     ("nan", "expected finite observations of t-maze-3, got others at step 9"),
-     ("shape", r"expected done \(terminated\) of t-maze-3 as \[6\] at step 9, got \[5\]")],
+     ("nan", r"expected observations of t-maze-3 as \[6, 4\], got .* not finite at step 9"),
+     ("shape", r"expected done of t-maze-3 as \[6\], got \[5\] at step 9")],
 )  # fmt: skip
-def test_environments_that_fail_get_one_line_and_the_run_goes_on_from_what_was_learned(
-    how, message, tmp_path, monkeypatch, capsys
+def test_environments_that_fail_get_one_line_and_what_was_learned_is_kept(
+    how, message, tmp_path, monkeypatch
 ):
     write_json(tmp_path / "config.json", settings())
     with monkeypatch.context() as patched:
-        patched.setattr(environments, "make", lambda task, number: Broken(number, how))
+        patched.setattr(ppo, "make", lambda task, number: Broken(number, how))
         with pytest.raises(ValueError, match=message) as error:
-            run.train_agent(tmp_path)
+            train_agent(tmp_path)
     assert "\n" not in str(error.value)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000000030"]
-    run.train_agent(tmp_path)
-    assert "continues at step 30" in capsys.readouterr().out
+    assert (tmp_path / "model.safetensors").stat().st_size > 1_000
+    (tmp_path / "metrics.jsonl").unlink()
+    train_agent(tmp_path)
     assert [r["tokens"] for r in read_metrics(tmp_path)] == [30, 60, 90, 120, 120]
     result = read_json(tmp_path / "result.json")
     assert result["step"] == 4
@@ -208,7 +226,7 @@ def test_environments_that_fail_get_one_line_and_the_run_goes_on_from_what_was_l
      (["--tasks", "NoSuchMaze-v0"], "the environment 'NoSuchMaze-v0' can't be made"),
      (["--tasks", "nowhere:Maze-v0"], "can't be made: No module named 'nowhere'"),
      (["--tasks", "Pendulum-v1"], "with Discrete actions, got"),
-     (["--arms", "lstm"], "expected arms among none, gru, transformer-xl")],
+     (["--arms", "lstm"], "arm 'lstm' is unknown; there are none, gru, transformer-xl")],
 )  # fmt: skip
 def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
     assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).said(message)
@@ -217,7 +235,7 @@ def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
 def test_whatever_is_observed_becomes_a_row_of_numbers():
     lake = Environments("FrozenLake-v1", 3)
     assert lake.reset(0).tolist() == [[1.0] + [0.0] * 15] * 3
-    assert lake.step(torch.tensor([0, 1, 2])).seen.shape == (3, lake.features)
+    assert lake.step(torch.tensor([0, 1, 2]))[0].shape == (3, lake.features)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
@@ -230,7 +248,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     def train_here(commands, jobs, *, environment, begin):
         for number, (module, folder) in enumerate(commands):
             assert module == AgentTask.module
-            run.train_agent(Path(folder))
+            train_agent(Path(folder))
             yield number, 0
 
     monkeypatch.setattr(experiment, "run_modules", train_here)
@@ -239,22 +257,22 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, entropy=0.01, seeds=2).run()
     trained = read_json(tmp_path / "t-maze-2" / "compressive" / "config.json")
     assert trained["agent"]["entropy"] == 0.01
-    report = (tmp_path / "report.md").read_text()
-    first = next(part for part in report.split("\n\n") if part.startswith("|")).splitlines()
-    assert [row.split(" | ")[0].strip("| ") for row in first[2:]] == [*ARMS]
-    assert all(row.count("(2)") == 2 for row in first[2:])
-    assert "| compressive, slots swapped |" in report
-    assert "## Returns" in report
-    assert "of nn.GRU's" in report
-    assert (tmp_path / "figures" / "success.svg").is_file()
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * len(ARMS)
+    rows = read_json(tmp_path / "results.json")["results"]
+    assert [row["arm"] for row in rows if "label" in row] == [*ARMS]
+    assert all(row["t-maze-5"]["n"] == 2 for row in rows)
+    assert {row["arm"] for row in rows if "t-maze-2, successes with slots swapped" in row} == {
+        "compressive", "compressive-gated",
+    }  # fmt: skip
+    assert "## Returns" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "figures" / "agents.svg").is_file()
+    assert (tmp_path / "t-maze-2" / "report.html").is_file()
 
 
 @pytest.mark.long
 def test_quick_solves_a_t_maze_with_memory_that_is_guessed_without(tmp_path):
     ended = run_module("experiments.agents", "--quick", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
-    (found,) = read_json(tmp_path / "run" / "results.json").values()
-    assert found["transformer-xl"]["0"]["success"] >= 0.95
-    assert found["compressive"]["0"]["success"] >= 0.95
-    assert 0.3 < found["none"]["0"]["success"] < 0.7
+    found = read_json(tmp_path / "run" / "results.json")["results"]
+    success = {row["arm"]: row["t-maze-16"]["mean"] for row in found if "label" in row}
+    assert min(success["transformer-xl"], success["compressive"]) >= 0.95
+    assert 0.3 < success["none"] < 0.7
