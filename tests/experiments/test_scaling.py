@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.scaling.__main__ import Rates, benchmark
-from experiments.scaling.counting import built, flops, full_inputs, held, kept_by, kept_bytes, over_layers
-from experiments.scaling.estimate import estimate
+from experiments.scaling import OnGPU, count, full_inputs, held, loss, page, row_of, step_of
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import changed
 from memformers.data.streams import Segment
@@ -29,145 +27,74 @@ from memformers.training.optimizers import build_optimizers
 from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 SIZES = ModelConfig(
     vocab_size=37, d_model=24, heads=3, n_layers=2, d_ff=41, kernel="naive", segment_len=16, mem_len=20,
     c_mem_len=10, compression_rate=4,
 )  # fmt: skip
-EVERY_MODEL = [(model, positions) for model in MODELS for positions in ("learned", "sinusoidal")]
+COMPRESSIVE = {"model": "compressive"}
+CASES = [
+    *({"model": name, "positions": form, "dropout": 0.1}
+      for name in MODELS for form in ("learned", "sinusoidal")),
+    COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
+    COMPRESSIVE | {"segment_len": 24, "mem_len": 24, "c_mem_len": 3, "compression_rate": 3},
+]  # fmt: skip
 
 
-def training(streams=6, precision="float32", parallel="single", again=False, device="cpu", **changes):
+def training(streams=6, precision="float32", parallel="single", **changes):
     """A TrainConfig with changes of its model."""
     config = TrainConfig(model=replace(SIZES, **changes), batch_size=streams)
-    how = {"device": device, "precision": precision, "parallel": parallel, "activation_checkpointing": again}
-    return changed(config, **how)
+    return changed(config, device="cpu", precision=precision, parallel=parallel)
 
 
-def tokens(config, streams=None):
-    return torch.randint(config.model.vocab_size, (config.model.segment_len, streams or config.batch_size))
-
-
-def with_full_memories(lm, config):
-    """The memory of real text with the lengths that are counted with."""
-    with torch.device("meta"):
-        _, full = full_inputs(built(config), config.batch_size)
-    memory = Memory(())
-    for _ in range(60):
-        if (memory.mem_len, memory.c_mem_len) == (full.mem_len, full.c_mem_len):
-            return memory
-        with torch.no_grad():
-            memory = lm(tokens(config), memory).memory
-    raise AssertionError("such memories never came")
-
-
-def test_the_parts_are_those_worked_out_by_hand():
+def test_the_operations_and_bytes_are_those_worked_out_by_hand():
     """A product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n, and behind it one more for each that learns."""
-    L, B, S, M, C, c, D, F_, V = 2, 6, 16, 20, 10, 4, 24, 41, 37
+    L, B, S, M, C, c, D, F, V = 2, 6, 16, 20, 10, 4, 24, 41, 37
     K, n = C + M + S, 4
     square = 2 * B * D * D  # of one position
     old, new = 2 * 2 * B * S * n * c * D, 2 * 2 * B * S * n * D
-    assert flops(training(model="compressive")) == {
-        "projections": L * 3 * 4 * S * square,
-        "memory projections": L * 2 * 2 * (C + M) * square,
-        "positions": L * 2 * 2 * K * D * D,
-        "scores": L * 3 * 3 * 2 * B * S * K * D,
-        "feed forward": L * 3 * 2 * 2 * B * S * D * F_,
-        "compression": L * 2 * n * c * square,
-        # The query; keys and values of old and new, whose gradient goes to the new alone, and so the scores'.
-        "reconstruction": L * ((S + 2 * n * c + 4 * n) * square + old + new + new * 3 // 2),
-        "head": 3 * 2 * B * S * D * V,
-    }
+    found = count(training(model="compressive"))
+    assert found["operations"] == sum((
+        L * 3 * 4 * S * square,  # projections
+        L * 2 * 2 * (C + M) * square,  # of memories
+        L * 2 * 2 * K * D * D,  # of positions
+        L * 3 * 3 * 2 * B * S * K * D,  # scores
+        L * 3 * 2 * 2 * B * S * D * F,  # feed forward
+        L * 2 * n * c * square,  # compression
+        # Reconstruction: the query; keys and values of old and new, whose gradient goes to the new alone.
+        L * ((S + 2 * n * c + 4 * n) * square + old + new + new * 3 // 2),
+        3 * 2 * B * S * D * V,  # head
+    ))  # fmt: skip
+    assert found["memories"] == L * (C + M) * B * D * 4
 
 
-def test_kept_is_what_a_linear_map_and_an_attention_keep_worked_out_by_hand():
-    lm, x = MemoryLM(SIZES), torch.randn(5, 24)
-    assert kept_by(lm, lambda: lm.head(x)) == 5 * 24 * 4  # its input, for the gradient of its weight
-    q, k, v = (torch.randn(2, 7, 3, requires_grad=True) for _ in range(3))
-    scores = 2 * 7 * 7 * 4
-    kept = kept_by(lm, lambda: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v))
-    assert kept == q.nbytes + k.nbytes + v.nbytes + scores
-
-
-def test_a_gpu_keeps_of_dropout_a_byte_a_number():
-    a, b = (
-        kept_bytes(training(precision="bfloat16", dropout=0.1, device=device)) for device in ("cuda", "cpu")
-    )
-    L, B, H, S, K, D, F_ = 2, 6, 3, 16, 36, 24, 41
-    attention, others = B * H * S * K, 2 * S * B * D + S * B * F_  # on CPU of 4 and of 2 bytes a number
-    assert b["kept"] - a["kept"] == L * (3 * attention + others) + 3 * S * B * D
-
-
-COMPRESSIVE = {"model": "compressive"}
-FLOPS = [
-    *({"model": model, "positions": positions} for model, positions in EVERY_MODEL),
-    COMPRESSIVE | {"again": True},
-    COMPRESSIVE | {"again": True, "dropout": 0.1},
-    COMPRESSIVE | {"compression_rate": 3},
-    COMPRESSIVE | {"compression_rate": 5, "segment_len": 3, "position_features": 10},
-]
-
-
-@pytest.mark.parametrize("changes", FLOPS)
-def test_operations_are_those_of_a_step_that_runs(changes):
-    config = training(**changes)
-    lm = built(config)
-    memory = with_full_memories(lm, config)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(
-            UnrolledSegments(lm), [Segment(tokens(config), tokens(config))], memory, config, Distributed()
-        )
-    assert flops(config).total() == counter.get_total_flops()
-
-
-FUSED = {"streams": 2, "precision": "bfloat16", "kernel": "fused"}
-"""Keeps no scores."""
-KEPT = [
-    *(
-        {"model": model, "positions": positions, "precision": precision, "dropout": dropout}
-        for model, positions in EVERY_MODEL
-        for precision, dropout in (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
-    ),
-    *(
-        COMPRESSIVE | {"compression_rate": rate, "segment_len": segment_len, "c_mem_len": c_mem_len}
-        for rate, segment_len, c_mem_len in ((3, 16, 10), (5, 3, 10), (4, 24, 3))
-    ),
-    {"positions": "learned"} | FUSED,
-    pytest.param({"positions": "sinusoidal"} | FUSED, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize("changes", KEPT)
-def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
-    """What autograd keeps of the model's own forward pass, also where layers are computed again."""
-    if changes.get("kernel") == "fused":
-        pytest.importorskip("triton")
+@pytest.mark.parametrize("changes", CASES)
+def test_operations_activations_and_memories_are_those_of_a_step_that_runs(changes):
     positions._TABLES.clear()  # of other tests, which are longer
     config = training(**changes)
-    lm = built(config)
-    memory = with_full_memories(lm, config)
+    lm, kept = MemoryLM(config.model), []
+    tokens, full = full_inputs(lm, config.batch_size)
+    memory = Memory(())
+    while (memory.mem_len, memory.c_mem_len) != (full.mem_len, full.c_mem_len):
+        with torch.no_grad():
+            memory = lm(tokens, memory).memory
+    hooks = saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
+    with OnGPU(), hooks:
+        loss(lm, tokens, memory, config)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        backward(UnrolledSegments(lm), [Segment(tokens, tokens)], memory, config, Distributed())
+    memories, found = (*memory.mem, *memory.c_mem), count(config)
+    assert found["operations"] == counter.get_total_flops()
+    assert found["kept"] == held(kept, but=(*lm.parameters(), *memories))
+    assert found["memories"] == held(memories)
 
-    def loss():
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
-            logits, _, auxiliary_loss = lm(tokens(config), memory)
-            return F.cross_entropy(logits.flatten(0, 1), tokens(config).flatten()) + auxiliary_loss
 
-    kept = kept_by(lm, loss, memory.mem + memory.c_mem)
-    counted = kept_bytes(changed(config, activation_checkpointing=False))
-    assert counted == {"kept": kept, "memories": held((*memory.mem, *memory.c_mem))}
-    lm.transformer.recompute = True
-    inputs = kept_by(lm, loss, memory.mem + memory.c_mem)
-    again = kept_bytes(changed(config, activation_checkpointing=True))
-    assert again["kept"] == inputs + (kept - inputs) // config.model.n_layers
-
-
-@pytest.mark.parametrize("count", [flops, kept_bytes])
-@pytest.mark.parametrize(
-    ("model", "again"), [("compressive", False), ("compressive", True), ("transformer-xl", True)]
-)
-def test_all_layers_follow_from_one_and_two(count, model, again):
-    config = training(model=model, n_layers=5, again=again, precision="bfloat16", dropout=0.1)
-    assert over_layers(count, config).total() == count(config).total()
+def test_all_layers_follow_from_one_and_two():
+    config = training(n_layers=5, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
+    found, whole = step_of(config, 1), count(config)
+    assert (found["operations"], found["parameters"]) == (whole["operations"], whole["parameters"])
+    assert found["bytes"] - found["state"] == whole["kept"] + whole["memories"]
+    assert found["sent"] == 0
 
 
 class Sent(TorchDispatchMode):
@@ -189,12 +116,12 @@ def bytes_after_a_step(config, ranks, watch, hook=None):
     ``hook`` with DDP; returns the bytes of its weights, gradients and optimizers' state."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
-        lm, alone = built(config), Distributed(parallel=config.step.parallel)
+        lm, alone = MemoryLM(config.model), Distributed(parallel=config.step.parallel)
         alone.place(lm, torch.device("cpu"))
         optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
         if hook:
             forward.register_comm_hook(None, hook)
-        x = tokens(config, config.batch_size // ranks)
+        x = torch.randint(37, (16, config.batch_size // ranks))
         with watch:
             backward(forward, [Segment(x, x)], Memory(()), config, alone)
         for optimizer in optimizers:
@@ -206,45 +133,33 @@ def bytes_after_a_step(config, ranks, watch, hook=None):
     return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
 
 
-@pytest.mark.parametrize("ranks", [4, 5, 7])
+@pytest.mark.parametrize("ranks", [4, 7])
 def test_a_rank_of_fsdp_holds_and_sends_what_is_estimated(ranks):
     config = training(4 * ranks, parallel="fsdp")
-    sent, guess = Sent(ranks), estimate(config, ranks)
-    assert guess.state_bytes == bytes_after_a_step(config, ranks, sent)
-    assert guess.sent_bytes == sent.bytes
+    sent, guess = Sent(ranks), step_of(config, ranks)
+    assert guess["state"] == bytes_after_a_step(config, ranks, sent)
+    assert guess["sent"] == sent.bytes
 
 
 def test_a_rank_of_ddp_reduces_each_gradient_once():
     config, reduced = training(8, parallel="ddp"), []
 
-    def count(_, bucket):
+    def note(_, bucket):
         reduced.append(bucket.buffer().nbytes)
         done = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
-    guess = estimate(config, 4)
-    assert guess.state_bytes == bytes_after_a_step(config, 4, nullcontext(), count)
-    assert sum(reduced) == guess.copy_bytes == 4 * guess.parameters
-    assert guess.sent_bytes == 2 * 3 * guess.copy_bytes // 4
-
-
-def test_one_process_sends_nothing_and_copies_nothing():
-    guess = estimate(training(), 1)
-    assert (guess.sent_bytes, guess.copy_bytes, guess.tokens) == (0, 0, 6 * 16)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "ranks", "message"),
-    [("single", 2, "2 ranks can't train with parallel='single'"),
-     ("ddp", 0, "0 ranks can't train"),
-     ("ddp", 4, "4 ranks, got batch_size=6 and accumulate=1")],
-)  # fmt: skip
-def test_what_cannot_be_shared_is_an_error(parallel, ranks, message):
-    with pytest.raises(ValueError, match=message):
-        estimate(training(parallel=parallel), ranks)
+    guess = step_of(config, 4)
+    assert guess["state"] == bytes_after_a_step(config, 4, nullcontext(), note)
+    assert sum(reduced) == 4 * guess["parameters"]
+    assert guess["sent"] == 2 * 3 * sum(reduced) / 4
 
 
 def test_the_page_has_what_a_preset_costs():
-    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
-    assert table([], [benchmark("enwik8-12l", Rates())]).splitlines()[-1] in page
+    assert table([], [row_of("enwik8-12l")]).splitlines()[-1] in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_the_page_is_that_which_scaling_writes():
+    assert page() == PAGE.read_text(encoding="utf-8")

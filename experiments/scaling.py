@@ -1,0 +1,164 @@
+"""The compute, memory and hours of training the papers' models on 1 and on 8 GPUs, as estimates.
+
+Run it with ``python -m experiments.scaling``; it prints the page that it writes to docs/scaling.md, and
+trains nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from memformers.common.fields import changed
+from memformers.common.files import write_text
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
+from memformers.report.markdown import table
+from memformers.training.config import Parallel, TrainConfig
+from memformers.training.optimizers import Muon, build_optimizers
+from memformers.training.presets import preset_names, read_preset
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+TERAFLOPS, GIGABYTES = 400.0, 50.0
+"""The assumed rates: TFLOP/s that a GPU reaches in bfloat16 in a whole step, which is less than its data
+sheet says; and GB/s that each rank sends, 10⁹ bytes a second, while it receives the same amount."""
+WAYS: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp")]
+HEAD = ("preset", "the paper's result", "million parameters", "billion tokens", "GiB on one",
+        "hours", "GiB on each of 8, DDP", "hours", "GiB on each of 8, FSDP", "hours")  # fmt: skip
+SAID = f"""\
+`python -m experiments.scaling` writes this page. **Nobody has trained these models with this library.** The
+models are built from tensors that have no data. The operations of a training step are counted by PyTorch's
+`FlopCounterMode` with the naive kernel, its memory by the tensors that autograd keeps, with one byte a
+number for dropout, as on GPUs. A [test](../tests/experiments/test_scaling.py) compares these counts with
+small models that run on CPU.
+
+A step has full memories, in bfloat16; weights, gradients, moments and memories are float32. It takes the
+longer of computing at {TERAFLOPS:g} TFLOP/s and sending at {GIGABYTES:g} GB/s a rank, as if they overlapped
+fully. Loading, norms, softmax, the optimizer, latency, logits and temporaries are not counted. Hours are of
+training steps alone, if all activations fit; what doesn't fit needs `--accumulate` or
+`--activation-checkpointing`. A batch that 8 can't share is rounded up."""
+
+
+def count(config: TrainConfig, parts: int = 1) -> Counter[str]:
+    """A step of one rank with full memories: its floating-point ``operations``; the bytes that the forward
+    pass keeps for the backward pass (``kept``) and of the ``memories`` before it; the ``parameters`` of the
+    model; and the numbers of the largest of ``parts`` of its ``weights`` along their first axes, and of the
+    ``moments`` that optimizers keep for them."""
+    with torch.device("meta"):
+        lm = MemoryLM(replace(config.model, kernel="naive"))
+        found = Counter(parameters=sum(map(torch.numel, lm.parameters())))
+        for optimizer in build_optimizers(lm, config):
+            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                own = -(-len(weight) // parts) * weight[0].numel()
+                found.update(weights=own, moments=own if isinstance(optimizer, Muon) else 2 * own + 1)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True), OnGPU():
+        lm.to_empty(device="cpu")  # on which autocast supports fake tensors
+        tokens, memory = full_inputs(lm, config.batch_size)
+        memories = (*memory.mem, *memory.c_mem)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            loss(lm, tokens, memory, config).backward()
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss(lm, tokens, memory, config)
+    found["operations"], found["memories"] = counter.get_total_flops(), held(memories)
+    found["kept"] = held(kept, but=(*lm.parameters(), *memories))
+    return found
+
+
+def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
+    """What each of ``ranks`` needs for a step: its ``operations``, the bytes of its weights, gradients and
+    moments (``state``), of all that it holds (``bytes``), and of what it has ``sent``; and the ``parameters``
+    of the model. Layers are alike: it is counted on models of one and of two."""
+    is_fsdp = config.step.parallel == "fsdp"
+    config = changed(config, batch_size=-(-config.batch_size // ranks), parallel="single")
+    parts, sizes = ranks if is_fsdp else 1, config.model.memory_sizes
+    own = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
+    models = (replace(config.model, **own, n_layers=n) for n in (1, 2))
+    one, two = (count(replace(config, model=model), parts) for model in models)
+    found = {name: one[name] + (len(sizes) - 1) * (two[name] - one[name]) for name in two}
+    # In rings: an all-gather and a reduce-scatter send W - 1 parts each, and an all-reduce is both. FSDP
+    # gathers the weights once, and scatters the gradient. Copies: its gathered weights, or DDP's buckets.
+    weights = 4 * found["weights"]
+    state, copies = 2 * weights + 4 * found["moments"], weights * parts * (ranks > 1)
+    return {name: found[name] for name in ("parameters", "operations")} | {
+        "state": state,
+        "bytes": state + copies + found["memories"] + found["kept"],
+        "sent": 2 * (ranks - 1) * (weights if is_fsdp else weights / ranks),
+    }
+
+
+def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
+    """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
+    storages = [{(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but)]
+    return sum(size for at, size in storages[0].items() if at not in storages[1])
+
+
+class OnGPU(TorchFunctionMode):
+    """Keeps on a CPU the same as a GPU: one byte a number for dropout."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``function`` as on a GPU."""
+        kwargs = kwargs or {}
+        if function is F.dropout and kwargs["training"] and kwargs["p"]:
+            return torch.native_dropout(args[0], kwargs["p"], True)[0]
+        return function(*args, **kwargs)
+
+
+@torch.no_grad()
+def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
+    """Tokens ``[S, B]``, and the memory after as many segments as fill it."""
+    S, memory = lm.config.segment_len, Memory(())
+    for _ in range(lm.config.remembered_positions // S + 2):
+        inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
+        memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
+    return torch.zeros(S, streams, dtype=torch.int64), memory
+
+
+def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> Tensor:
+    """A step's loss: the model's own forward pass without the check of the tokens' values, which fake tensors
+    don't have. The targets are another tensor."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
+        x = lm.dropout(lm.embed(tokens))  # [S, B, D]
+        hidden, _, auxiliary_loss = lm.transformer.step(x, memory, lm.config.memory_sizes)
+        return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
+
+
+def row_of(name: str) -> list[str]:
+    """What the preset called ``name`` should reach, and what that would cost."""
+    preset, costs = read_preset(name), []
+    model = replace(preset.config.model, vocab_size=preset.vocab_size)
+    config = changed(preset.config, model=model, precision="bfloat16", device="cuda")
+    for ranks, parallel in WAYS:
+        step = step_of(changed(config, parallel=parallel), ranks)
+        seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)
+        tokens = ranks * -(-config.batch_size // ranks) * model.segment_len
+        hours = seconds * config.tokens / tokens / 3600
+        costs += [f"{step['bytes'] / 2**30:,.1f}", f"{hours:,.0f}"]
+    sizes = f"{step['parameters'] / 1e6:,.0f}", f"{config.tokens / 1e9:,.1f}"
+    return [name, preset.reaches, *sizes, *costs]
+
+
+def page() -> str:
+    """The whole page."""
+    rows = table(HEAD, [row_of(name) for name in preset_names()])
+    return f"# Scaling on paper\n\n{SAID}\n\n{rows}\n"
+
+
+if __name__ == "__main__":
+    write_text(PAGE, text := page())
+    print(f"{text}\nwritten: {PAGE}")

@@ -1,1 +1,0 @@
-"""What two published models ask of 1, 8 and 64 GPUs, on paper."""
