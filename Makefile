@@ -67,7 +67,7 @@ bench: .venv/ready-for-bench
 # Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes, or one with
 # BENCH=--quick, which shows that all of it runs.
 bench-decoding: .venv/ready-for-tests
-	$(BIN)/python -m experiments.benchmarks.decoding $(BENCH)
+	$(BIN)/python -m experiments.benchmarks --only decoding $(BENCH)
 
 lint: .venv/ready-for-tests
 	$(BIN)/ruff format --check .

@@ -1,7 +1,6 @@
 """An experiment as a list of arms: the command that trains each of them on each task, and the report of all
 tasks: a table of means, one of differences between rivals, and a figure."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, write_text
+from memformers.common.files import csv_text, write_rows, write_text
 from memformers.common.intervals import Mean
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment
@@ -239,8 +238,7 @@ def write_results(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, 
         {"arm": name, "minus": rival} | {c.name: mean for c in columns if (mean := c.difference(name, rival))}
         for name, rival in pairs
     ]
-    said = (json.dumps(line, ensure_ascii=False, default=Mean.to_json) for line in lines)
-    write_text(folder / RESULTS, '{"results": [\n' + ",\n".join(said) + "\n]}\n")
+    write_rows(folder / RESULTS, {"results": lines})
     rows = [
         [c.name, arm.name, seed, value]
         for c in columns

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from matplotlib.figure import Figure
 
@@ -34,7 +34,12 @@ STREAMS = (
     RecallStream(set_probability=1 / 4),
 )
 """In the order of what a slot must hold; the third is that of the recall experiment."""
-MEMORIES = {"transformer-xl": "Transformer-XL", "compressive": "slots", "both-losses": "slots, both losses"}
+Memory = Literal["transformer-xl", "compressive", "both-losses"]
+MEMORIES: dict[Memory, str] = {
+    "transformer-xl": "Transformer-XL",
+    "compressive": "slots",
+    "both-losses": "slots, both losses",
+}
 """Arms of the recall experiment, with their rivals; in the last one, f_c learns from the answers in the next
 segment too."""
 RIVALS = {"compressive": "transformer-xl", "both-losses": "compressive"}
@@ -72,7 +77,8 @@ class RecallGrid(ArmsCommand):
         "on streams with other seeds; nothing was chosen on the other streams."
     )
     base: ClassVar = ""
-    usual: ClassVar = tuple(f"{memory}-{i}" for i in range(6) for memory in ("transformer-xl", "compressive"))
+    memories: tuple[Memory, ...] = ("transformer-xl", "compressive")
+    """Which memories, if no arms are named; with both-losses, f_c learns from the answers too."""
     tokens: Count | None = None
     """Tokens of each training run; those of the recall experiment if not given."""
     growing: Share = SETTINGS["near"].recall.growing
@@ -100,7 +106,8 @@ class RecallGrid(ArmsCommand):
         """One experiment, whose arms differ in the stream too."""
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more
-        arms = self.chosen(asdict(setting.train) | more)
+        names = self.arms or tuple(f"{name}-{i}" for i in range(len(STREAMS)) for name in self.memories)
+        arms = replace(self, arms=names).chosen(asdict(setting.train) | more)
         return {RECALL.name: Experiment(RECALL, setting.train, more, arms, *self.how)}
 
     def result_of(self, run: Run) -> dict[str, Any]:

@@ -1,14 +1,10 @@
 """What the compiler makes of the fused kernels on GPUs, without having one: registers, stack, shared memory.
+Each kernel is compiled with the arguments with which it is launched."""
 
-Run it with ``python -m experiments.benchmarks.compiled`` on Linux with Triton; it writes ``COMPILED.md`` and
-``compiled.json`` beside itself. Each kernel is compiled with the arguments with which it is launched.
-"""
-
-import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +21,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from experiments.benchmarks.measuring import Result
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.files import write_json, write_text
 from memformers.kernels import fused
 from memformers.kernels.dispatch import SUPPORT
-from memformers.report.markdown import DASH, table
 
 
 @dataclass(frozen=True)
@@ -55,41 +48,7 @@ WIDTHS = (32, 64, 128, 256)
 FORMS = ("–", "documents", "documents, dropout")
 """What a kernel is compiled with."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-TRIED = """\
-The tiles, warps and stages were chosen so that in half precision no kernel spills on sm_90, and hardly any \
-on sm_80. What lost, in bytes of stack per thread:
-
-- The backward passes in bfloat16 with tiles of 64 × 64, 4 warps and 2 stages (8 warps at d_head 128): on \
-sm_90 up to 248 by query, 288 by key and 400 by distance; on sm_80 up to 928 by query, 600 by distance and \
-5,360 by key, there in 32 registers. Tiles of 32 × 32 need none on sm_90 and 8 at most on sm_80.
-- The gradient by distance at d_head 32 with 2 stages and tiles of 32 × 32: up to 16 on sm_90 and 8 on \
-sm_80. With 1 stage it needs none.
-- The backward passes in float32 at d_head 64 with tiles of 32 × 32: up to 336 by key; by distance up to 336 \
-on sm_80, 744 on sm_90 and 4,160 on sm_100, there in 32 registers. Tiles of 16 × 16 need 16 at most on sm_80 \
-and sm_90.
-- With dropout, the tiles without it: up to 64 bytes on sm_90 and 80 on sm_80, most in the forward pass. \
-Its tiles of 32 × 32 need none.
-- d_head 256 in bfloat16 with tiles of 32 × 32 and 8 warps: up to 296 by key, and 4,680 by distance. \
-The gradient by distance with tiles of 16 × 16 and 1 stage: up to 32 with 8 warps and 256 with 4. With 8 \
-warps and 2 stages it needs none.
-
-In float32, where heads are 128 wide at most, the widest still spill: a product takes no smaller tile than \
-16. At d_head 256, the gradients had up to 5,904 bytes of stack."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Compile the fused kernels ahead of time."""
-
-    gpus: tuple[str, ...] = tuple(GPUS)
-    """Which GPUs."""
-    widths: tuple[int, ...] = WIDTHS
-    """Which widths of a head."""
-    dtypes: tuple[str, ...] = tuple(DTYPES)
-    """Which dtypes."""
-    out: Path = Path(__file__).parent
-    """The folder to write into."""
 
 
 @contextmanager
@@ -162,13 +121,15 @@ def of_amd(asm: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(match[1]) for name, match in found.items() if match}
 
 
-def main(options: Options) -> None:
-    """Compile everything, and write it down."""
+def compile_forms(
+    gpus: Sequence[str] = (*GPUS,), widths: Sequence[int] = WIDTHS, dtypes: Sequence[str] = (*DTYPES,)
+) -> Result:
+    """What all kernels need on these ``gpus``, for heads of these ``widths`` and for these ``dtypes``."""
     forms = [
         (gpu, width, dtype, form)
-        for gpu in options.gpus
-        for dtype in options.dtypes
-        for width in options.widths
+        for gpu in gpus
+        for dtype in dtypes
+        for width in widths
         for form in FORMS
         if width <= SUPPORT["fused"].widest(DTYPES[dtype])
     ]
@@ -177,36 +138,4 @@ def main(options: Options) -> None:
         how = {"gpu": gpu, "dtype": dtype, "width": width, "form": form}
         found = compile_all(GPUS[gpu], width, DTYPES[dtype], form)
         rows += [how | of for of in found if of["kernel"] not in ("dot_rows", "split_keys")]
-    results = {"triton": triton.__version__, "kernels": rows}
-    write_json(options.out / "compiled.json", results)
-    write_text(options.out / "COMPILED.md", report(results))
-
-
-def report(results: Result) -> str:
-    """The results as Markdown: for each GPU a row for each kernel and dtype, with the cells of all widths."""
-    parts = [
-        "# The fused kernels as they are compiled",
-        f"By Triton {results['triton']}, without a GPU: `python -m experiments.benchmarks.compiled`. Cells "
-        "are registers per thread / bytes of stack per thread / KiB of shared memory per program / programs "
-        "on a multiprocessor at a time. Documents are `key_start`. What is on the stack was spilled out of "
-        "registers. Nothing here was run.",
-        TRIED,
-    ]
-    for gpu in dict.fromkeys(row["gpu"] for row in results["kernels"]):
-        own = [row for row in results["kernels"] if row["gpu"] == gpu]
-        widths = list(dict.fromkeys(row["width"] for row in own))
-        lines: dict[tuple[str, str, str], dict[int, str]] = {}
-        for row in own:
-            cells = lines.setdefault((row["kernel"], row["dtype"], row["form"]), {})
-            needed = row["registers"], row["stack"], f"{row['shared'] / 1024:.0f}", row["programs"]
-            cells[row["width"]] = " / ".join(map(str, needed))
-        body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
-        heads = ["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)]
-        parts += [f"## {gpu}", table(heads, body)]
-    return "\n\n".join(parts) + "\n"
-
-
-if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
-    with plain_errors():
-        main(parse_arguments(Options))
+    return {"triton": triton.__version__, "kernels": rows}

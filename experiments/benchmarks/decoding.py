@@ -1,40 +1,21 @@
-"""Writing and reading long texts with cached keys and values, beside doing without them.
+"""Writing and reading long texts with cached keys and values, beside doing without them."""
 
-Run it with ``make bench-decoding`` or ``python -m experiments.benchmarks.decoding``; it writes
-``DECODING.md`` and ``decoding.json`` beside itself, and a quick run into ``runs/benchmarks``.
-"""
-
-import random
-import string
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from experiments.benchmarks.decoding_report import report
-from experiments.benchmarks.measuring import ROOT, Result, check_errors, in_turns, relative_error, timed
+from experiments.benchmarks.measuring import Result, check_errors, in_turns, relative_error, timed
 from experiments.benchmarks.peers import LABML, LabmlLM
 from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, from_labml
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.data.streams import read_tokens
-from memformers.data.tokenizers import CharacterTokenizer
-from memformers.evaluation.evaluate import evaluate
-from memformers.generation.text import TextStream
 from memformers.models.memory import Memory
-from memformers.training.api import train
-from memformers.training.config import EvaluationConfig, TrainConfig
-from memformers.training.data_module import find_text
 
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)
@@ -43,17 +24,8 @@ CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)
 """The core of an agent, whose steps are measured."""
 STREAMS = (1, 16, 64)
 """How many agents act side by side."""
-ALPHABET = string.ascii_letters + string.punctuation[: CONFIG.vocab_size - 52]
 TOLERANCE = 1e-4
 """The largest RMS error, relative to the RMS value, of logits from caches against labml-nn's."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Measure writing and reading of long texts."""
-
-    quick: bool = False
-    """A round and a few tokens of each: shows that everything works, and measures nothing."""
 
 
 def full_decoder(model: MemoryLM) -> Stepper:
@@ -124,35 +96,6 @@ def writing(rounds: int, tokens: int) -> Result:
     return {"error": error, "seconds": seconds, **rates}
 
 
-def prefilling(tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a token of prefill, which reads a prompt, and of the same text's evaluation as one stream,
-    interleaved."""
-    tokenizer, model = CharacterTokenizer(ALPHABET), MemoryLM(CONFIG).eval()
-    text = "".join(random.Random(0).choices(ALPHABET, k=tokens))
-    encoded = tokenizer.encode(text)
-    sides: dict[str, Callable[[], object]] = {
-        "prefill": lambda: TextStream(model, tokenizer).read(text),
-        "evaluated": lambda: evaluate(model, encoded, 1),
-    }
-    found = in_turns(sides, rounds, "prefill")
-    return {name: [t / tokens for t in seconds] for name, seconds in found.items()}
-
-
-def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
-    """Mean loss, in nats, of a trained model that reads held-out text token by token, with weights and
-    caches in float32 and in bfloat16."""
-    with TemporaryDirectory() as folder:
-        config = TrainConfig(data="builtin", tokens=training, evaluation=EvaluationConfig(evaluations=1))
-        model = train(config, Path(folder) / "run").model
-    text = read_tokens(find_text(config).validation.tokens, torch.arange(tokens + 1))
-    losses = {}
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        decoder = Stepper(model.to(dtype), 1)
-        logits = torch.cat([decoder.step(token[None]) for token in text[:-1]]).float()
-        losses[name] = F.cross_entropy(logits, text[1:]).item()
-    return losses
-
-
 def long_text(tokens: int) -> Result:
     """Seconds of each token of a long text, from nothing remembered: 1,000 just after the memory is full, and
     the last 1,000."""
@@ -208,34 +151,15 @@ def stepping(streams: int, rounds: int) -> Result:
     return {"streams": streams, "seconds": seconds}
 
 
-def acting(rounds: int) -> Result:
-    """The times of steps, and what they were measured on."""
-    device = describe_environment(torch.device("cpu"))["device"]
-    return {"core": asdict(CORE), "device": device, "steps": [stepping(n, rounds) for n in STREAMS]}
-
-
-def main(options: Options) -> None:
-    """Measure, and write everything down."""
-    quick = options.quick
-    training = 20_000 if quick else 200_000
-    results: dict[str, Any] = {
-        "environment": describe_environment(torch.device("cpu")),
+def measure_all(*, quick: bool = False) -> dict[str, Any]:
+    """Everything, and what it was measured on."""
+    machine = describe_environment(torch.device("cpu"))
+    steps = [stepping(streams, rounds=8 if quick else 32) for streams in STREAMS]
+    return {
+        "environment": machine,
         "config": asdict(CONFIG),
-        "acting": acting(rounds=8 if quick else 32),
+        "acting": {"core": asdict(CORE), "device": machine["device"], "steps": steps},
         "writing": writing(rounds=1 if quick else 12, tokens=1 if quick else 10),
         "reading": [reading(length, samples=1 if quick else 3) for length in LENGTHS[: 1 if quick else None]],
-        "prefill": prefilling(tokens=128 if quick else 4096, rounds=1 if quick else 3),
-        "rounding": rounding(training),
-        "rounding tokens": training,
         "long text": long_text(100 if quick else 20_000),
     }
-    folder = ROOT / "runs" / "benchmarks" if quick else Path(__file__).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "decoding.json", results)
-    write_text(folder / "DECODING.md", report(results))
-    print(report(results))
-
-
-if __name__ == "__main__":
-    with plain_errors():
-        main(parse_arguments(Options))

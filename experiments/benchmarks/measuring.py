@@ -32,9 +32,6 @@ class Spread(NamedTuple):
         form = form or ".2f"
         return f"{self.median:{form}} ({self.low:{form}} – {self.high:{form}})"
 
-    def __str__(self) -> str:
-        return format(self)
-
 
 def spread(values: Sequence[float], scale: float = 1.0) -> Spread:
     """Median and quartiles of at least one number, each times ``scale``."""
@@ -63,9 +60,9 @@ def in_turns(
     back_and_forth: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of every side in every round. The sides take one step each in turn, ``between`` is called after
-    each step, and the progress is ``said``. ``back_and_forth``: every other round has the opposite order.
-    ``clock``: what tells the seconds."""
+    """Seconds of every side in every round, by this ``clock``. The sides take one step each in turn,
+    ``between`` is called after each step, and the progress is ``said``. ``back_and_forth``: every other round
+    has the opposite order."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in tqdm(range(rounds), desc=said, leave=False, disable=not said):
         for name in list(sides)[:: -1 if back_and_forth and number % 2 else 1]:
@@ -103,11 +100,6 @@ def check_errors(errors: Mapping[str, float], tolerance: float, what: str) -> fl
     if not errors[where] <= tolerance:
         raise ValueError(f"{what} differs by {errors[where]:.1e} in the {where}.")
     return errors[where]
-
-
-def first_line(error: Exception) -> str:
-    """An error in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def memory_above(compute: Callable[[], object]) -> int | None:

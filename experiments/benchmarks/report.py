@@ -1,203 +1,200 @@
-"""The report of the measurements, as Markdown and a figure."""
+"""The reports of the measurements: the texts of ``*.in.md`` with the tables that are made here, and a
+figure."""
 
+import math
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from experiments.benchmarks.attention_report import (
-    FIGURE,
-    attention_alone,
-    attention_on_gpu,
-    draw_attention,
-    mebibytes,
-)
-from experiments.benchmarks.cases import SIZES
-from experiments.benchmarks.measuring import Result, spread, times_as_fast
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.ticker import LogLocator
+
+from experiments.benchmarks import attention as a
+from experiments.benchmarks.measuring import Result, Spread, spread, times_as_fast
 from experiments.benchmarks.peers import LABML, LUCIDRAINS
-from experiments.benchmarks.training import BFLOAT16, COMPILED, KINDS, LABML_FUSED, OPTIMIZER, OTHER, OURS
-from experiments.benchmarks.variants import PLAIN_OF, SEGMENTS_A_DOCUMENT, STARTS
+from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
 from memformers.common.files import write_text
-from memformers.report.markdown import table
+from memformers.common.intervals import Mean
+from memformers.kernels import blocked
+from memformers.report import plotting
+from memformers.report.markdown import DASH, number, table
+
+HERE = Path(__file__).parent
+PAGES = Environment(
+    loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    keep_trailing_newline=True,
+)  # fmt: skip
+PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
+LOOKS = {a.OURS: plotting.ORANGE, a.NAIVE: plotting.BLUE, a.SDPA: plotting.GREEN}
 
 
-def write_report(results: Result, folder: Path) -> None:
-    """Write ``RESULTS.md`` and its figure to ``folder``, from the measurements."""
-    if results.get("attention"):
-        draw_attention(results["attention"], folder / FIGURE)
-    write_text(folder / "RESULTS.md", report(results))
+def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
+    """Write the page of this ``name`` with the ``values`` of its text."""
+    write_text(folder / name, PAGES.get_template(name.replace(".md", ".in.md")).render(values))
 
 
-def report(results: Result) -> str:
-    """The whole report, with a section for each measurement that was made."""
-    parts = about(results)
-    steps = results.get("training", [])
-    if steps:
-        parts += [*beside_labml(steps), *modes(steps), *beside_lucidrains(steps)]
-    if results.get("starts"):
-        parts += boundaries(results["starts"])
-    if results.get("compressions"):
-        parts += compressions(results["compressions"])
-    if results.get("attention"):
-        parts += [*attention_alone(results["attention"]), *attention_on_gpu(results)]
-    if steps:
-        parts += what_limits(steps)
-    if names := {r["case"]: None for part in ("training", "starts") for r in results.get(part, [])}:
-        parts += shapes(list(names))
-    return "\n\n".join(parts) + "\n"
+def packages_of(environment: Result) -> str:
+    """Names and versions."""
+    return ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
 
 
-def about(results: Result) -> list[str]:
-    """The machine and the method of the measurements."""
-    where = results["environment"]
-    rates = [
-        x for r in results.get("training", []) + results.get("attention", []) for x in r["torch.mm, FLOP/s"]
-    ]
-    facts = [
-        f"{where['device']}, {where['threads']} threads, {where['platform']}",
-        f"Python {where['python']}",
-    ]
-    if rates:
-        facts.append(f"`torch.mm` of 1024 × 1024 matrices at {median(rates) / 1e9:.0f} GFLOP/s")
-    facts.append(", ".join(f"{name} {version}" for name, version in where["packages"].items()))
-    quick = ["**A quick run: it shows that everything runs, and its numbers mean nothing.**"]
-    return [
-        "# Speed and memory beside other implementations",
-        *(quick if results["quick"] else []),
-        "; ".join(facts) + ".",
-        "Everything is float32 and eager unless another mode is named. The implementations take one step "
-        "each in turn, and `torch.mm` is timed after every step. The numbers are medians, with quartiles "
-        "over rounds in brackets. `make bench` makes this page; `results.json` has every single time.",
-    ]
+def write_speeds(results: Result, folder: Path) -> None:
+    """Write ``RESULTS.md`` and its figure, with a section for each measurement that was made."""
+    steps, alone = results.get("training", []), results.get("attention", [])
+    rates = [x for r in steps + alone for x in r["torch.mm, FLOP/s"]]
+    errors = [error for r in alone for error in r["errors"].values()]
+    names = dict.fromkeys(r["case"] for r in steps)
+    if alone:
+        draw_attention(alone, folder / "figures" / "attention.svg")
+    values = {
+        "quick": results["quick"], "environment": results["environment"], "a": a,
+        "packages": packages_of(results["environment"]), "gigaflops": median(rates or [0.0]) / 1e9,
+        "training": bool(steps), "parity": max((r["parity error"] for r in steps), default=0.0),
+        "attention_error": max(errors, default=0.0), "kept": 4 * blocked.KEPT / 2**20,
+        "shapes": table(["case", "D", "H", "FFN", "layers", "S", "M", "C", "c", "B"],
+                        [[name, *map(str, SIZES[name][:-1])] for name in names]),
+        "attention": attention_table(alone),
+    }  # fmt: skip
+    write_page("RESULTS.md", folder, values | steps_tables(steps))
 
 
-def beside_labml(steps: list[Result]) -> list[str]:
-    """Tokens/s and memory of ours and labml-nn."""
-    speeds = []
+def steps_tables(steps: list[Result]) -> dict[str, str]:
+    """Whole training steps: speeds and peak memory beside the peers, and other modes."""
+    speeds, peaks, modes, others = [], [], [], []
     for r in steps:
+        name, ours = [r["case"], r["model"]], tokens_per_second(r, OURS)
         share = r["flops"] / median(r["seconds"][OURS]) / median(r["torch.mm, FLOP/s"])
         ratios = ratio(r, OURS, LABML), ratio(r, OURS, LABML_FUSED), f"{share:.0%}"
-        speeds.append(
-            [r["case"], r["model"], *(tokens_per_second(r, side) for side in (OURS, LABML)), *ratios]
-        )
-    sides = (OURS, LABML, LUCIDRAINS)
-    peaks = [
-        [r["case"], r["model"], *(mebibytes(r["peak memory"].get(side)) for side in sides)] for r in steps
-    ]
-    return [
-        "## Whole training steps beside labml-nn 0.5.1",
-        "A step is forward, backward, clip and AdamW of embedding, layers and head, with learned positions, "
-        "from the same weights and with full memories. Before, logits and reconstruction losses over growing "
-        f"memories, and the whole gradient, are compared: they agree to "
-        f"{max(r['parity error'] for r in steps):.0e} (RMS, relative). labml-nn uses PyTorch's "
-        "default AdamW, and in the second-to-last column the fused one, which ours uses too.",
-        table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio", "ratio with fused AdamW",
-               "share of torch.mm"], speeds),
-        "The share is the model's operations a second divided by those of `torch.mm`. PyTorch counts them: "
-        "the matrix products that the forward and backward passes compute with the naive kernel, also "
-        "those that the causal mask hides.",
-        "Peak resident memory of a separate process, in MiB, with Python and PyTorch:",
-        table(["case", "model", *sides], peaks),
-    ]  # fmt: skip
-
-
-def modes(steps: list[Result]) -> list[str]:
-    """Ours in bfloat16 and compiled, beside ours in float32, eager."""
-    rows = []
-    for r in steps:
-        seconds = f"{r['seconds to compile']:.0f}" if "seconds to compile" in r else "–"
-        speeds = ratio(r, BFLOAT16, OURS), ratio(r, COMPILED, OURS)
-        rows.append([r["case"], r["model"], tokens_per_second(r, OURS), *speeds, seconds])
-    return [
-        "## Other modes of ours",
-        "These are multiples of our own speed in float32, eager. bfloat16 is `torch.autocast` around forward "
-        "and loss. Compiled is `model.compile(fullgraph=True)`.",
-        table(["case", "model", "float32, tokens/s", "bfloat16", "compiled", "seconds to compile"], rows),
-    ]
-
-
-def beside_lucidrains(steps: list[Result]) -> list[str]:
-    """Tokens/s of ours and compressive-transformer-pytorch."""
-    rows = []
-    for r in steps:
+        speeds.append([*name, ours, tokens_per_second(r, LABML), *ratios])
+        peaks.append([*name, *(mebibytes(r["peak memory"].get(side)) for side in (OURS, LABML, LUCIDRAINS))])
+        modes.append([*name, ours, ratio(r, BFLOAT16, OURS)])
         if LUCIDRAINS in r["seconds"]:
-            speeds = tokens_per_second(r, LUCIDRAINS), ratio(r, OURS, LUCIDRAINS)
-        elif LUCIDRAINS in r["not run"]:
-            speeds = ratio(r, LUCIDRAINS, OURS), "–"
-        else:
-            continue
-        rows.append([r["case"], tokens_per_second(r, OURS), *speeds])
-    return [
-        "## Compressive Transformer beside compressive-transformer-pytorch 0.4.0",
-        "Both have the same width, heads, depth, segment, memories and rate, plain residuals "
-        "(`gru_gated_residual=False`), a memory for each layer (`enhanced_recurrence=False`) and the "
-        "reconstruction loss. It is another architecture, so only speed can be compared:",
-        "- it has one table of positions for all layers, no u and no s_d, which is less work;\n"
-        "- its feed-forward network has width 4 D and GELU (ours in the case seed: 2 D; elsewhere the same);"
-        "\n"
-        "- it stores the normalized inputs of a layer, so it doesn't normalize memory again, and it has no "
-        "final norm;\n"
-        "- it freezes its key and value weights when it computes the reconstruction loss, so its backward "
-        "pass computes no gradient of them, and they are never trained.",
-        table(["case", "ours, tokens/s", "compressive-transformer-pytorch, tokens/s", "ratio"], rows),
-    ]
+            others.append([name[0], ours, tokens_per_second(r, LUCIDRAINS), ratio(r, OURS, LUCIDRAINS)])
+    return {
+        "speeds": table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
+                         "ratio with fused AdamW", "share of torch.mm"], speeds),
+        "peaks": table(["case", "model", OURS, LABML, LUCIDRAINS], peaks),
+        "modes": table(["case", "model", "float32, tokens/s", "bfloat16"], modes),
+        "lucidrains": table(["case", "ours, tokens/s", f"{LUCIDRAINS}, tokens/s", "ratio"], others),
+    }  # fmt: skip
 
 
-def boundaries(results: list[Result]) -> list[str]:
-    """By how much steps with starts of documents are slower."""
+def attention_table(results: list[Result]) -> str:
+    """Time and memory of attention alone; empty without results."""
     rows = []
     for r in results:
-        for side, plain in PLAIN_OF.items():
-            pairs = zip(r["seconds"][side], r["seconds"][plain], strict=True)
-            milliseconds = (f"{1000 * median(r['seconds'][name]):.1f}" for name in (plain, side))
-            precision = "float32" if side == STARTS else "bfloat16"
-            slower = spread([100 * (a / b - 1) for a, b in pairs])
-            rows.append([r["case"], r["model"], precision, *milliseconds, f"{slower:.1f}"])
-    return [
-        "## Boundaries of documents",
-        f"By how much a whole training step with `doc_starts` is slower than the same step without. "
-        f"Documents begin anywhere in a stream, after {SEGMENTS_A_DOCUMENT} segments on average. "
-        f"With `doc_starts` in which no document begins, logits agree to "
-        f"{max(r['error'] for r in results):.0e} (RMS, relative) before anything is timed.",
-        table(["case", "model", "precision", "ms without", "ms with", "slower by, %"], rows),
+        for name in a.IMPLEMENTATIONS:
+            cells = [f"not run: {r['not run'].get(name)}", *[DASH] * 4]
+            if seconds := r["seconds"].get(name):
+                naive = r["seconds"].get(a.NAIVE)
+                cells = [
+                    f"{spread(seconds, 1e3):.0f}",
+                    f"{1e6 * median(seconds) / r['keys']:.0f}",
+                    f"{times_as_fast(seconds, naive)}" if naive else DASH,
+                    mebibytes(r["extra memory"].get(name)),
+                    f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
+                ]
+            rows.append([str(r["memory_len"]), str(r["keys"]), name, *cells])
+    heads = [
+        "M",
+        "K",
+        "implementation",
+        "ms",
+        "µs a key",
+        "times as fast as naive",
+        "MiB",
+        "share of torch.mm",
     ]
+    return table(heads, rows) if rows else ""
 
 
-def compressions(result: Result) -> list[str]:
-    """How long steps with each compression take beside the convolution."""
-    reference, *_ = result["seconds"].values()
-    rows = [
-        [*name.split(", "), f"{1000 * median(seconds):.1f}", str(times_as_fast(reference, seconds))]
-        for name, seconds in result["seconds"].items()
-    ]
-    return [
-        "## Compressions",
-        f"A whole training step of the Compressive Transformer on {result['case']} with each compression, "
-        f"as a multiple of the time that it takes with the convolution. Compressions without parameters "
-        f"learn nothing from the attention-reconstruction loss, which then only measures; without a loss, "
-        f"they don't compute it.",
-        table(["compression", "compression loss", "ms a step", "times the convolution's time"], rows),
-    ]
+def draw_attention(results: list[Result], path: Path) -> None:
+    """Two panels into ``path``, a line for each implementation, quartiles as bars."""
+    figure, places = plotting.panels([3.4], width=9.0, columns=2)
+    for axes, part, scale, said in (
+        (places[0], "seconds", 1e3, "forward + backward (milliseconds)"),
+        (places[1], "extra memory", 2**-20, "peak memory beside the inputs (MiB)"),
+    ):
+        many = []
+        for name, look in LOOKS.items():
+            measured = [(r["keys"], r[part][name]) for r in results if r[part].get(name)]
+            found = [(keys, spread(x if isinstance(x, list) else [x], scale)) for keys, x in measured]
+            points = [(float(keys), Mean(x.median, math.nan, 1)) for keys, x in found]
+            bars = [(x.median - x.low, x.high - x.median) for _, x in found]
+            many.append(plotting.Series(name, points, look, bars))
+        axes.set_yscale("log")
+        plotting.draw_marks(axes, many)
+        plotting.style(axes, "keys K (positions of memory and segment)", said)
+        plotting.octave_axis(axes, [r["keys"] for r in results])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.minorticks_off()
+    plotting.legend(figure)
+    title = f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries"
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plotting.save(figure, path)
 
 
-def what_limits(steps: list[Result]) -> list[str]:
-    """Where the time of a step goes."""
-    kinds, rows = [*KINDS, OPTIMIZER, OTHER], []
-    for r in steps:
-        faster = times_as_fast(r["seconds"][OURS], r["seconds"][LABML]).median
-        alone = f"{faster / r['profile']['matrix products']:.1f}"
-        rows.append([r["case"], r["model"], *(f"{100 * r['profile'][kind]:.0f}" for kind in kinds), alone])
-    return [
-        "## What limits it",
-        "The time of our step by kind of operator, in percent of the operators' own time that the profiler "
-        "measured (float32, eager, 3 steps). The last column is an estimate of our speed as a multiple of "
-        "labml-nn's if everything except these matrix products took no time:",
-        table(["case", "model", *kinds, "products alone"], rows),
-    ]
+def write_decoding(results: Result, folder: Path) -> None:
+    """Write ``DECODING.md``."""
+    writing, long_text, acting = (results[part] for part in ("writing", "long text", "acting"))
+    bandwidth, written, read, stepped = median(writing["bytes a second"]), [], [], []
+    for name, seconds in writing["seconds"].items():
+        ms, cells = milliseconds(seconds), [DASH] * 4
+        if size := writing["bytes"].get(name):
+            products = milliseconds(writing["seconds of torch.mv"][name])
+            share = size / bandwidth / median(seconds)
+            cells = [f"{size / 1e6:.0f}", f"{share:.0%}", f"{products}", f"{products.median / ms.median:.0%}"]
+        written.append([name, f"{ms}", f"{1e3 / ms.median:.0f}", *cells])
+    for r in results["reading"]:
+        sliding, cached, forward = median(r["sliding"]), milliseconds(r["cached"]), milliseconds(r["forward"])
+        ratios = f"{1e3 * sliding / cached.median:,.0f}", f"{PAPERS[r['length']]:,}"
+        read.append([str(r["length"]), f"{cached}", f"{forward}", f"{sliding:.2f}", *ratios])
+    for r in acting["steps"]:
+        step, gru, again = (milliseconds(r["seconds"][way]) for way in ("stepper", "gru", "segment"))
+        ratios = f"{step.median / gru.median:.1f}", f"{again.median / step.median:.1f}"
+        stepped.append([str(r["streams"]), f"{step}", f"{gru}", f"{again}", *ratios])
+    values = {
+        "environment": results["environment"], "packages": packages_of(results["environment"]),
+        "config": results["config"], "error": writing["error"], "gigabytes": bandwidth / 1e9,
+        "tokens": long_text["tokens"], "early": f"{milliseconds(long_text['early'])}",
+        "late": f"{milliseconds(long_text['late'])}", "core": acting["core"],
+        "acting_device": acting["device"],
+        "writing": table(["", "ms a token", "tokens/s", "MB a token", "share of the limit",
+                          "torch.mv of as many bytes, ms", "speed as a share of torch.mv's"], written),
+        "reading": table(["sees back", "cached, ms a token", "forward pass, ms a token",
+                          "sliding window, s a token", "sliding / cached", "the paper's"], read),
+        "acting": table(["streams", "stepper, ms", "nn.GRU, ms", "segment again, ms", "stepper / nn.GRU",
+                         "segment again / stepper"], stepped),
+    }  # fmt: skip
+    write_page("DECODING.md", folder, values)
 
 
-def shapes(names: list[str]) -> list[str]:
-    """The sizes behind the cases' names."""
-    rows = [[name, *map(str, SIZES[name][:-1])] for name in names]
-    return ["## Shapes", table(["case", "D", "H", "FFN", "layers", "S", "M", "C", "c", "B"], rows)]
+def write_compiled(results: Result, folder: Path) -> None:
+    """Write ``COMPILED.md``: for each GPU a row for each kernel and dtype, with the cells of all widths."""
+    gpus = {}
+    for gpu in dict.fromkeys(row["gpu"] for row in results["kernels"]):
+        own = [row for row in results["kernels"] if row["gpu"] == gpu]
+        widths = list(dict.fromkeys(row["width"] for row in own))
+        lines: dict[tuple[str, str, str], dict[int, str]] = {}
+        for row in own:
+            cells = lines.setdefault((row["kernel"], row["dtype"], row["form"]), {})
+            needed = row["registers"], row["stack"], f"{row['shared'] / 1024:.0f}", row["programs"]
+            cells[row["width"]] = " / ".join(map(str, needed))
+        body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
+        gpus[gpu] = table(["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)], body)
+    write_page("COMPILED.md", folder, {"triton": results["triton"], "gpus": gpus})
+
+
+def milliseconds(seconds: list[float]) -> Spread:
+    """Median and quartiles in milliseconds."""
+    return spread(seconds, 1e3)
+
+
+def mebibytes(count: int | None) -> str:
+    """Bytes as MiB."""
+    return number(None if count is None else count / 2**20, ",.0f")
 
 
 def tokens_per_second(r: Result, side: str) -> str:
@@ -206,7 +203,5 @@ def tokens_per_second(r: Result, side: str) -> str:
 
 
 def ratio(r: Result, side: str, reference: str) -> str:
-    """A side's speed as a multiple of the reference's, or why the side wasn't run."""
-    if side in r["seconds"]:
-        return str(times_as_fast(r["seconds"][side], r["seconds"][reference]))
-    return f"not run: {r['not run'][side]}"
+    """A side's speed as a multiple of the reference's."""
+    return f"{times_as_fast(r['seconds'][side], r['seconds'][reference])}"

@@ -1,27 +1,18 @@
-"""Whole training steps, a step being forward, backward, clip and AdamW: ours, ours in other modes, and
-the peers', one step each in turn, after those that should agree were shown to agree; and the time of a step
-by kind of operator.
+"""Whole training steps, a step being forward, backward, clip and AdamW, one step of each side in turn, after
+those that should agree were shown to agree: ours, ours in other modes, and the peers'. Raw measurements come
+out, seconds a step."""
 
-Raw measurements come out, seconds a step; :mod:`experiments.benchmarks.report` makes sense of them.
-"""
-
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks import cases
-from experiments.benchmarks.cases import CASES, MODELS, VOCABULARY, Case
 from experiments.benchmarks.measuring import (
     MatrixMultiply,
     Result,
     check_errors,
-    first_line,
     in_child,
     in_turns,
     relative_error,
@@ -36,39 +27,59 @@ from experiments.benchmarks.peers import (
     lucidrains_is_installed,
     two_alike,
 )
-from experiments.scaling.counting import flops, over_layers
-from memformers import MemoryLM
+from experiments.scaling import step_of
+from memformers import MemoryLM, ModelConfig
 from memformers.common.machine import peak_memory
+from memformers.comparison.arms import keys_of_layers
+from memformers.models.config import ModelName
 from memformers.training.config import TrainConfig
 
-OURS, BFLOAT16, COMPILED = "ours", "ours, bfloat16", "ours, compiled"
-LABML_FUSED = "labml-nn, fused AdamW"
+MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")
+VOCABULARY = 65
+SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
+    "seed": (128, 4, 256, 6, 8, 8, 128, 2, 32, 40),
+    "compare": (128, 4, 512, 4, 64, 64, 64, 4, 16, 16),
+    "recall": (64, 4, 256, 2, 64, 64, 64, 4, 32, 24),
+    "mid": (256, 4, 1024, 4, 128, 128, 128, 4, 8, 12),
+    "base": (512, 8, 2048, 4, 512, 512, 128, 4, 2, 7),
+    "long": (256, 4, 1024, 2, 512, 2048, 512, 4, 2, 9),
+}
+WITH_LUCIDRAINS = ("seed", "mid", "base")
+"""The cases in which compressive-transformer-pytorch is measured too, if it is installed."""
+EQUAL_KEYS = ("compare", "recall")
+"""The cases in which Transformer-XL's memory is as long as both of the Compressive Transformer's, M + C."""
+OURS, BFLOAT16, LABML_FUSED = "ours", "ours, bfloat16", "labml-nn, fused AdamW"
 BUILT = {OURS: MemoryLM, LABML: LabmlLM, LUCIDRAINS: LucidrainsLM}
 BFLOAT16_TOLERANCE = 5e-2
 """The tolerance of logits under autocast: 8 bits a number, through several layers."""
-KINDS = {
-    "matrix products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "linear"},
-    "softmax": {
-        "softmax", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",
-    },
-    "layer norm": {"layer_norm", "native_layer_norm", "native_layer_norm_backward"},
-    "fused attention": {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-    },
-    "copies": {
-        "copy_", "cat", "fill_", "zero_", "clone", "contiguous", "constant_pad_nd", "flip", "empty",
-        "empty_like", "empty_strided", "zeros", "zeros_like", "stack", "resize_", "slice_backward",
-        "select_backward", "_to_copy",
-    },
-    "elementwise": {
-        "add", "add_", "mul", "mul_", "sub", "sub_", "div", "div_", "relu", "threshold_backward", "sum",
-        "where", "masked_fill", "masked_fill_", "neg", "pow", "triu_", "tril", "bitwise_not", "mse_loss",
-        "mse_loss_backward", "mean", "embedding", "index_select", "embedding_dense_backward",
-    },
-}  # fmt: skip
-"""Operators, without ``aten::``, of every kind except the last two."""
-OPTIMIZER, OTHER = "clip and optimizer", "everything else"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's shape, its batch, and the number of its steps that are timed."""
+
+    name: str
+    config: ModelConfig
+    batch_size: int
+    steps: int
+
+    @classmethod
+    def of(cls, name: str, model: ModelName) -> "Case":
+        """The case of this name for ``model``; positions are labml-nn's learned ones, which both sides
+        have."""
+        D, heads, d_ff, layers, S, M, C, c, B, steps = SIZES[name]
+        config = ModelConfig(
+            model, vocab_size=VOCABULARY, positions="learned", d_model=D, heads=heads, d_ff=d_ff,
+            n_layers=layers, segment_len=S, mem_len=M, c_mem_len=C, compression_rate=c,
+        )  # fmt: skip
+        if name in EQUAL_KEYS and model == "transformer-xl":
+            config = replace(config, mem_len=keys_of_layers(config))
+        return cls(name, config, B, steps)
+
+    def batches(self) -> list[Tensor]:
+        """Four segments that follow each other, ``[S, B]`` each."""
+        shape = self.config.segment_len, self.batch_size
+        return [torch.randint(VOCABULARY, shape) for _ in range(4)]
 
 
 @dataclass
@@ -77,7 +88,6 @@ class Trainer:
 
     model: nn.Module
     batches: list[Tensor]
-    doc_starts: list[Tensor] | None = None
     bfloat16: bool = False
     fused: bool = True
     memory: Any = None
@@ -87,18 +97,16 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
 
     @torch.no_grad()
-    def fill(self, segments: int) -> None:
-        """Read without learning, until the memory is full."""
-        for i in range(segments):
+    def fill(self, case: Case) -> None:
+        """Read without learning, until both memories are full."""
+        for i in range(-(-case.config.remembered_positions // case.config.segment_len) + 1):
             self.read(i)
 
     def read(self, number: int) -> tuple[Tensor, Tensor]:
         """Read segment ``number``, and remember it; returns its logits ``[S, B, vocab_size]`` and its
         reconstruction loss."""
         tokens = self.batches[number % len(self.batches)]
-        own = self.doc_starts or []
-        given = {"doc_starts": own[number % len(own)]} if own else {}  # which the peers don't know
-        logits, self.memory, reconstruction_loss = self.model(tokens, self.memory, **given)
+        logits, self.memory, reconstruction_loss = self.model(tokens, self.memory)
         return logits, reconstruction_loss
 
     def step(self) -> Tensor:
@@ -115,134 +123,72 @@ class Trainer:
         return logits.detach()
 
 
-def random_batches(case: Case) -> list[Tensor]:
-    """Four segments that follow each other, ``[S, B]`` each."""
-    return [torch.randint(VOCABULARY, (case.config.segment_len, case.batch_size)) for _ in range(4)]
-
-
-def copy_of(ours: MemoryLM) -> MemoryLM:
-    """A model of its own with the same weights."""
-    twin = MemoryLM(ours.config)
-    twin.load_state_dict(ours.state_dict())
-    return twin
-
-
-def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int) -> Result:
-    """Let every side take steps that aren't timed, the first of them compared with ours. A compiler that
-    fails drops its side out; ``absent`` then says why. Raises ValueError where a side differs."""
-    found: Result = {"errors": {}}
-    expected = sides[OURS].step()
-    for name in list(sides)[1:]:
-        start = time.perf_counter()
-        try:
-            logits = sides[name].step()
-        except Exception as failure:
-            if name != COMPILED:
-                raise
-            absent[name] = f"torch.compile failed: {first_line(failure)}"
-            del sides[name]
-            continue
-        if name == COMPILED:
-            found["seconds to compile"] = time.perf_counter() - start
-        if name != LUCIDRAINS:  # another architecture
-            tolerance = BFLOAT16_TOLERANCE if name == BFLOAT16 else TOLERANCE
-            errors = {"logits of the first step": relative_error(logits, expected)}
-            found["errors"][name] = check_errors(errors, tolerance, name)
-    for _ in range(warm_up - 1):
-        for trainer in sides.values():
-            trainer.step()
-    return found
-
-
-def build_sides(case: Case, *, compiled: bool) -> tuple[dict[str, Trainer], dict[str, str], float]:
-    """The sides with full memories; those that aren't there, and why; and the error of the parity check."""
-    batches, absent = random_batches(case), {}
-    ours, theirs = two_alike(case.config)
+def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
+    """The sides with full memories, and the error of the parity check."""
+    batches, config = case.batches(), case.config
+    ours, theirs = two_alike(config)
     error = check_parity(ours, theirs, batches)
-    twin = LabmlLM(case.config)
-    twin.load_state_dict(theirs.state_dict())
+    twins = LabmlLM(config), MemoryLM(config)
+    for twin, like in zip(twins, (theirs, ours), strict=True):
+        twin.load_state_dict(like.state_dict())
     sides = {
         OURS: Trainer(ours, batches),
         LABML: Trainer(theirs, batches, fused=False),  # PyTorch's default on CPU
-        LABML_FUSED: Trainer(twin, batches),
-        BFLOAT16: Trainer(copy_of(ours), batches, bfloat16=True),
+        LABML_FUSED: Trainer(twins[0], batches),
+        BFLOAT16: Trainer(twins[1], batches, bfloat16=True),
     }
-    if case.name in cases.WITH_LUCIDRAINS and case.config.model == "compressive":
-        if lucidrains_is_installed():
-            sides[LUCIDRAINS] = Trainer(LucidrainsLM(case.config), batches)
-        else:
-            absent[LUCIDRAINS] = "not installed"
-    if case.name not in cases.COMPILED or case.config.model != "transformer-xl":
-        absent[COMPILED] = "compiled are the small Transformer-XLs alone"
-    elif not compiled:
-        absent[COMPILED] = "quick run"
-    else:
-        sides[COMPILED] = Trainer(copy_of(ours), batches)
+    if case.name in WITH_LUCIDRAINS and config.model == "compressive" and lucidrains_is_installed():
+        sides[LUCIDRAINS] = Trainer(LucidrainsLM(config), batches)
     for trainer in sides.values():
-        trainer.fill(case.segments_to_fill)
-    if COMPILED in sides:
-        sides[COMPILED].model.compile(fullgraph=True)
-    return sides, absent, error
+        trainer.fill(case)
+    return sides, error
 
 
-def steps_in_turns(sides: Mapping[str, Trainer], rounds: int, case: Case, **options: Any) -> Result:
-    """Seconds of a step of each side in every round, with the ``options`` of in_turns."""
-    steps = {name: trainer.step for name, trainer in sides.items()}
-    return in_turns(steps, rounds, f"{case.name} {case.config.model}", **options)
+def first_steps(sides: dict[str, Trainer], warm_up: int) -> dict[str, float]:
+    """Let every side take steps that aren't timed; returns the errors of the first of them, compared with
+    ours. Raises ValueError where a side differs."""
+    errors, expected = {}, sides[OURS].step()
+    for name in list(sides)[1:]:
+        error = {"logits of the first step": relative_error(sides[name].step(), expected)}
+        if name != LUCIDRAINS:  # another architecture
+            errors[name] = check_errors(error, BFLOAT16_TOLERANCE if name == BFLOAT16 else TOLERANCE, name)
+    for _ in range(warm_up - 1):
+        for trainer in sides.values():
+            trainer.step()
+    return errors
 
 
 def measure(case: Case, *, quick: bool = False) -> Result:
-    """Seconds of every step of every side, the rate of ``torch.mm`` in between, memory, and a profile."""
+    """Seconds of every step of every side, the rate of ``torch.mm`` in between, and memory."""
     torch.manual_seed(0)
-    sides, absent, error = build_sides(case, compiled=not quick)
-    found = first_steps(sides, absent, warm_up=1 if quick else 3)
-    matrix_multiply = MatrixMultiply()
-    seconds = steps_in_turns(sides, 2 if quick else case.steps, case, between=matrix_multiply)
+    name, model = case.name, case.config.model
+    sides, error = build_sides(case)
+    errors = first_steps(sides, warm_up=1 if quick else 3)
+    matrix_multiply, steps = MatrixMultiply(), {side: trainer.step for side, trainer in sides.items()}
+    rounds = 2 if quick else case.steps
+    seconds = in_turns(steps, rounds, f"{name} {model}", between=matrix_multiply)
+    children = {
+        side: in_child("training", "peak_memory_of", name, model, side) for side in BUILT if side in sides
+    }
     return {
-        "case": case.name,
-        "model": case.config.model,
-        "tokens": case.tokens,
-        "flops": over_layers(flops, TrainConfig(case.config, batch_size=case.batch_size)).total(),
+        "case": name,
+        "model": model,
+        "tokens": case.config.segment_len * case.batch_size,
+        "flops": step_of(TrainConfig(case.config, batch_size=case.batch_size), 1)["operations"],
         "parity error": error,
-        **found,
-        "not run": absent,
+        "errors": errors,
         "seconds": seconds,
         "torch.mm, FLOP/s": matrix_multiply.rates,
-        "profile": shares_of_time(sides[OURS].step),
-        "peak memory": {
-            name: in_child("training", "peak_memory_of", case.name, case.config.model, name)
-            for name in BUILT
-            if name in sides
-        },
+        "peak memory": children,
     }
 
 
-def peak_memory_of(name: str, model: str, side: str) -> int | None:
+def peak_memory_of(name: str, model: ModelName, side: str) -> int | None:
     """Bytes that this process holds at most in two training steps with full memories."""
     torch.manual_seed(0)
-    case = CASES[name].of(MODELS[MODELS.index(model)])
-    trainer = Trainer(BUILT[side](case.config), random_batches(case), fused=side != LABML)
-    trainer.fill(case.segments_to_fill)
+    case = Case.of(name, model)
+    trainer = Trainer(BUILT[side](case.config), case.batches(), fused=side != LABML)
+    trainer.fill(case)
     trainer.step()
     trainer.step()
     return peak_memory(torch.device("cpu"))
-
-
-def kind_of(operator: str) -> str:
-    """The kind of an operator by its name in a profile."""
-    if operator.startswith(("aten::_fused_adam", "aten::_foreach", "Optimizer.")):
-        return OPTIMIZER
-    name = operator.removeprefix("aten::")
-    return next((kind for kind, names in KINDS.items() if name in names), OTHER)
-
-
-def shares_of_time(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
-    """The fraction of each kind in the operators' own time, over some steps."""
-    with profile(activities=[ProfilerActivity.CPU]) as measured:
-        for _ in range(steps):
-            step()
-    times = dict.fromkeys([*KINDS, OPTIMIZER, OTHER], 0.0)
-    for event in measured.key_averages():
-        times[kind_of(event.key)] += event.self_cpu_time_total
-    total = sum(times.values())
-    return {kind: time / total for kind, time in times.items()}

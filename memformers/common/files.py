@@ -99,13 +99,29 @@ def write_json(path: Path, data: Any) -> None:
     fields, or what its ``to_json`` returns. Lone surrogates, as in the name of a file that is not UTF-8, are
     read back as they were."""
 
-    def plain(value: Any) -> Any:
-        if hasattr(value, "to_json"):
-            return value.to_json()
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
     write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
+
+
+def write_rows(path: Path, data: Mapping[str, Any]) -> None:
+    """Write ``data`` as [`write_json`][] does, with a line for each element of a list in it, and for each
+    other value."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+
+    values = {
+        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
+        for k, v in data.items()
+    }
+    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has of an object: its fields, or what its ``to_json`` returns."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:

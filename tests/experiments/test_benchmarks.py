@@ -1,25 +1,26 @@
-"""The benchmarks' own arithmetic, checks and report; nothing is timed here."""
+"""The benchmarks' own arithmetic, checks and reports; nothing is timed here."""
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
-from experiments.benchmarks import attention, decoding_report, measuring, peers, training, variants
-from experiments.benchmarks.cases import MODELS, Case
-from experiments.benchmarks.report import boundaries, compressions, report, write_report
-from experiments.benchmarks.training import BFLOAT16, COMPILED, LABML_FUSED, OURS
-from experiments.scaling.counting import flops
-from memformers import MemoryLM, ModelConfig
+from experiments.benchmarks import __main__ as program
+from experiments.benchmarks import attention, decoding, measuring, peers, report, training
+from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, MODELS, OURS, Case
+from experiments.scaling import step_of
+from memformers import ModelConfig
 from memformers.common.files import read_json
 from memformers.kernels import naive
-from memformers.models.config import WITHOUT_PARAMETERS, CompressionName
 from memformers.training.config import TrainConfig
+from tests.processes import finish
 
-OWN = ("training", "starts", "compressions")
 HERE = Path(attention.__file__).parent
+MOST_STACK = {"sm_90": 0, "sm_80": 64}
+"""Bytes of stack per thread that a kernel in half precision may have."""
 
 
 def tiny(model="transformer-xl", **changes):
@@ -31,7 +32,7 @@ def tiny(model="transformer-xl", **changes):
 @pytest.mark.parametrize("model", MODELS)
 def test_labml_nn_agrees_with_ours_and_a_wrong_peer_is_caught(model):
     case = tiny(model)
-    batches = training.random_batches(case)
+    batches = case.batches()
     ours, theirs = peers.two_alike(case.config)
     assert peers.check_parity(ours, theirs, batches) < peers.TOLERANCE
     layer = theirs.transformer.layers[1]
@@ -71,55 +72,72 @@ def test_a_case_is_measured(monkeypatch):
     monkeypatch.setattr(training, "in_child", lambda *_: 2**30)
     case = tiny("compressive")
     result = training.measure(case, quick=True)
-    assert result["flops"] == flops(TrainConfig(case.config, batch_size=case.batch_size)).total()
+    assert result["flops"] == step_of(TrainConfig(case.config, batch_size=case.batch_size), 1)["operations"]
     assert {OURS, BFLOAT16, peers.LABML, LABML_FUSED} <= set(result["seconds"])
-    assert sum(result["profile"].values()) == pytest.approx(1.0)
     assert result["peak memory"][OURS] == 2**30
-    assert COMPILED in result["not run"]
+    assert max(error for name, error in result["errors"].items() if name != BFLOAT16) <= peers.TOLERANCE
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_steps_with_starts_are_measured_beside_those_without_once_they_agree(model, monkeypatch):
-    case = tiny(model)
-    result = variants.measure_starts(case, quick=True)
-    assert result["error"] <= peers.TOLERANCE
-    assert {side: len(seconds) for side, seconds in result["seconds"].items()} == dict.fromkeys(
-        (*variants.PLAIN_OF, *variants.PLAIN_OF.values()), 2
-    )
-    monkeypatch.setattr(variants.torch, "zeros_like", torch.ones_like)
-    with pytest.raises(ValueError, match="in which no document begins differs"):
-        variants.error_without_documents(MemoryLM(case.config), training.random_batches(case))
-
-
-def test_each_compression_is_measured_and_those_without_parameters_also_without_a_loss():
-    seconds = variants.measure_compressions(tiny("compressive"), quick=True)["seconds"]
-    assert next(iter(seconds)) == "conv, attention"
-    assert {name.split(", ")[0] for name in seconds} == set(get_args(CompressionName))
-    assert {name for name in seconds if name.endswith(" none")} == {f"{n}, none" for n in WITHOUT_PARAMETERS}
-
-
-def test_the_report_says_by_how_much_starts_and_compressions_are_slower():
-    seconds = {"ours": [0.1, 0.2], "with starts": [0.104, 0.208], "ours, bfloat16": [0.1, 0.1],
-               "with starts, bfloat16": [0.11, 0.11]}  # fmt: skip
-    doc_starts = {"case": "mid", "model": "compressive", "error": 1e-7, "seconds": seconds}
-    compressed = {"case": "compare", "seconds": {"conv, attention": [0.1, 0.2], "max, none": [0.05, 0.1]}}
-    lines = "\n".join([*boundaries([doc_starts]), *compressions(compressed)]).splitlines()
-    assert "| mid | compressive | float32 | 150.0 | 156.0 | 4.0 (4.0 – 4.0) |" in lines
-    assert "| mid | compressive | bfloat16 | 100.0 | 110.0 | 10.0 (10.0 – 10.0) |" in lines
-    assert "| max | none | 75.0 | 0.50 (0.50 – 0.50) |" in lines
+def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
+    seconds = decoding.stepping(streams=2, rounds=1)["seconds"]
+    assert {way: len(times) for way, times in seconds.items()} == {"stepper": 1, "gru": 1, "segment": 1}
+    monkeypatch.setattr(decoding, "TOLERANCE", -1.0)
+    with pytest.raises(ValueError, match="reading step by step differs"):
+        decoding.stepping(streams=2, rounds=1)
 
 
 @pytest.mark.drawn
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
-    results, decoded = (read_json(HERE / name) for name in ("results.json", "decoding.json"))
-    write_report(results, tmp_path)
-    assert (tmp_path / "figures" / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "RESULTS.md").read_text("utf-8") == (HERE / "RESULTS.md").read_text("utf-8")
-    assert decoding_report.report(decoded) == (HERE / "DECODING.md").read_text("utf-8")
+    writers = {"results": report.write_speeds, "decoding": report.write_decoding}
+    for name, write in (writers | {"compiled": report.write_compiled}).items():
+        write(read_json(HERE / f"{name}.json"), tmp_path)
+        page = f"{name.upper()}.md"
+        assert (tmp_path / page).read_text("utf-8") == (HERE / page).read_text("utf-8"), page
+    assert (tmp_path / "figures" / "attention.svg").stat().st_size > 10_000
 
 
-def test_the_report_of_a_part_has_only_that_part():
+def test_the_report_of_a_part_has_only_that_part(tmp_path):
     results = read_json(HERE / "results.json")
-    whole, part = report(results), report({n: results[n] for n in results if n not in OWN})
-    headings = [[line for line in text.splitlines() if line.startswith("## ")] for text in (whole, part)]
-    assert headings[1] == [heading for heading in headings[0] if "Attention alone" in heading]
+    report.write_speeds({n: results[n] for n in results if n != "training"}, tmp_path)
+    page = (tmp_path / "RESULTS.md").read_text("utf-8")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## Attention alone"]
+
+
+def check_kernels(rows):
+    """Every kernel fits, so that a program of it runs at all, and spills no more than it may."""
+    for row in rows:
+        assert row["programs"] >= 1, row
+        if row["dtype"] != "float32":
+            assert row["stack"] <= MOST_STACK.get(row["gpu"], row["stack"]), row
+
+
+def test_the_table_of_compiled_kernels_is_of_every_form_and_every_kernel_of_it_fits():
+    compiled = pytest.importorskip("experiments.benchmarks.compiled", reason="needs Triton")
+    rows, sizes = (
+        read_json(HERE / "compiled.json")["kernels"],
+        len(compiled.WIDTHS) * len(compiled.DTYPES) - 1,
+    )
+    assert len(rows) == 4 * len(compiled.GPUS) * len(compiled.FORMS) * sizes
+    check_kernels(rows)
+
+
+@pytest.mark.long
+def test_the_kernels_as_they_are_now_compile_and_are_as_the_table_says(tmp_path):
+    """With the interpreter, which other tests use, nothing is compiled; so in a process of its own."""
+    pytest.importorskip("triton")
+    command = ["python", "-m", "experiments.benchmarks", "--only", "compiled", "--quick", "--out", tmp_path]
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    ended = finish([sys.executable, *command[1:]], cwd=measuring.ROOT, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    now, table = (read_json(folder / "compiled.json") for folder in (tmp_path, HERE))
+    check_kernels(now["kernels"])
+    if now["triton"] == table["triton"]:
+        assert all(row in table["kernels"] for row in now["kernels"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("only", ["speed", "decoding"])
+def test_a_quick_run_measures_everything_and_is_reported(only, tmp_path):
+    program.main(program.Options(only, quick=True, out=tmp_path))
+    (page,) = tmp_path.glob("*.md")
+    assert page.read_text("utf-8").count("\n## ") == {"speed": 5, "decoding": 3}[only]

@@ -1,0 +1,456 @@
+"""What a training run survives, and what a large text costs.
+
+``python -m experiments.soak`` trains the Compressive Transformer with dropout on two processes, first
+undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a random rank, a disk that is full, a
+dashboard that is killed. A training run that a fault ended is resumed. In the end the weights, the
+optimizer's state, the memories and the records of both must be the same bits; else the exit code is 1.
+
+``python -m experiments.soak --only large-text`` measures what it takes to divide a large text into tokens, to
+train on it, beside a text of 1 MB, and to evaluate on it. The text is made by a program and removed in the
+end. Memory is what the processes of a command together hold in RAM (PSS, in which a page that several share
+counts once), the highest of samples. Both run on Linux, and the second on a quiet machine.
+"""
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from textwrap import fill
+from typing import Literal, TypeVar
+
+import torch
+
+from memformers.common.atomic_dir import numbered
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_fields
+from memformers.common.files import csv_text, read_json, write_text
+from memformers.common.machine import describe_environment
+from memformers.common.processes import ending_as_exit, module_command, module_environment
+from memformers.report.markdown import table
+from memformers.runs.folder import CONFIG, read_metrics
+from memformers.training.resume import differences
+
+DOCS = Path(__file__).parents[1] / "docs"
+RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5
+TOKENS_A_STEP = BATCH * SEGMENT
+MODEL = (
+    "--model", "compressive", "--d-model", "64", "--heads", "4", "--d-ff", "128", "--n-layers", "2",
+    "--segment-len", str(SEGMENT), "--mem-len", "32", "--c-mem-len", "16", "--dropout", "0.1",
+)  # fmt: skip
+SMALL = (
+    "--model", "compressive", "--d-model", "32", "--heads", "2", "--n-layers", "1", "--d-ff", "32",
+    "--segment-len", "128", "--mem-len", "64", "--c-mem-len", "32", "--batch-size", "16", "--device", "cpu",
+    "--evaluations", "1", "--dashboard", "off", "--log-every", "1",
+)  # fmt: skip
+"""The networks of the soak, and of the training runs on a large text."""
+KINDS = ("SIGKILL", "SIGTERM", "disk full", "dashboard down")
+SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+HEAD = ("fault", "after step", "what", "the training", "resumed from step", "next loss", "undisturbed")
+REASONS = (
+    r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",
+)  # fmt: skip
+"""Messages of a training run, the most informative first."""
+PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1
+"""How long something is waited for; and the time between two samples of memory."""
+MIB, MB, BLOCK = 2**20, 10**6, 2**20
+
+
+@dataclass(frozen=True)
+class Soak:
+    """Train on two processes with faults, and compare with the undisturbed training; or measure what a large
+    text costs."""
+
+    only: Literal["faults", "large-text"] = "faults"
+    """Which of the two."""
+    steps: Count = 2000
+    """Training steps with faults, in all."""
+    every: Count = 100
+    """One fault in each interval of steps."""
+    seed: int = 0
+    """Chooses the moments of the faults, the order of their kinds, and the ranks."""
+    size: Count = 2**31
+    """Bytes of the large text."""
+    tokens: Count = 400_000
+    """Tokens of each training run on it."""
+    vocab_size: Count = 1024
+    """Subwords that are learned from it."""
+    out: Path | None = None
+    """The file to write: docs/soak.md, or docs/results/data/large_text/results.csv."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a soak without a fault, or without a folder for what it writes."""
+        check_fields(self)
+        if not 2 * LOG_EVERY <= self.every <= self.steps:
+            raise UserError(
+                f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}: a fault is "
+                f"placed by records, which come every {LOG_EVERY} steps."
+            )
+        if self.out and not self.out.parent.is_dir():
+            raise UserError(f"out={self.out} lies in no folder that there is.")
+
+    def run(self) -> None:
+        """Do it, and write what came out."""
+        if self.only == "faults":
+            text, out = soak(self), self.out or DOCS / "soak.md"
+        else:
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+            with tempfile.TemporaryDirectory(prefix="large-text-") as folder:
+                text = csv_text(("what", "measured", "goal"), large_text(self, Path(folder)))
+            out = self.out or DOCS / "results" / "data" / "large_text" / "results.csv"
+        write_text(out, text)
+        print(f"{text}\nwritten: {out}")
+
+
+class Training:
+    """The training of ``folder`` as torchrun's processes, begun or resumed, shown at ``dashboard``."""
+
+    def __init__(self, steps: int, folder: Path, dashboard: str):
+        tokens = steps * TOKENS_A_STEP
+        self.folder, self.said = folder, ""
+        command = [
+            *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+            "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
+            "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
+            "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", dashboard,
+        ]  # fmt: skip
+        # Through a pipe, since a file could not be written when the disk is full.
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=module_environment() | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.said += line
+
+    @property
+    def step(self) -> int:
+        """The last step that is recorded."""
+        records = read_metrics(self.folder)
+        return int(records[-1]["tokens"]) // TOKENS_A_STEP if records else 0
+
+    def reach(self, step: int) -> None:
+        """Wait for ``step``; RuntimeError if the training ends before."""
+        until(lambda: self.step >= step or self.process.poll() is not None)
+        if self.step < step:
+            raise RuntimeError(f"the training ended before step {step}:\n{self.said}")
+
+    def resumed_at(self) -> int:
+        """The step from which it continued."""
+        said = re.compile(r"continues at token ([\d,]+)")
+        until(lambda: bool(said.search(self.said)) or self.process.poll() is not None)
+        if not (found := said.search(self.said)):
+            raise RuntimeError(f"the training wasn't resumed:\n{self.said}")
+        return int(found[1].replace(",", "")) // TOKENS_A_STEP
+
+    def rank(self, number: int) -> int:
+        """The process of a rank."""
+        for pid in processes_of(self.process.pid)[1:]:
+            if f"RANK={number}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+        raise RuntimeError(f"rank {number} is not running:\n{self.said}")
+
+    def end(self) -> None:
+        """Stop it, if it still runs."""
+        self.process.terminate()
+        self.process.wait()
+
+    def wait(self) -> str:
+        """How it ended: torchrun's exit code, and the reason that a rank or torchrun gave."""
+        code = self.process.wait(PATIENCE_SECONDS)
+        self.listener.join()
+        reasons = [said for reason in REASONS for said in re.findall(reason, self.said)]
+        return f"exit code {code}: {reasons[0] if reasons else 'no reason given'}" if code else "finished"
+
+
+class Dashboard:
+    """labml's dashboard, which can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.port = folder, "0"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, at the port it had before."""
+        command = module_command("memformers", "dashboard", "--folder", str(self.folder), "--port", self.port)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=module_environment(), text=True)
+        assert self.process.stdout
+        said = self.process.stdout.readline()
+        if not (address := re.search(r"http://\S+:(\d+)", said)):
+            raise RuntimeError(f"the dashboard didn't start: {said or 'it said nothing'}")
+        self.address, self.port = address[0], address[1]
+
+    def end(self) -> None:
+        """End it, with SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+Program = TypeVar("Program", Training, Dashboard)
+
+
+@contextmanager
+def running(program: Program) -> Iterator[Program]:
+    """A block after which ``program`` is ended, if it still runs."""
+    try:
+        yield program
+    finally:
+        program.end()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; RuntimeError if it never comes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nothing happened for {PATIENCE_SECONDS:.0f} seconds")
+        time.sleep(0.02)
+
+
+def faults(soak: Soak) -> list[tuple[int, str, int]]:
+    """One fault in each interval of ``every`` steps, the same number of each kind, in random order: the step
+    whose record it follows, its kind, and the rank."""
+    draw = random.Random(soak.seed)
+    count = soak.steps // soak.every
+    kinds = [KINDS[i % len(KINDS)] for i in range(count)]
+    draw.shuffle(kinds)
+    # A disk can only be full for the rank that writes, which is the first.
+    return [
+        (i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1), kind,
+         0 if kind == "disk full" else draw.randrange(RANKS))
+        for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+
+
+def disturbed(
+    soak: Soak, folder: Path, dashboard: Dashboard, stack: ExitStack
+) -> tuple[list[list[str]], int]:
+    """Train in ``folder`` with all faults; returns the step, the kind and the rank of each, how the training
+    ended, and from which step it continued; and how many steps were made again. Training runs that still run
+    at the end of ``stack`` are ended."""
+    rows, again, api = list[list[str]](), 0, f"{dashboard.address}/api/v1/default"
+    training = stack.enter_context(running(Training(soak.steps, folder, api)))
+    for step, kind, rank in faults(soak):
+        training.reach(step)
+        struck = resumed = training.step
+        where = "the dashboard" if kind == "dashboard down" else f"rank {rank}"
+        if kind == "dashboard down":
+            dashboard.end()
+            training.reach(min(struck + soak.every // 4, soak.steps))
+            dashboard.start()
+            ended = "nothing: it continued"
+        else:
+            pid = training.rank(rank)
+            if kind == "disk full":  # from now on, no file may grow beyond a byte
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
+            else:
+                os.kill(pid, getattr(signal, kind))
+            ended = training.wait()
+            training = stack.enter_context(running(Training(soak.steps, folder, api)))
+            resumed = training.resumed_at()
+        again += max(struck - resumed, 0)
+        rows.append([str(struck), f"{kind}, {where}", ended, str(resumed)])
+        print(len(rows), *rows[-1], sep=" | ", flush=True)
+    if (ended := training.wait()) != "finished":
+        raise RuntimeError(f"the training ended with {ended}:\n{training.said}")
+    return rows, again
+
+
+def soak(soak: Soak) -> str:
+    """Train twice; the page, if both results are equal: the setting, and a line for each fault. Otherwise
+    exit with the differences."""
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    folders = (folder / "disturbed", folder / "undisturbed")
+    try:
+        with ending_as_exit(), ExitStack() as stack:
+            dashboard = stack.enter_context(running(Dashboard(folder / "dashboard")))
+            training = stack.enter_context(running(Training(soak.steps, folders[1], "off")))
+            if (ended := training.wait()) != "finished":
+                raise RuntimeError(f"the undisturbed training ended with {ended}:\n{training.said}")
+            rows, again = disturbed(soak, folders[0], dashboard, stack)
+    except RuntimeError as error:
+        sys.exit(f"{error}\nall is kept in {folder}")
+    if different := parts_that_differ(*folders):
+        sys.exit(f"{', '.join(different)} differ from the undisturbed training's; see {folder}")
+    records = [read_metrics(run) for run in folders]
+    machine = describe_environment(torch.device("cpu"))
+    said = (
+        f"Written by `python -m experiments.soak` (torch {machine['packages']['torch']}, {machine['cores']} "
+        f"cores). The Compressive Transformer, with dropout, trained {soak.steps:,} steps on {RANKS} "
+        f"processes (`--parallel ddp`), with a random fault in every {soak.every} steps and a checkpoint in "
+        f"every {soak.steps // 100}. A full disk is a limit of one byte on the files that the rank may "
+        f"write. The dashboard is killed, and started again {soak.every // 4} steps later."
+    )
+    starts = 1 + sum("exit code" in row[2] for row in rows)
+    end = (
+        f"{len(rows)} faults, {starts} starts, at least {again:,} steps made again. The training ended with "
+        f"the same bits as the undisturbed one: weights, optimizer, memories, random states and all "
+        f"{len(records[0]):,} records."
+    )
+    lines = [
+        [str(number), *row, *(f"{loss_after(found, int(row[0])):.6f}" for found in records)]
+        for number, row in enumerate(rows, 1)
+    ]
+    return "\n\n".join(["# Soak", fill(said, 115), table(HEAD, lines), fill(end, 115)]) + "\n"
+
+
+def loss_after(records: list[dict[str, float]], step: int) -> float:
+    """The training loss of the next record after ``step``."""
+    return next(r["loss.train"] for r in records if "loss.train" in r and r["tokens"] > step * TOKENS_A_STEP)
+
+
+def parts_that_differ(*folders: Path) -> list[str]:
+    """The differences between two finished runs, in words."""
+    ends = [numbered(run / "checkpoints")[0] for run in folders]
+    names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
+    one, other = ([{k: r[k] for k in r.keys() - TIMES} for r in read_metrics(run)] for run in folders)
+    settings = differences(*(read_json(run / CONFIG) for run in folders))
+    return names + [settings] * bool(settings) + ["the records"] * (one != other)
+
+
+def write_words(path: Path, size: int, seed: int = 0) -> None:
+    """Write a text of ``size`` bytes, lines of drawn words, some of them with letters of two bytes."""
+    draw, letters = random.Random(seed), "etaoinshrdluäöéñ"
+    words = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(30_000)]
+    often = [1 / rank for rank in range(1, len(words) + 1)]
+    blocks = []
+    for _ in range(min(32, -(-size // BLOCK))):
+        drawn = draw.choices(words, often, k=BLOCK // 3)
+        lines = (" ".join(drawn[i : i + 12]) for i in range(0, len(drawn), 12))
+        blocks.append("\n".join(lines).encode()[:BLOCK].decode(errors="ignore").encode() + b"\n")
+    written = 0
+    with path.open("wb") as file:
+        while written < size:
+            block = draw.choice(blocks)[: size - written].decode(errors="ignore").encode()
+            written += file.write(block or b"\n")
+
+
+def processes_of(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [root]
+    for process in found:
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def in_ram(root: int) -> int:
+    """Bytes that a process and its descendants hold in RAM (PSS); of those that have just ended, none."""
+    total = 0
+    for process in processes_of(root):
+        try:
+            said = Path(f"/proc/{process}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in said.splitlines() if line.startswith("Pss:"))
+    return total
+
+
+def measured(
+    *arguments: str | Path, until: Callable[[], bool] = lambda: False, kill: bool = False
+) -> tuple[float, float, float]:
+    """The seconds that a command of memformers took, the most bytes in RAM of all its processes, and the
+    seconds until that had come which ``until`` says, when with ``kill`` it gets SIGKILL. RuntimeError if it
+    fails."""
+    command = module_command("memformers", *map(str, arguments))
+    start, peak, reached = time.perf_counter(), 0, 0.0
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=module_environment())
+        while process.poll() is None:
+            peak = max(peak, in_ram(process.pid))
+            if not reached and until():
+                reached = time.perf_counter() - start
+                if kill:
+                    process.send_signal(signal.SIGKILL)
+            time.sleep(SAMPLE_SECONDS)
+        seconds = time.perf_counter() - start
+        if process.returncode != (-signal.SIGKILL if kill else 0):
+            said.seek(0)
+            raise RuntimeError(f"{command} ended with {process.returncode}:\n{said.read().decode()[-2000:]}")
+    return seconds, peak / MIB, reached
+
+
+def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
+    """The rows of the table: what was done, what came, and the goal."""
+    rows = list[tuple[str, str, str]]()
+    for name, size in (
+        ("held_out", MB),
+        ("large", settings.size),
+        ("short", MB),
+        ("part", settings.size // 10),
+    ):
+        write_words(folder / f"{name}.txt", size, seed=name == "held_out")
+
+    def row(what: str, found: str, goal: str = "") -> None:
+        rows.append((what, found, goal))
+        print(f"{what}: {found}" + f" (goal: {goal})" * bool(goal), flush=True)
+
+    def divide(source: str, tokenizer: str, out: str) -> tuple[float, float, float]:
+        learned = ("--vocab-size", str(settings.vocab_size)) if tokenizer == "bpe" else ()
+        how = ("--tokenizer", tokenizer, *learned, "--validation", folder / "held_out.txt")
+        return measured("prepare", folder / f"{source}.txt", *how, "--out", folder / out)
+
+    for name, tokenizer, goal in (
+        ("bytes", "byte", "≥ 20 MB/s"), ("characters", "character", ""), ("words", "word", ""),
+        ("subwords", "bpe", "≥ 4 MB/s"),
+    ):  # fmt: skip
+        seconds, peak, _ = divide("large", tokenizer, name)
+        row(f"divide into {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
+        row(f"divide into {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
+        if tokenizer != "bpe":
+            shutil.rmtree(folder / name)
+    divide("short", "bpe", "short")
+
+    def train(name: str, data: str, *more: str, kill: bool = False) -> tuple[float, float, float]:
+        def begun() -> bool:
+            steps = read_metrics(folder / name) if (folder / name / "metrics.jsonl").exists() else []
+            return any("loss.train" in r and r["tokens"] > kill * settings.tokens / 2 for r in steps)
+
+        command = "train", "--data", folder / data, "--tokens", str(settings.tokens), "--out", folder / name
+        often = "--checkpoint-every", str(settings.tokens // 10)
+        return measured(*command, *SMALL, *often, *more, until=begun, kill=kill)
+
+    (_, small, _), (_, peak, first) = train("run-short", "short"), train("run-large", "subwords")
+    row("first step of a training run", f"{first:.1f} s", "≤ 10 s")
+    row("memory of a training run", f"{peak:,.0f} MiB")
+    row("… more than on a text of 1 MB", f"{peak - small:+,.0f} MiB", "≤ 100 MiB")
+    speeds = [
+        median(r["tokens_per_second"] for r in read_metrics(folder / run) if "tokens_per_second" in r)
+        for run in ("run-large", "run-short")
+    ]
+    row("tokens per second", f"{speeds[0]:,.0f}; on 1 MB: {speeds[1]:,.0f}", "the same")
+    train("run-killed", "subwords", kill=True)
+    train("run-killed", "subwords", "--resume")
+    differ = ", ".join(parts_that_differ(folder / "run-large", folder / "run-killed"))
+    row("resumed after SIGKILL", f"{differ} differ" if differ else "the same bits", "the same bits")
+    part, of = folder / "part.txt", folder / "of"
+    how = "--checkpoint", folder / "run-large", "--text", part, "--streams", "32", "--out", of
+    seconds, peak, _ = measured("evaluate", *how)
+    read = read_json(of / "evaluation.json")["tokens"]
+    row(f"evaluate {part.stat().st_size / MB:,.0f} MB", f"{read / seconds:,.0f} tokens/s")
+    row("evaluate: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
+    return rows
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        parse_arguments(Soak).run()

@@ -1,1 +1,0 @@
-"""A training run on two processes with a fault at regular intervals."""

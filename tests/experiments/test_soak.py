@@ -1,0 +1,59 @@
+"""What a training run survives, and what a large text costs, at a size of moments."""
+
+import csv
+import os
+import sys
+
+import pytest
+
+from experiments.soak import Soak, faults, in_ram, write_words
+from tests.processes import run_module
+
+
+@pytest.mark.parametrize("size", [1_001, 3_000_000])
+def test_a_text_has_the_size_that_was_asked_for_and_is_utf_8(size, tmp_path):
+    for name in ("a", "b"):
+        write_words(tmp_path / name, size)
+    raw = (tmp_path / "a").read_bytes()
+    assert size <= len(raw) <= size + 1
+    assert raw == (tmp_path / "b").read_bytes()
+    assert "ä" in raw.decode()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+def test_the_memory_of_a_process_is_what_it_holds():
+    before, held = in_ram(os.getpid()), bytearray(os.urandom(2**20) * 64)
+    assert in_ram(os.getpid()) - before == pytest.approx(len(held), rel=0.1)
+
+
+def test_each_interval_has_a_fault_and_each_kind_as_many():
+    drawn = faults(Soak(steps=800, every=100))
+    assert [step // 100 for step, _, _ in drawn] == [*range(8)]
+    assert sorted(kind for _, kind, _ in drawn) == sorted(
+        2 * ["SIGKILL", "SIGTERM", "disk full", "dashboard down"]
+    )
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="a rank's process is found in /proc")
+def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
+    pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
+    arguments = ["--steps", 30, "--every", 15, "--out", tmp_path / "soak.md"]
+    ended = run_module("experiments.soak", *arguments)
+    assert ended.code == 0, ended.out + ended.err
+    text = (tmp_path / "soak.md").read_text(encoding="utf-8")
+    assert "| SIGKILL, rank " in text
+    assert "| SIGTERM, rank " in text
+    assert "2 faults, 3 starts" in text
+
+
+@pytest.mark.long
+def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_path):
+    path = tmp_path / "results.csv"
+    Soak("large-text", size=2_000_000, tokens=20_480, vocab_size=300, out=path).run()
+    with path.open(encoding="utf-8") as file:
+        found = {row["what"]: row["measured"] for row in csv.DictReader(file)}
+    assert found["resumed after SIGKILL"] == "the same bits"
+    for what in ("divide into bytes: memory", "divide into subwords: memory", "evaluate: memory"):
+        assert 0 < int(found[what].removesuffix(" MiB").replace(",", "")) <= 500
+    assert abs(int(found["… more than on a text of 1 MB"].removesuffix(" MiB"))) <= 100
