@@ -61,7 +61,7 @@ dist: .venv/ready-for-tests
 
 # Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
-bench: .venv/ready-for-bench
+bench: .venv/ready-for-tests
 	$(BIN)/python -m experiments.benchmarks $(BENCH)
 
 # Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes, or one with
@@ -102,7 +102,3 @@ clean:
 	$(PIP) --editable '.[hf,lm-eval,torchrl]'
 	@touch $@
 
-# A peer that only the benchmarks need, and the one package that it needs beside PyTorch.
-.venv/ready-for-bench: .venv/ready-for-tests
-	$(PIP) --no-deps compressive-transformer-pytorch==0.4.0 mogrifier==0.0.5
-	@touch $@

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct
 from memformers.common.fields import Count, changed
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
@@ -20,7 +20,7 @@ from memformers.comparison.recall import transformer_xl as xl
 from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
-from memformers.report.arms import BITS, Measure
+from memformers.report.arms import BITS
 from memformers.report.recall import right_between
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
@@ -63,14 +63,6 @@ def arms_of(model: ModelConfig) -> list[Arm]:
     return [replace(by_name[name], label=label) for name, label in LABELS.items()]
 
 
-def band() -> tuple[int, int]:
-    """The distances, in positions, that one layer reaches only with slots: from the end of Transformer-XL's
-    memory with the same number of keys, to the end of the slots."""
-    setting = SETTINGS["near"]
-    equal_keys, slots = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
-    return equal_keys, slots
-
-
 @dataclass(frozen=True)
 class Ablation(ArmsCommand):
     """Train each way to compress, and each way to learn to compress, on a text and on the recall stream."""
@@ -101,7 +93,6 @@ class Ablation(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The arms on the text."""
         return arms_of(TEXT.model)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -123,12 +114,12 @@ class Ablation(ArmsCommand):
     def parts(self, tasks: Tasks) -> Parts:
         """The bits per character of the text; the correct answers about values beyond and within the
         distances that one layer of Transformer-XL with as many keys sees."""
-        low, high = band()
+        setting = SETTINGS["near"]
+        low, high = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
         far, near = (
-            Measure(f"answers about values set {a} to {b} positions ago", right_between(a, b), ".1f", " %",
-                    " points", 100, 1)
+            correct(f"answers about values set {a} to {b} positions ago", right_between(a, b))
             for a, b in ((low, high), (0, low))
-        )  # fmt: skip
+        )
         of_task = {"text": [BITS], "recall": [far, near]}
         return {"": [Column(m.label, m, arms) for task, arms in tasks.items() for m in of_task[task]]}
 

@@ -18,7 +18,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import USUAL_JOBS
 from memformers.comparison.several import run_experiments
 from memformers.report import plotting
-from memformers.report.arms import ArmRuns, Measure, arms_of
+from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
@@ -107,10 +107,6 @@ class ArmsCommand(ExperimentCommand):
         """What the report shows of the tasks."""
         raise NotImplementedError
 
-    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str] | None:
-        """The figure and its caption; None if there is nothing to draw."""
-        return differences_figure(next(iter(parts.values())), pairs, labels_of(tasks, self.listed()))
-
     def measure(self, folder: Path) -> None:
         """Measure what was trained in the ``folder`` of a task, beside what each run measured itself."""
 
@@ -157,7 +153,7 @@ class ArmsCommand(ExperimentCommand):
         for title, columns in parts.items():
             page += [f"## {title}"] * bool(title)
             page += [means_table(columns, labels), differences_table(columns, pairs, labels)]
-            if not title and (drawn := self.figure(tasks, parts, pairs)):
+            if not title and (drawn := differences_figure(columns, pairs, labels)):
                 page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
         task, arms = list(tasks.items())[-1]
         page += [f"## What each arm costs: {task}", costs_table(arms, arms[0])]
@@ -175,6 +171,11 @@ class ArmsCommand(ExperimentCommand):
         return sorted(arms_of(runs), key=lambda arm: order.get(arm.name, len(order)))
 
 
+def correct(label: str, share: Quantity) -> Measure:
+    """A share of correct answers."""
+    return Measure(label, share, ".1f", " %", " points", 100, 1)
+
+
 def labels_of(tasks: Tasks, listed: Sequence[Arm]) -> dict[str, str]:
     """The label of each arm that has results, by its name, in the order of the list."""
     found = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
@@ -183,24 +184,27 @@ def labels_of(tasks: Tasks, listed: Sequence[Arm]) -> dict[str, str]:
 
 def means_table(columns: Sequence[Column], labels: Mapping[str, str]) -> str:
     """A row for each arm that has a mean."""
-    rows = {label: [(c.measure, c.mean(name)) for c in columns] for name, label in labels.items()}
-    cells = [[label, *(m.shown(mean) for m, mean in row)] for label, row in rows.items() if any_mean(row)]
-    return table(["arm", *(c.name for c in columns)], cells, numbers=True)
+    means = {label: [column.mean(name) for column in columns] for name, label in labels.items()}
+    cells = [
+        [label, *(column.measure.shown(mean) for column, mean in zip(columns, row, strict=True))]
+        for label, row in means.items()
+        if any(row)
+    ]
+    return table(["arm", *(column.name for column in columns)], cells, numbers=True)
 
 
 def differences_table(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> str:
     """A row for each arm and rival that have a difference; empty without any."""
-    rows = {
-        f"{labels[name]}, minus {labels[rival]}": [(c.measure, c.difference(name, rival)) for c in columns]
-        for name, rival in pairs
-    }
-    cells = [[label, *(m.cell(mean) for m, mean in row)] for label, row in rows.items() if any_mean(row)]
-    return table(["difference", *(c.name for c in columns)], cells, numbers=True) if cells else ""
-
-
-def any_mean(row: Sequence[tuple[Measure, Mean | None]]) -> bool:
-    """Whether a row has something to show."""
-    return any(mean for _, mean in row)
+    found = {pair: [column.difference(*pair) for column in columns] for pair in pairs}
+    cells = [
+        [
+            f"{labels[name]}, minus {labels[rival]}",
+            *(c.measure.cell(d) for c, d in zip(columns, row, strict=True)),
+        ]
+        for (name, rival), row in found.items()
+        if any(row)
+    ]
+    return table(["difference", *(column.name for column in columns)], cells, numbers=True) if cells else ""
 
 
 def differences_figure(

@@ -14,7 +14,7 @@ import tyro
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.fields import Checked, Count, changed
 from memformers.common.files import write_json
-from memformers.common.intervals import mean_of
+from memformers.common.intervals import mean_of, paired
 from memformers.data.corpus_reader import read_text
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.io import PACKAGED
@@ -22,11 +22,9 @@ from memformers.training.api import train
 from memformers.training.config import TrainConfig
 from memformers.training.initial import load_initial
 
-MODEL = "compressive-shakespeare"
-RATES = (0.1, 0.3, 1.0)
-"""Parts of the default learning rates that both sides are tried with."""
-CHOSEN_WITH = 100
-"""The seed with which they are."""
+MODEL, RATES, CHOSEN_WITH = "compressive-shakespeare", (0.1, 0.3, 1.0), 100
+"""Both sides are tried with these parts of the default learning rates, from this seed."""
+PARTS = {"learned": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -43,47 +41,36 @@ class FineTuning(Checked):
 
     def run(self) -> None:
         """Train both sides, and write and print what came out."""
-        network, tokenizer = load_initial(MODEL)
-        known = set(tokenizer.saved()["vocabulary"])
+        known = set(load_initial(MODEL)[1].saved()["vocabulary"])
         text = "".join(character for character in read_text(str(self.text)) if character in known)
-        parts = {name: self.out / f"{name}.txt" for name in ("learned", "valid", "test")}
         self.out.mkdir(parents=True, exist_ok=True)
-        for path, begin, end in zip(parts.values(), (0.0, 0.8, 0.9), (0.8, 0.9, 1.0), strict=True):
-            path.write_text(text[round(begin * len(text)) : round(end * len(text))], encoding="utf-8")
-
-        def loss(begun: bool, rate: float, seed: int, part: str) -> float:
-            """Train once; returns the loss on a part that isn't learned, in nats per character."""
-            usual = TrainConfig()
-            config = changed(
-                usual,
-                model=network.config,
-                data=str(parts["learned"]),
-                validation=str(parts[part]),
-                tokenizer=usual.tokenizer if begun else str(PACKAGED / MODEL / TOKENIZER),
-                tokens=self.tokens,
-                batch_size=16,
-                evaluations=1,
-                evaluation_tokens=0,
-                learning_rate=rate * usual.optim.learning_rate,
-                muon_learning_rate=rate * usual.optim.muon_peak,
-                memory_warmup=0.0 if begun else None,
-                seed=seed,
-            )
-            folder = self.out / f"{'begun' if begun else 'scratch'}-{rate}-{part}-{seed}"
-            found = train(config, folder, resume=True, init=MODEL if begun else None, dashboard="off")
-            return float(found.result["loss"])
-
-        best = {
-            begun: min(RATES, key=lambda rate: loss(begun, rate, CHOSEN_WITH, "valid"))
-            for begun in (True, False)
-        }
-        losses = {b: [loss(b, best[b], seed, "test") for seed in range(self.seeds)] for b in (True, False)}
-        means = {"begun": mean_of(losses[True]), "scratch": mean_of(losses[False])}
-        means["difference"] = mean_of([a - b for a, b in zip(losses[True], losses[False], strict=True)])
-        rates = {"begun": best[True], "scratch": best[False]}
-        write_json(self.out / "results.json", {"tokens": self.tokens, "rates": rates, "losses": means})
-        for name, mean in means.items():
+        for name, (begin, end) in PARTS.items():
+            part = text[round(begin * len(text)) : round(end * len(text))]
+            (self.out / f"{name}.txt").write_text(part, encoding="utf-8")
+        rates, losses = {}, {}
+        for side in ("begun", "scratch"):
+            rates[side] = min(RATES, key=lambda rate: self.loss(side, rate, CHOSEN_WITH, "valid"))
+            losses[side] = {seed: self.loss(side, rates[side], seed, "test") for seed in range(self.seeds)}
+        means = {side: mean_of([*own.values()]) for side, own in losses.items()}
+        found = {**means, "difference": paired(losses["begun"], losses["scratch"])}
+        write_json(self.out / "results.json", {"tokens": self.tokens, "rates": rates, "losses": found})
+        for name, mean in found.items():
+            assert mean
             print(f"{name:<11}{mean.mean:+.4f} ± {mean.half_width:.4f} nats per character")
+
+    def loss(self, side: str, rate: float, seed: int, part: str) -> float:
+        """Train once; returns the loss on a part that isn't learned, in nats per character."""
+        usual, begun = TrainConfig(), side == "begun"
+        config = changed(
+            usual, model=load_initial(MODEL)[0].config, data=str(self.out / "learned.txt"),
+            validation=str(self.out / f"{part}.txt"), tokens=self.tokens, batch_size=16, evaluations=1,
+            tokenizer=usual.tokenizer if begun else str(PACKAGED / MODEL / TOKENIZER), evaluation_tokens=0,
+            learning_rate=rate * usual.optim.learning_rate, seed=seed,
+            muon_learning_rate=rate * usual.optim.muon_peak, memory_warmup=0.0 if begun else None,
+        )  # fmt: skip
+        folder = self.out / f"{side}-{rate}-{part}-{seed}"
+        found = train(config, folder, resume=True, init=MODEL if begun else None, dashboard="off")
+        return float(found.result["loss"])
 
 
 if __name__ == "__main__":

@@ -53,22 +53,17 @@ class Pretraining:
     out: Path = PACKAGED
     """The folder for the models, each in a sub-folder; by default in the package."""
 
-
-def main(pretraining: Pretraining) -> None:
-    """Train each model, copy it to its folder, and print its loss."""
-    if find(CorpusSpec(pretraining.data)).is_stand_in:
-        raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
-    for name, network in MODELS.items():
-        config = TrainConfig(
-            model=network,
-            data=pretraining.data,
-            tokens=pretraining.tokens,
-            seed=pretraining.seed,
-            memory_warmup=0.0,  # as the models in the package were trained
-        )
-        run = train(config, pretraining.runs / name, resume=True, dashboard="off").folder
-        recipe = put(run, pretraining.out / name)
-        print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {pretraining.out / name}")
+    def run(self) -> None:
+        """Train each model, copy it to its folder, and print its loss."""
+        if find(CorpusSpec(self.data)).is_stand_in:
+            raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+        for name, network in MODELS.items():
+            how = TrainConfig(model=network, data=self.data, tokens=self.tokens, seed=self.seed)
+            config = replace(how, memory_warmup=0.0)  # as the models in the package were trained
+            recipe = put(
+                train(config, self.runs / name, resume=True, dashboard="off").folder, self.out / name
+            )
+            print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {self.out / name}")
 
 
 def put(run: Path, folder: Path) -> dict[str, Any]:
@@ -138,4 +133,4 @@ memformers generate --pretrained {name} --prompt "ROMEO:"
 
 if __name__ == "__main__":
     with plain_errors():
-        main(parse_arguments(Pretraining))
+        parse_arguments(Pretraining).run()

@@ -11,15 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from matplotlib.figure import Figure
-
-from experiments.arms import ArmsCommand, Column, Pairs, Parts, Tasks
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, correct
 from memformers.common.fields import Count, Share
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import SETTINGS, RecallConfig
 from memformers.comparison.recall_training import RECALL
 from memformers.data.recall_stream import RecallStream
-from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.report.recall import right_between
 from memformers.runs.plan import Arm
@@ -60,7 +57,7 @@ def beyond_chance(low: int, high: int) -> Measure:
         found, chance = right_between(low, high)(result), result["chance"]
         return None if found is None else (found - chance) / (1 - chance)
 
-    return Measure(f"set {low} to {high} positions ago", share, ".1f", " %", " points", 100, 1)
+    return correct(f"set {low} to {high} positions ago", share)
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,6 @@ class RecallGrid(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """Each memory on each stream: compressive-2 is that of the recall experiment."""
         setting = SETTINGS["near"]
         rate, arms = setting.train.model.memory_sizes[0].compression_rate, []
         for i, stream in enumerate(STREAMS):
@@ -116,36 +112,8 @@ class RecallGrid(ArmsCommand):
 
     def parts(self, tasks: Tasks) -> Parts:
         """A column for each band of distances."""
-        return {
-            "": [
-                Column(band.label, band, arms)
-                for arms in tasks.values()
-                for band in (beyond_chance(*b) for b in BANDS)
-            ]
-        }
-
-    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str]:
-        """A panel for each band of distances, with a line for each memory."""
-        rate = SETTINGS["near"].train.model.memory_sizes[0].compression_rate
-        figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
-        looks = plotting.line_styles([*MEMORIES])
-        for column, axes in zip(parts[""], panels, strict=True):
-            many = [
-                plotting.Series(label, points, looks[memory], scale=100)
-                for memory, label in MEMORIES.items()
-                if (points := [
-                    (bits_of(stream, rate), mean)
-                    for i, stream in enumerate(STREAMS)
-                    if (mean := column.mean(f"{memory}-{i}"))
-                ])
-            ]  # fmt: skip
-            plotting.draw_lines(axes, many)
-            plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", column.name)
-            axes.label_outer()
-        return (
-            figure,
-            "Correct answers beyond chance, by the bits that a slot must hold; a point is a stream.",
-        )
+        bands = [beyond_chance(*band) for band in BANDS]
+        return {"": [Column(band.label, band, arms) for arms in tasks.values() for band in bands]}
 
 
 if __name__ == "__main__":

@@ -33,41 +33,32 @@ from memformers.training.state import TrainingState
 DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluation=EvaluationConfig(evaluations=1))
 RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay")
 """Settings of ``optim`` that change what is learned from a step, but not its work."""
-FIRST = {
-    "optim.optimizer": "adamw", "optim.learning_rate": 2e-3, "optim.beta2": 0.99, "batch_size": 8,
-    "chunk_len": 0, "step.precision": "float32", "memory_warmup": 0.0,
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "default": ("default", {}),
+    "first-version": ("first version", {
+        "optim.optimizer": "adamw", "optim.learning_rate": 2e-3, "optim.beta2": 0.99, "batch_size": 8,
+        "chunk_len": 0, "step.precision": "float32", "memory_warmup": 0.0,
+    }),
+    "full-memory": ("full memory from the beginning", {"memory_warmup": 0.0}),
+    "grow-quarter": ("memory grows over a quarter", {"memory_warmup": 0.25}),
+    "grow-all": ("memory grows over all of it", {"memory_warmup": 1.0}),
+    "float32": ("float32", {"step.precision": "float32"}),
+    "adamw": ("AdamW for everything", {"optim.optimizer": "adamw"}),
+    "streams-32": ("32 streams", {"batch_size": 32}),
+    "slow": ("Muon 0.02, AdamW's part 2e-3", {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3}),
+    "fast": ("Muon 0.06, AdamW's part 6e-3", {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3}),
+    "warm-up": ("warm-up 10 %", {"optim.warmup": 0.1}),
+    "beta2": ("β₂ 0.999", {"optim.beta2": 0.999}),
+    "no-decay": ("no weight decay", {"optim.weight_decay": 0.0}),
+    "dropout": ("dropout 0.05", {"model.dropout": 0.05}),
+    "mem-32": ("memory of 32", {"model.mem_len": 32}),
+    "mem-128": ("memory of 128", {"model.mem_len": 128}),
+    "segments-128": ("segments of 128", {"batch_size": 32, "model.segment_len": 128}),
+    "width-192": ("width 192", {"model.d_model": 192, "model.d_ff": 768, "model.heads": 6}),
+    "layers-6": ("6 layers", {"model.n_layers": 6}),
+    "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
-WIDE = {"model.d_model": 192, "model.d_ff": 768, "model.heads": 6}
-ARMS = (
-    Arm("default", {}, "default"),
-    Arm("first-version", FIRST, "first version"),
-    Arm("full-memory", {"memory_warmup": 0.0}, "full memory from the beginning"),
-    Arm("grow-quarter", {"memory_warmup": 0.25}, "memory grows over a quarter"),
-    Arm("grow-all", {"memory_warmup": 1.0}, "memory grows over all of it"),
-    Arm("float32", {"step.precision": "float32"}, "float32"),
-    Arm("adamw", {"optim.optimizer": "adamw"}, "AdamW for everything"),
-    Arm("streams-32", {"batch_size": 32}, "32 streams"),
-    Arm(
-        "slow",
-        {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3},
-        "Muon 0.02, AdamW's part 2e-3",
-    ),
-    Arm(
-        "fast",
-        {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3},
-        "Muon 0.06, AdamW's part 6e-3",
-    ),
-    Arm("warm-up", {"optim.warmup": 0.1}, "warm-up 10 %"),
-    Arm("beta2", {"optim.beta2": 0.999}, "β₂ 0.999"),
-    Arm("no-decay", {"optim.weight_decay": 0.0}, "no weight decay"),
-    Arm("dropout", {"model.dropout": 0.05}, "dropout 0.05"),
-    Arm("mem-32", {"model.mem_len": 32}, "memory of 32"),
-    Arm("mem-128", {"model.mem_len": 128}, "memory of 128"),
-    Arm("segments-128", {"batch_size": 32, "model.segment_len": 128}, "segments of 128"),
-    Arm("width-192", WIDE, "width 192"),
-    Arm("layers-6", {"model.n_layers": 6}, "6 layers"),
-    Arm("in-order", {"chunk_len": 0}, "text from front to back"),
-)
+ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
 TIMED_STEPS, WARM_UP = 32, 3
 MEASURES = (Measure("validation loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
 
@@ -92,7 +83,6 @@ class Recipes(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The recipes."""
         return ARMS
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:

@@ -33,8 +33,8 @@ TERAFLOPS, GIGABYTES = 400.0, 50.0
 """The assumed rates: TFLOP/s that a GPU reaches in bfloat16 in a whole step, which is less than its data
 sheet says; and GB/s that each rank sends, 10⁹ bytes a second, while it receives the same amount."""
 WAYS: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp")]
-HEAD = ("preset", "the paper's result", "million parameters", "billion tokens", "GiB on one",
-        "hours", "GiB on each of 8, DDP", "hours", "GiB on each of 8, FSDP", "hours")  # fmt: skip
+HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
+        "GiB on each of 8, DDP", "hours", "GiB on each of 8, FSDP", "hours"]  # fmt: skip
 SAID = f"""\
 `python -m experiments.scaling` writes this page. **Nobody has trained these models with this library.** The
 models are built from tensors that have no data. The operations of a training step are counted by PyTorch's

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, correct
 from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RecallConfig
@@ -47,7 +47,7 @@ def at(place: str) -> Measure:
         found: float | None = result["recall"]["by_place"][place]
         return found
 
-    return Measure(f"correct in {place}", share, ".1f", " %", " points", 100, 1)
+    return correct(f"correct in {place}", share)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Slots(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The settings that were tried."""
         return ARMS
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:

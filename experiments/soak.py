@@ -1,14 +1,14 @@
-"""What a training run survives, and what a large text costs.
+"""What a training run survives, and what a large text costs, on Linux.
 
 ``python -m experiments.soak`` trains the Compressive Transformer with dropout on two processes, first
 undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a random rank, a disk that is full, a
 dashboard that is killed. A training run that a fault ended is resumed. In the end the weights, the
 optimizer's state, the memories and the records of both must be the same bits; else the exit code is 1.
 
-``python -m experiments.soak --only large-text`` measures what it takes to divide a large text into tokens, to
-train on it, beside a text of 1 MB, and to evaluate on it. The text is made by a program and removed in the
-end. Memory is what the processes of a command together hold in RAM (PSS, in which a page that several share
-counts once), the highest of samples. Both run on Linux, and the second on a quiet machine.
+``python -m experiments.soak --only large-text``, on a quiet machine, measures what it takes to divide a large
+text into tokens, to train on it, beside a text of 1 MB, and to evaluate on it. Memory is what the processes
+of a command together hold in RAM (PSS, in which a page that several share counts once), the highest of
+samples.
 """
 
 import os
@@ -59,7 +59,7 @@ SMALL = (
 KINDS = ("SIGKILL", "SIGTERM", "disk full", "dashboard down")
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
-HEAD = ("fault", "after step", "what", "the training", "resumed from step", "next loss", "undisturbed")
+HEAD = ("fault", "after step", "what", "the training", "resumed from step")
 REASONS = (
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",
 )  # fmt: skip
@@ -95,10 +95,8 @@ class Soak:
         """Raise UserError for a soak without a fault, or without a folder for what it writes."""
         check_fields(self)
         if not 2 * LOG_EVERY <= self.every <= self.steps:
-            raise UserError(
-                f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}: a fault is "
-                f"placed by records, which come every {LOG_EVERY} steps."
-            )
+            said = f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}"
+            raise UserError(f"{said}: a fault is placed by records, which come every {LOG_EVERY} steps.")
         if self.out and not self.out.parent.is_dir():
             raise UserError(f"out={self.out} lies in no folder that there is.")
 
@@ -252,14 +250,13 @@ def disturbed(
     for step, kind, rank in faults(soak):
         training.reach(step)
         struck = resumed = training.step
-        where = "the dashboard" if kind == "dashboard down" else f"rank {rank}"
         if kind == "dashboard down":
             dashboard.end()
             training.reach(min(struck + soak.every // 4, soak.steps))
             dashboard.start()
-            ended = "nothing: it continued"
+            what, ended = f"{kind}, the dashboard", "nothing: it continued"
         else:
-            pid = training.rank(rank)
+            what, pid = f"{kind}, rank {rank}", training.rank(rank)
             if kind == "disk full":  # from now on, no file may grow beyond a byte
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
             else:
@@ -268,7 +265,7 @@ def disturbed(
             training = stack.enter_context(running(Training(soak.steps, folder, api)))
             resumed = training.resumed_at()
         again += max(struck - resumed, 0)
-        rows.append([str(struck), f"{kind}, {where}", ended, str(resumed)])
+        rows.append([str(struck), what, ended, str(resumed)])
         print(len(rows), *rows[-1], sep=" | ", flush=True)
     if (ended := training.wait()) != "finished":
         raise RuntimeError(f"the training ended with {ended}:\n{training.said}")
@@ -291,8 +288,7 @@ def soak(soak: Soak) -> str:
         sys.exit(f"{error}\nall is kept in {folder}")
     if different := parts_that_differ(*folders):
         sys.exit(f"{', '.join(different)} differ from the undisturbed training's; see {folder}")
-    records = [read_metrics(run) for run in folders]
-    machine = describe_environment(torch.device("cpu"))
+    machine, records = describe_environment(torch.device("cpu")), len(read_metrics(folders[0]))
     said = (
         f"Written by `python -m experiments.soak` (torch {machine['packages']['torch']}, {machine['cores']} "
         f"cores). The Compressive Transformer, with dropout, trained {soak.steps:,} steps on {RANKS} "
@@ -304,18 +300,10 @@ def soak(soak: Soak) -> str:
     end = (
         f"{len(rows)} faults, {starts} starts, at least {again:,} steps made again. The training ended with "
         f"the same bits as the undisturbed one: weights, optimizer, memories, random states and all "
-        f"{len(records[0]):,} records."
+        f"{records:,} records."
     )
-    lines = [
-        [str(number), *row, *(f"{loss_after(found, int(row[0])):.6f}" for found in records)]
-        for number, row in enumerate(rows, 1)
-    ]
+    lines = [[str(number), *row] for number, row in enumerate(rows, 1)]
     return "\n\n".join(["# Soak", fill(said, 115), table(HEAD, lines), fill(end, 115)]) + "\n"
-
-
-def loss_after(records: list[dict[str, float]], step: int) -> float:
-    """The training loss of the next record after ``step``."""
-    return next(r["loss.train"] for r in records if "loss.train" in r and r["tokens"] > step * TOKENS_A_STEP)
 
 
 def parts_that_differ(*folders: Path) -> list[str]:

@@ -10,15 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from matplotlib.figure import Figure
-
-from experiments.agents.ppo import T_MAZE, AgentSettings, AgentTask
-from experiments.arms import ArmsCommand, Column, Pairs, Parts, Tasks, labels_of
+from experiments.agents.ppo import AgentSettings, AgentTask
+from experiments.arms import ArmsCommand, Column, Parts, Tasks
 from memformers.common.fields import Count, Share, changed
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
-from memformers.report import plotting
 from memformers.report.arms import MEASURES, Measure
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
@@ -69,7 +66,6 @@ class Agents(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The memories."""
         shared = asdict(BASE) | {AgentTask.name: asdict(AgentSettings())}
         return [replace(parse_arm(text, shared), label=label) for label, text in ARMS.items()]
 
@@ -94,21 +90,6 @@ class Agents(ArmsCommand):
             title: [Column(f"{task}{title and ', '}{title.lower()}", m, arms) for task, arms in tasks.items()]
             for title, m in parts.items()
         }
-
-    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str] | None:
-        """Success by the length of the corridor; of fewer than two T-mazes, the differences."""
-        mazes = {int(c.name.removeprefix(T_MAZE)): c for c in parts[""] if c.name.startswith(T_MAZE)}
-        if len(mazes) < 2:
-            return super().figure(tasks, parts, pairs)
-        figure, [axes] = plotting.panels([2.9])
-        axes.axhline(50, color=plotting.GREY, linewidth=0.8, zorder=0)
-        labels = labels_of(tasks, self.listed())
-        for (name, label), line in zip(labels.items(), plotting.PALETTE, strict=False):
-            points = [(float(n), mean) for n, column in mazes.items() if (mean := column.mean(name))]
-            plotting.draw_marks(axes, [plotting.Series(label, points, line, scale=100)])
-        plotting.style(axes, "length of the corridor, in steps", "episodes that succeed, %")
-        plotting.octave_axis(axes, list(mazes))
-        return figure, "The sign is seen at the first step only; half of the episodes succeed by guessing."
 
 
 def under(control: str) -> Measure:

@@ -127,32 +127,33 @@ class Environments:
 
     def reset(self, seed: int) -> Tensor:
         """Begin all episodes; what is seen, float32 ``[B, F]``."""
-        return self.checked("observations", self.called("reset", seed=seed)[0], self.features)
+        return self.asked("reset", 1, seed=seed)[0]
 
-    def step(self, actions: Tensor) -> tuple[Tensor, ...]:
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Act: ``actions [B]``, from 0 on. What is seen then, float32 ``[B, F]``; the rewards; whether the
         episodes ended, so that nothing more can be earned in them; whether they were cut off; ``[B]``."""
-        seen, reward, *ends = self.called("step", actions.numpy() + self.first_action)[:4]
         self.steps += 1
-        ends = [self.checked("done", end).bool() for end in ends]
-        return self.checked("observations", seen, self.features), self.checked("rewards", reward), *ends
+        seen, rewards, ended, cut_off = self.asked("step", 4, actions.numpy() + self.first_action)
+        return seen, rewards, ended.bool(), cut_off.bool()
 
-    def called(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of the environments returned; UserError for whatever it raised."""
+    def asked(self, method: str, number: int, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """The first ``number`` of what a method of the environments returns, as float32; UserError for
+        whatever it raises, and for what is of another shape or not finite."""
+        at, found = f"at step {self.steps}", list[Tensor]()
         try:
-            return getattr(self.envs, method)(*args, **kwargs)
+            answer = getattr(self.envs, method)(*args, **kwargs)
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{self.task} raised an error at step {self.steps}: {said}; mend it.") from error
-
-    def checked(self, name: str, values: Any, *shape: int) -> Tensor:
-        """Finite ``values`` of each environment as float32 ``[B, *shape]``."""
-        array, wanted = np.asarray(values), [self.number, *shape]
-        finite = array.dtype.kind in "biuf" and np.isfinite(array).all()
-        if not finite or array.shape[:1] != (self.number,) or array.size != int(np.prod(wanted)):
-            got = f"{list(array.shape)}{', of which some are not finite' * (not finite)}"
-            raise UserError(f"expected {name} of {self.task} as {wanted}, got {got} at step {self.steps}.")
-        return torch.tensor(array.reshape(wanted), dtype=torch.float32)
+            raise UserError(f"{self.task} raised an error {at}: {said}; mend it.") from error
+        names = ("observations", "rewards", "done (terminated)", "done (truncated)")[:number]
+        for name, values in zip(names, answer, strict=False):
+            wanted, array = [self.number, *[self.features] * (not found)], np.asarray(values)
+            finite = array.dtype.kind in "biuf" and np.isfinite(array).all()
+            if not finite or array.shape[:1] != (self.number,) or array.size != int(np.prod(wanted)):
+                got = f"{list(array.shape)}{', of which some are not finite' * (not finite)}"
+                raise UserError(f"expected {name} of {self.task} as {wanted}, got {got} {at}.")
+            found.append(torch.tensor(array.reshape(wanted), dtype=torch.float32))
+        return found
 
 
 def make(task: str, number: int) -> Any:
@@ -216,15 +217,14 @@ class Agent(nn.Module):
 
 
 class Window(NamedTuple):
-    """A window of S steps of B streams: each ``[S, B]`` if not said otherwise."""
+    """A window of S steps of B streams, ``[S, B]`` each, but ``seen [S, B, F]``. The ``memory`` is that from
+    before it; ``counts`` says whether an action had an effect; the ``last_value [B]`` is that of what is seen
+    after it."""
 
     memory: Memory
-    """From before it."""
     seen: Tensor
-    """``[S, B, F]``."""
     doc_starts: Tensor
     counts: Tensor
-    """Whether the action had an effect."""
     actions: Tensor
     log_probs: Tensor
     values: Tensor
@@ -232,7 +232,6 @@ class Window(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     last_value: Tensor
-    """Of what is seen after it, ``[B]``."""
 
 
 class Actor:

@@ -1,10 +1,9 @@
-"""Measure our implementation and others: whole training steps, attention alone, writing and reading long
-texts, and what the compiler makes of the fused kernels.
+"""Measure our implementation and others.
 
-Run it with ``make bench``, ``make bench-decoding``, or ``python -m experiments.benchmarks``; it writes the
-measurements (``results.json``, ``decoding.json``, ``compiled.json``) and the reports (``RESULTS.md``,
-``DECODING.md``, ``COMPILED.md``) into its own folder. A part of ``RESULTS.md``, or a quick run, is written
-into ``runs/benchmarks`` unless told otherwise.
+Run it with ``make bench``, ``make bench-decoding``, or ``python -m experiments.benchmarks --only PART``; it
+writes the measurements (``results.json``, ``decoding.json``, ``compiled.json``) and the reports
+(``RESULTS.md``, ``DECODING.md``, ``COMPILED.md``) into its own folder, a part of a report or a quick run into
+``runs/benchmarks``.
 """
 
 import os
@@ -17,7 +16,7 @@ import torch
 
 from experiments.benchmarks import attention, decoding, report, training
 from experiments.benchmarks.measuring import ROOT, Result
-from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
+from experiments.benchmarks.peers import LABML
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import read_json, write_rows
 from memformers.common.machine import describe_environment
@@ -35,34 +34,28 @@ class Options:
     out: Path | None = None
     """The folder of the results."""
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the results: that of this file for whole reports, otherwise runs/."""
-        whole = self.only not in ("training", "attention") and not self.quick
-        return self.out or (Path(__file__).parent if whole else ROOT / "runs" / "benchmarks")
-
 
 def main(options: Options) -> None:
     """Measure, and write the results."""
-    options.folder.mkdir(parents=True, exist_ok=True)
+    whole = options.only not in ("training", "attention") and not options.quick
+    folder = options.out or (Path(__file__).parent if whole else ROOT / "runs" / "benchmarks")
+    folder.mkdir(parents=True, exist_ok=True)
     for name, write, measured, parts in (
         ("results", report.write_speeds, speed, ("speed", "training", "attention")),
         ("decoding", report.write_decoding, lambda o: decoding.measure_all(quick=o.quick), ("decoding",)),
         ("compiled", report.write_compiled, compiled, ("compiled",)),
     ):
-        path = options.folder / f"{name}.json"
         if options.only in parts:
-            write_rows(path, measured(options))
+            write_rows(folder / f"{name}.json", measured(options))
         if options.only in (*parts, "report"):
-            write(read_json(path), options.folder)
-            print(f"written: {options.folder / name.upper()}.md")
+            write(read_json(folder / f"{name}.json"), folder)
+            print(f"written: {folder / name.upper()}.md")
 
 
 def speed(options: Options) -> Result:
     """Whole training steps, and attention alone."""
     described, quick = describe_environment(torch.device("cpu")), options.quick
-    peers = [LABML] + [LUCIDRAINS] * lucidrains_is_installed()
-    described["packages"] |= {name: version(name) for name in peers}
+    described["packages"] |= {LABML: version(LABML)}
     results: Result = {"quick": quick, "environment": described}
     if options.only in ("speed", "training"):
         results["training"] = [

@@ -4,7 +4,7 @@ Each kernel is compiled with the arguments with which it is launched."""
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import torch
 import triton
-from torch import Tensor
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -74,21 +73,15 @@ def compiling_for(gpu: Gpu) -> Iterator[dict[str, Any]]:
         yield compiled
 
 
-def attention(width: int, dtype: torch.dtype, form: str) -> list[Tensor | float | None]:
-    """The inputs of an attention of heads of this ``width``, of two streams, two heads, 128 queries and 256
-    keys, in one of the ``FORMS``: query, key, value, r, u, v, s, the key starts, and the seed and the share
-    of dropout."""
+def compile_all(gpu: Gpu, width: int, dtype: torch.dtype, form: str) -> list[Result]:
+    """What each kernel of an attention's forward and backward pass needs: of two streams, two heads of this
+    ``width``, 128 queries and 256 keys, in one of the ``FORMS``."""
     query, key = torch.zeros(2, 2, 128, width, dtype=dtype), torch.zeros(2, 2, 256, width, dtype=dtype)
     r = torch.zeros(2, 256, width, dtype=dtype)
     u, s = torch.zeros(2, width), torch.zeros(2, 256)  # parameters, which autocast leaves in float32
     key_start = None if form == FORMS[0] else torch.zeros(2, 128, dtype=torch.int32)
     dropout = (torch.tensor(0), 0.1) if "dropout" in form else (None, 0.0)
-    return [query, key, key, r, u, u, s, key_start, *dropout]
-
-
-def compile_all(gpu: Gpu, width: int, dtype: torch.dtype, form: str) -> list[Result]:
-    """What each kernel of an attention's forward and backward pass needs."""
-    inputs = attention(width, dtype, form)
+    inputs = [query, key, key, r, u, u, s, key_start, *dropout]
     with compiling_for(gpu) as compiled:
         out, lse = fused.fused_attention(*inputs)
         fused.fused_attention_backward(out, out, lse, *inputs)
@@ -99,26 +92,21 @@ def needs(kernel: Any, gpu: Gpu) -> Result:
     """What a compiled kernel needs: registers and bytes of stack per thread, bytes of shared memory per
     program, and how many programs run on a multiprocessor at a time."""
     meta = kernel.metadata
-    found = (of_amd if gpu.target.backend == "hip" else of_nvidia)(kernel.asm)
+    if gpu.target.backend == "hip":  # as the assembly's metadata has them
+        names = {"registers": r"\.vgpr_count:\s+(\d+)", "stack": r"\.private_segment_fixed_size:\s+(\d+)"}
+        pairs = ((name, re.findall(pattern, kernel.asm["amdgcn"])) for name, pattern in names.items())
+        found = {name: int(numbers[0]) for name, numbers in pairs}
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            (cubin := Path(folder) / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+            done = subprocess.run(
+                [CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True
+            )
+        numbers = re.findall(r"REG:(\d+) STACK:(\d+)", done.stdout)[-1]
+        found = dict(zip(("registers", "stack"), map(int, numbers), strict=True))
     granted = -(-found["registers"] // 8) * 8 * gpu.target.warp_size * meta.num_warps
     programs = min(gpu.registers // granted, gpu.shared // meta.shared, 64 // meta.num_warps)
     return found | {"shared": meta.shared, "warps": meta.num_warps, "programs": programs}
-
-
-def of_nvidia(asm: Mapping[str, Any]) -> dict[str, int]:
-    """Registers and stack, as ``cuobjdump`` reports them."""
-    with tempfile.TemporaryDirectory() as folder:
-        (cubin := Path(folder) / "kernel.cubin").write_bytes(asm["cubin"])
-        done = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True)
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", done.stdout)[-1]
-    return {"registers": int(registers), "stack": int(stack)}
-
-
-def of_amd(asm: Mapping[str, Any]) -> dict[str, int]:
-    """Registers and stack, as the assembly's metadata has them."""
-    names = {"registers": r"\.vgpr_count:\s+(\d+)", "stack": r"\.private_segment_fixed_size:\s+(\d+)"}
-    found = {name: re.search(pattern, asm["amdgcn"]) for name, pattern in names.items()}
-    return {name: int(match[1]) for name, match in found.items() if match}
 
 
 def compile_forms(

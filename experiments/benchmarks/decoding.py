@@ -38,26 +38,18 @@ def full_decoder(model: MemoryLM) -> Stepper:
 def bytes_read(decoder: Stepper) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
-    model = decoder.model
-    unread = ("self_attn.r", ".position.weight")
-    weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
-    weights -= sum(p.numel() for p in model.embed.parameters())
+    named, embedding = decoder.model.named_parameters(), decoder.model.embed.parameters()
+    weights = sum(p.numel() for n, p in named if not n.endswith(("self_attn.r", ".position.weight")))
     cached = sum(x.numel() for c in decoder.caches for g in c.groups for x in (g.key, g.value, g.terms["r"]))
-    return (weights + cached) * model.head.weight.element_size()
+    return (weights - sum(p.numel() for p in embedding) + cached) * decoder.model.head.weight.element_size()
 
 
-def vector_products(size: int, dtype: torch.dtype) -> Callable[[], None]:
+def vector_products(size: int, dtype: torch.dtype) -> Callable[[], object]:
     """``torch.mv`` with feed-forward matrices ``[4·D, D]`` that have ``size`` bytes together, one after the
     other, as a function."""
-    matrix = torch.randn(CONFIG.d_ff, CONFIG.d_model).to(dtype)
+    vector, matrix = torch.randn(CONFIG.d_model).to(dtype), torch.randn(CONFIG.d_ff, CONFIG.d_model).to(dtype)
     matrices = [matrix.clone() for _ in range(round(size / matrix.nbytes))]
-    vector = torch.randn(CONFIG.d_model).to(dtype)
-
-    def multiply() -> None:
-        for one in matrices:
-            torch.mv(one, vector)
-
-    return multiply
+    return lambda: [torch.mv(one, vector) for one in matrices]
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ Result = dict[str, Any]
 
 
 class Spread(NamedTuple):
-    """The middle of some numbers, and the quartiles below and above."""
+    """A median, and the quartiles below and above."""
 
     median: float
     low: float
@@ -46,7 +46,7 @@ def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> Sprea
 
 
 def timed(call: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of this number of ``times``, after one call that isn't counted."""
+    """Seconds of each of so many ``times``, after one call that isn't counted."""
     call()
     return in_turns({"": call}, times)[""]
 
@@ -103,14 +103,12 @@ def check_errors(errors: Mapping[str, float], tolerance: float, what: str) -> fl
 
 
 def memory_above(compute: Callable[[], object]) -> int | None:
-    """The most bytes that ``compute`` needs besides what the process holds before; None if the system doesn't
-    report it. Where the system (Linux) can, the peak starts from what the process holds now; elsewhere
-    importing may have held more than it left."""
+    """The most bytes that ``compute`` needs besides what the process holds before, on Linux; else None."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     compute()
     peak = peak_memory(torch.device("cpu"))

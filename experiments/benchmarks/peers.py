@@ -1,9 +1,6 @@
-"""The other implementations, each with the same interface: tokens ``[S, B]`` and memory in; logits
-``[S, B, vocabulary]``, the next memory and the reconstruction loss out. labml-nn's model is shown to compute
-the same as ours before it is timed."""
+"""labml-nn's model, with the interface of ours: tokens ``[S, B]`` and memory in; logits, the next memory and
+the reconstruction loss out. It is shown to compute the same as ours before it is timed."""
 
-import importlib
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,8 +10,7 @@ from torch import Tensor, nn
 
 tracker.debug = lambda *_: None  # labml-nn calls it; labml 0.5.3 no longer has it
 
-from labml_nn.transformers import compressive as labml_compressive  # noqa: E402
-from labml_nn.transformers import xl as labml_xl  # noqa: E402
+from labml_nn.transformers import compressive, xl  # noqa: E402
 from labml_nn.transformers.feed_forward import FeedForward  # noqa: E402
 from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention  # noqa: E402
 
@@ -23,7 +19,6 @@ from memformers import MemoryLM, ModelConfig, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 
 LABML = "labml-nn"
-LUCIDRAINS = "compressive-transformer-pytorch"
 TOLERANCE = 1e-4
 """The largest RMS error of a whole model in float32 relative to the RMS value, in logits, reconstruction loss
 and gradient: the kernels' 1e-5, and more for several layers."""
@@ -35,23 +30,21 @@ class LabmlLM(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        D, heads = config.d_model, config.heads
         parts: dict[str, Any] = {
-            "d_model": config.d_model,
-            "self_attn": RelativeMultiHeadAttention(config.heads, config.d_model, 0.0),
-            "feed_forward": FeedForward(config.d_model, config.d_ff, 0.0),
-            "dropout_prob": 0.0,
-        }
-        self.src_embed = nn.Embedding(config.vocab_size, config.d_model)
+            "d_model": D, "self_attn": RelativeMultiHeadAttention(heads, D, 0.0),
+            "feed_forward": FeedForward(D, config.d_ff, 0.0), "dropout_prob": 0.0,
+        }  # fmt: skip
+        self.src_embed = nn.Embedding(config.vocab_size, D)
         self.transformer: Any
         if config.model == "compressive":
-            f_c = labml_compressive.Conv1dCompression(config.compression_rate, config.d_model)
-            layer = labml_compressive.CompressiveTransformerLayer(compress=f_c, **parts)
-            self.transformer = labml_compressive.CompressiveTransformer(layer, config.n_layers)
-            self.loss = labml_compressive.AttentionReconstructionLoss(self.transformer.layers)
+            f_c = compressive.Conv1dCompression(config.compression_rate, D)
+            layer = compressive.CompressiveTransformerLayer(compress=f_c, **parts)
+            self.transformer = compressive.CompressiveTransformer(layer, config.n_layers)
+            self.loss = compressive.AttentionReconstructionLoss(self.transformer.layers)
         else:
-            layer = labml_xl.TransformerXLLayer(**parts)
-            self.transformer = labml_xl.TransformerXL(layer, config.n_layers)
-        self.generator = nn.Linear(config.d_model, config.vocab_size)
+            self.transformer = xl.TransformerXL(xl.TransformerXLLayer(**parts), config.n_layers)
+        self.generator = nn.Linear(D, config.vocab_size)
         for name, parameter in self.named_parameters():  # zeros would hide a wrong position
             if name.endswith(("key_pos_embeddings", "key_pos_bias", "query_pos_bias")):
                 nn.init.normal_(parameter, std=0.1)
@@ -64,10 +57,10 @@ class LabmlLM(nn.Module):
         S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
         mask = causal_mask(S, past + S, tokens.device)[:, :, None]
         x, no_loss = self.src_embed(tokens), torch.zeros(())
-        lengths, compressive = self.config.memory_sizes[0], self.config.model == "compressive"
-        hidden, new_mem = self.transformer(x, *((mem, c_mem) if compressive else (mem,)), mask)
+        lengths, is_compressive = self.config.memory_sizes[0], self.config.model == "compressive"
+        hidden, new_mem = self.transformer(x, *((mem, c_mem) if is_compressive else (mem,)), mask)
         logits, mem = self.generator(hidden), joined(mem, new_mem)
-        if not compressive:
+        if not is_compressive:
             return logits, ([m[-lengths.mem_len :] for m in mem], []), no_loss
         c = lengths.compression_rate
         n = max(-(-(len(mem[0]) - lengths.mem_len) // c), 0)
@@ -83,37 +76,6 @@ class LabmlLM(nn.Module):
 def joined(kept: list[Tensor], new: list[Tensor]) -> list[Tensor]:
     """The memory ``[t, B, D]`` of each layer with what is new in it."""
     return [torch.cat(pair) for pair in zip(kept, new, strict=True)] if kept else new
-
-
-class LucidrainsLM(nn.Module):
-    """compressive-transformer-pytorch's model, batch first inside, as similar to ours as its settings
-    allow: plain residuals, and each layer reads its own memory."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        package = importlib.import_module("compressive_transformer_pytorch")
-        self.model = package.CompressiveTransformer(
-            num_tokens=config.vocab_size,
-            dim=config.d_model,
-            depth=config.n_layers,
-            heads=config.heads,
-            seq_len=config.segment_len,
-            mem_len=config.mem_len,
-            cmem_len=config.c_mem_len,
-            cmem_ratio=config.compression_rate,
-            gru_gated_residual=False,
-            enhanced_recurrence=False,
-        )
-
-    def forward(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
-        """Logits, the next memory and the reconstruction loss."""
-        logits, memory, loss = self.model(tokens.t(), memories=memory)
-        return logits.transpose(0, 1), memory, loss.sum()
-
-
-def lucidrains_is_installed() -> bool:
-    """Whether :class:`LucidrainsLM` can be built; ``make bench`` installs what it needs."""
-    return importlib.util.find_spec("compressive_transformer_pytorch") is not None
 
 
 def two_alike(config: ModelConfig) -> tuple[MemoryLM, LabmlLM]:
@@ -140,19 +102,15 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
         if learn:
             (F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + loss).backward()
             (F.cross_entropy(their_logits.flatten(0, 1), tokens.flatten()) + their_loss).backward()
-            errors["gradient"] = relative_error(*two_gradients(ours, theirs))
-    error = check_errors(errors, TOLERANCE, "labml-nn's model")
+            own, other = gradients(ours), gradients(theirs)
+            mapped = from_labml(other, max_positions=ours.config.longest_attention)
+            both = ([x[name].flatten() for name in own] for x in (own, mapped))
+            errors["gradient"] = relative_error(*map(torch.cat, both))
     for model in (ours, theirs):
         model.zero_grad()
-    return error
+    return check_errors(errors, TOLERANCE, "labml-nn's model")
 
 
-def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
-    """Our whole gradient in one vector, and theirs, converted in the same way as their weights."""
-
-    def gradients(model: nn.Module) -> dict[str, Tensor]:
-        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-
-    own = gradients(ours)
-    mapped = from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
-    return torch.cat([x.flatten() for x in own.values()]), torch.cat([mapped[name].flatten() for name in own])
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of each parameter by its name, zeros where it has none."""
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}

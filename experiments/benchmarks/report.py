@@ -1,22 +1,17 @@
-"""The reports of the measurements: the texts of ``*.in.md`` with the tables that are made here, and a
-figure."""
+"""The reports of the measurements: the texts of ``*.in.md`` with the tables that are made here."""
 
-import math
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.ticker import LogLocator
 
 from experiments.benchmarks import attention as a
 from experiments.benchmarks.measuring import Result, Spread, spread, times_as_fast
-from experiments.benchmarks.peers import LABML, LUCIDRAINS
+from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
 from memformers.common.files import write_text
-from memformers.common.intervals import Mean
 from memformers.kernels import blocked
-from memformers.report import plotting
 from memformers.report.markdown import DASH, number, table
 
 HERE = Path(__file__).parent
@@ -26,7 +21,6 @@ PAGES = Environment(
 )  # fmt: skip
 PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
-LOOKS = {a.OURS: plotting.ORANGE, a.NAIVE: plotting.BLUE, a.SDPA: plotting.GREEN}
 
 
 def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
@@ -40,13 +34,11 @@ def packages_of(environment: Result) -> str:
 
 
 def write_speeds(results: Result, folder: Path) -> None:
-    """Write ``RESULTS.md`` and its figure, with a section for each measurement that was made."""
+    """Write ``RESULTS.md``, with a section for each measurement that was made."""
     steps, alone = results.get("training", []), results.get("attention", [])
     rates = [x for r in steps + alone for x in r["torch.mm, FLOP/s"]]
     errors = [error for r in alone for error in r["errors"].values()]
     names = dict.fromkeys(r["case"] for r in steps)
-    if alone:
-        draw_attention(alone, folder / "figures" / "attention.svg")
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": a,
         "packages": packages_of(results["environment"]), "gigaflops": median(rates or [0.0]) / 1e9,
@@ -60,23 +52,20 @@ def write_speeds(results: Result, folder: Path) -> None:
 
 
 def steps_tables(steps: list[Result]) -> dict[str, str]:
-    """Whole training steps: speeds and peak memory beside the peers, and other modes."""
-    speeds, peaks, modes, others = [], [], [], []
+    """Whole training steps: speeds and peak memory beside labml-nn, and bfloat16."""
+    speeds, peaks, modes = [], [], []
     for r in steps:
         name, ours = [r["case"], r["model"]], tokens_per_second(r, OURS)
         share = r["flops"] / median(r["seconds"][OURS]) / median(r["torch.mm, FLOP/s"])
         ratios = ratio(r, OURS, LABML), ratio(r, OURS, LABML_FUSED), f"{share:.0%}"
         speeds.append([*name, ours, tokens_per_second(r, LABML), *ratios])
-        peaks.append([*name, *(mebibytes(r["peak memory"].get(side)) for side in (OURS, LABML, LUCIDRAINS))])
+        peaks.append([*name, *(mebibytes(r["peak memory"].get(side)) for side in (OURS, LABML))])
         modes.append([*name, ours, ratio(r, BFLOAT16, OURS)])
-        if LUCIDRAINS in r["seconds"]:
-            others.append([name[0], ours, tokens_per_second(r, LUCIDRAINS), ratio(r, OURS, LUCIDRAINS)])
     return {
         "speeds": table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
                          "ratio with fused AdamW", "share of torch.mm"], speeds),
-        "peaks": table(["case", "model", OURS, LABML, LUCIDRAINS], peaks),
+        "peaks": table(["case", "model", OURS, LABML], peaks),
         "modes": table(["case", "model", "float32, tokens/s", "bfloat16"], modes),
-        "lucidrains": table(["case", "ours, tokens/s", f"{LUCIDRAINS}, tokens/s", "ratio"], others),
     }  # fmt: skip
 
 
@@ -107,33 +96,6 @@ def attention_table(results: list[Result]) -> str:
         "share of torch.mm",
     ]
     return table(heads, rows) if rows else ""
-
-
-def draw_attention(results: list[Result], path: Path) -> None:
-    """Two panels into ``path``, a line for each implementation, quartiles as bars."""
-    figure, places = plotting.panels([3.4], width=9.0, columns=2)
-    for axes, part, scale, said in (
-        (places[0], "seconds", 1e3, "forward + backward (milliseconds)"),
-        (places[1], "extra memory", 2**-20, "peak memory beside the inputs (MiB)"),
-    ):
-        many = []
-        for name, look in LOOKS.items():
-            measured = [(r["keys"], r[part][name]) for r in results if r[part].get(name)]
-            found = [(keys, spread(x if isinstance(x, list) else [x], scale)) for keys, x in measured]
-            points = [(float(keys), Mean(x.median, math.nan, 1)) for keys, x in found]
-            bars = [(x.median - x.low, x.high - x.median) for _, x in found]
-            many.append(plotting.Series(name, points, look, bars))
-        axes.set_yscale("log")
-        plotting.draw_marks(axes, many)
-        plotting.style(axes, "keys K (positions of memory and segment)", said)
-        plotting.octave_axis(axes, [r["keys"] for r in results])
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.minorticks_off()
-    plotting.legend(figure)
-    title = f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries"
-    figure.suptitle(title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plotting.save(figure, path)
 
 
 def write_decoding(results: Result, folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct
 from experiments.python_source import prepared_python_source
 from memformers.common.fields import Count
 from memformers.comparison.arms import keys_of_layers, parse_arm
@@ -70,7 +70,6 @@ class Memories(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The arms on the texts."""
         return arms_of(TEXT)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -96,9 +95,7 @@ class Memories(ArmsCommand):
         """The tasks, and what is measured on each; one layer of Transformer-XL looks 192 positions back in
         recall."""
         near, far = (
-            Measure(
-                f"recall, set {a} to {b} positions ago", right_between(a, b), ".1f", " %", " points", 100, 1
-            )
+            correct(f"recall, set {a} to {b} positions ago", right_between(a, b))
             for a, b in ((0, 192), (192, 384))
         )
         measures = (

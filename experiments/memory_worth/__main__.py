@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import ArmsCommand, Column, Pairs, Parts, Tasks, labels_of
+from experiments.arms import ArmsCommand, Column, Parts, Tasks
 from experiments.memory_worth.arms import ALL, KINDS
 from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from experiments.python_source import prepared_python_source
@@ -34,7 +33,6 @@ from memformers.evaluation.memory_ablation import beginnings, losses_under_contr
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
-from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
@@ -83,7 +81,6 @@ class MemoryWorth(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The arms of experiments/memory_worth/arms.py."""
         return [*ALL.values()]
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -149,28 +146,6 @@ class MemoryWorth(ArmsCommand):
             "Loss by the length of the word": columns(WORD, BASELINE, ", loss"),
             **{f"Rise of the loss, {c}": columns(DISTANCE, c, f", {c}") for c in CONTROLS},
         }
-
-    def figure(self, tasks: Tasks, parts: Parts, pairs: Pairs) -> tuple[Figure, str] | None:
-        """What each memory saves against no memory, by how far back a word last began; None without such a
-        memory."""
-        columns, labels = [*parts.values()][1], labels_of(tasks, self.listed())
-        many = []
-        for i, name in enumerate(name for name in labels if name != self.base):
-            differences = [(float(at), c.difference(name, self.base)) for at, c in enumerate(columns)]
-            points = [(at, replace(mean, mean=-mean.mean)) for at, mean in differences if mean]
-            look = plotting.PALETTE[i % 7] | {"marker": "os^DvPX"[(i + i // 7) % 7]}
-            many += [plotting.Series(labels[name], points, look)] * bool(points)
-        if not many:
-            return None
-        figure, [axes] = plotting.panels([3.2])
-        plotting.draw_marks(axes, many, plotting.APART / 2)
-        plotting.style(axes, "tokens since the word last began", "nats per token saved")
-        plotting.categories(axes, [column.name for column in columns], rotation=40)
-        axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-        return figure, (
-            "How much each memory lowers the loss of words, after the longest training. First: words that "
-            "had not occurred in the document."
-        )
 
 
 def loss_of(title: str, group: str, control: str) -> Callable[[dict[str, Any]], float | None]:

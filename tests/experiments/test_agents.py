@@ -198,9 +198,9 @@ class Broken(TMaze):
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("raises", "t-maze-3 raised an error at step 8: ZeroDivisionError: no more"),
+    [("raises", "t-maze-3 raised an error at step 9: ZeroDivisionError: no more"),
      ("nan", r"expected observations of t-maze-3 as \[6, 4\], got .* not finite at step 9"),
-     ("shape", r"expected done of t-maze-3 as \[6\], got \[5\] at step 9")],
+     ("shape", r"expected done \(terminated\) of t-maze-3 as \[6\], got \[5\] at step 9")],
 )  # fmt: skip
 def test_environments_that_fail_get_one_line_and_what_was_learned_is_kept(
     how, message, tmp_path, monkeypatch

@@ -86,14 +86,12 @@ def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
         decoding.stepping(streams=2, rounds=1)
 
 
-@pytest.mark.drawn
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
     writers = {"results": report.write_speeds, "decoding": report.write_decoding}
     for name, write in (writers | {"compiled": report.write_compiled}).items():
         write(read_json(HERE / f"{name}.json"), tmp_path)
         page = f"{name.upper()}.md"
         assert (tmp_path / page).read_text("utf-8") == (HERE / page).read_text("utf-8"), page
-    assert (tmp_path / "figures" / "attention.svg").stat().st_size > 10_000
 
 
 def test_the_report_of_a_part_has_only_that_part(tmp_path):
@@ -140,4 +138,4 @@ def test_the_kernels_as_they_are_now_compile_and_are_as_the_table_says(tmp_path)
 def test_a_quick_run_measures_everything_and_is_reported(only, tmp_path):
     program.main(program.Options(only, quick=True, out=tmp_path))
     (page,) = tmp_path.glob("*.md")
-    assert page.read_text("utf-8").count("\n## ") == {"speed": 5, "decoding": 3}[only]
+    assert page.read_text("utf-8").count("\n## ") == {"speed": 4, "decoding": 3}[only]

@@ -79,11 +79,9 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     assert (out / "report.md").read_text() == page
 
 
-def test_without_an_arm_that_has_no_memory_there_is_no_figure_and_the_first_seed_can_be_chosen(
-    tmp_path, text
-):
+def test_without_a_rival_there_is_no_difference_and_the_first_seed_can_be_chosen(tmp_path, text):
     _, page, rows = measured(tmp_path / "a", text, arms=ARMS[1:], seed=7)
-    assert "![" not in page
+    assert "minus" not in page
     assert "\n\n\n" not in page
     assert {seed for _, _, seed in rows} == {"7"}
 
