@@ -1,4 +1,4 @@
-"""The page of the command line, from what each command answers to ``--help``."""
+"""The pages of the command line, one for each command, from what it answers to ``--help-all``."""
 
 import contextlib
 import io
@@ -18,7 +18,10 @@ ENDING = re.compile(r"\s*\((default: .*|required)\)$")
 INTRODUCTION = f"""# The command line
 
 {ABOUT}
-`memformers COMMAND --help-all` prints the same as this page, and `memformers --version` the version.
+`memformers COMMAND --help-all` prints the same as its page, and `memformers --version` the version.
+
+| command | what it does |
+|---|---|
 """
 
 
@@ -33,10 +36,12 @@ class Option:
     """What it is if it isn't given, or that it must be given; empty for nothing."""
 
 
-def command_line_page() -> str:
-    """The page in Markdown: all commands and their options, in the order of their help."""
-    parts = [INTRODUCTION, *(f"- [`{name}`](#{name}): {summary}" for name, summary in COMMANDS.items()), ""]
-    return "\n".join([*parts, *(section(name, help_of(name)) for name in COMMANDS)])
+def command_pages() -> dict[str, str]:
+    """The pages in Markdown, by their paths: the list of all commands first, then each with its options in
+    the order of its help."""
+    rows = [f"| [`{name}`](commands/{name}.md) | {summary} |" for name, summary in COMMANDS.items()]
+    pages = {f"commands/{name}.md": page_of(name, help_of(name)) for name in COMMANDS}
+    return {"command-line.md": INTRODUCTION + "\n".join(rows) + "\n", **pages}
 
 
 def help_of(command: str) -> str:
@@ -56,17 +61,17 @@ def help_of(command: str) -> str:
     return said.read()
 
 
-def section(command: str, text: str) -> str:
-    """A command's part of the page, from its help."""
+def page_of(command: str, text: str) -> str:
+    """The page of a command, from its help."""
     usage, _, about = text.partition("╭")[0].partition("\n\n")
     summary, *examples = (" ".join(part.split()) for part in about.split("Example: "))  # lines are wrapped
     lines = escape("\n".join([usage.strip(), *examples]))
-    parts = [f"## {command}", f"<p>{escape(summary)}</p>", f"<pre><code>{lines}</code></pre>"]
+    parts = [f"# memformers {command}", f"<p>{escape(summary)}</p>", f"<pre><code>{lines}</code></pre>"]
     for title, body in BOX.findall(text):
         said, options = entries(body)
-        parts.append(f"### {title} {{ #{command}-{re.sub('[^a-z]+', '-', title)} }}")
+        parts.append(f"## {title}")
         parts += [f"<p>{escape(said)}</p>"] if said else []
-        parts.append("\n".join(['<dl class="options">', *(entry(command, o) for o in options), "</dl>"]))
+        parts.append("\n".join(['<dl class="options">', *map(entry, options), "</dl>"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -92,11 +97,11 @@ def option_of(names: str, lines: list[str]) -> Option:
     return Option(names, ENDING.sub("", meaning), value)
 
 
-def entry(command: str, option: Option) -> str:
+def entry(option: Option) -> str:
     """An option and its meaning in HTML. In Markdown, what stands in the help could mean something else."""
     name = option.names.split(",")[0].split()[0].lstrip("-")
     value = f" <span>{escape(option.value)}</span>" if option.value else ""
-    return f'<dt id="{command}-{name}">{code(option.names)}{value}</dt>\n<dd>{escape(option.meaning)}</dd>'
+    return f'<dt id="{name}">{code(option.names)}{value}</dt>\n<dd>{escape(option.meaning)}</dd>'
 
 
 def code(text: str) -> str:

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import memformers
-from docs.building.command_line import command_line_page
+from docs.building.command_line import command_pages
 from docs.building.drawings import DRAWINGS, svg
 from docs.building.markdown import COMMENT, named, relinked
 from docs.building.marks import with_marks
@@ -30,6 +30,7 @@ from docs.building.reference import (
     with_public_names,
 )
 from docs.building.source import ROOT
+from memformers.cli import COMMANDS
 from memformers.report.page import inline_svg
 from memformers.report.plotting import DARK
 
@@ -38,7 +39,6 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
 }
 """Files of the site that lie outside of docs/."""
-COMMAND_LINE = "command-line.md"
 LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
 """Pages that are not in English."""
 WIDE = ("results/", "scaling.md", "recipes.md", "which-memory.md")
@@ -48,7 +48,7 @@ BOOSTS = {
     "api/memformers.": 0.001,
     "api/": 0.01,
     "changelog.md": 0.1,
-    "command-line.md": 2,
+    "commands/": 2,
     "contributing.md": 0.1,
     "design.md": 0.3,
     "notebooks/": 0.2,
@@ -71,8 +71,11 @@ DRAWING = re.compile(r'<img [^>]*src="([^"]*drawings/[^"]+)"[^>]*>')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill in the reference: a page for each public name, and one for each module among the internals."""
+    """Fill in the commands, and the reference: a page for each public name, and one for each module among
+    the internals."""
     for entry in config.nav or []:
+        if "Commands" in entry:
+            entry["Commands"] += [{name: f"commands/{name}.md"} for name in COMMANDS]
         if "API reference" in entry:
             entry["API reference"] = public_navigation()
         if "Internals" in entry:
@@ -97,7 +100,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page_of(name), content=public_page(name)))
     for name in modules():
         files.append(File.generated(config, page_of(name), content=module_page(name)))
-    files.append(File.generated(config, COMMAND_LINE, content=command_line_page()))
+    for uri, content in command_pages().items():
+        files.append(File.generated(config, uri, content=content))
     return files
 
 

@@ -102,13 +102,16 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
         if learn:
             (F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + loss).backward()
             (F.cross_entropy(their_logits.flatten(0, 1), tokens.flatten()) + their_loss).backward()
-            own, other = gradients(ours), gradients(theirs)
-            mapped = from_labml(other, max_positions=ours.config.longest_attention)
-            both = ([x[name].flatten() for name in own] for x in (own, mapped))
-            errors["gradient"] = relative_error(*map(torch.cat, both))
+            errors["gradient"] = relative_error(*two_gradients(ours, theirs))
     for model in (ours, theirs):
         model.zero_grad()
     return check_errors(errors, TOLERANCE, "labml-nn's model")
+
+
+def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
+    """Our whole gradient in one vector, and theirs, converted in the same way as their weights."""
+    own, mapped = gradients(ours), from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
+    return torch.cat([x.flatten() for x in own.values()]), torch.cat([mapped[name].flatten() for name in own])
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -2,9 +2,14 @@
 
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
+
+
+def stream() -> TextIO:
+    """Where progress goes: standard error, or in a notebook, which shows that as errors, standard output."""
+    return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel") else sys.stderr
 
 
 class Progress(tqdm):  # type: ignore[type-arg]
@@ -13,7 +18,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
     tenth = 0
 
     def __init__(self, **options: Any):
-        self.in_log = not sys.stderr.isatty()
+        self.in_log = not stream().isatty()
         if self.in_log:
             options["file"] = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             options["bar_format"] = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{postfix}"
@@ -26,7 +31,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
             super().display(msg, pos)
         elif tenth > self.tenth:
             self.tenth = tenth
-            print(self, file=sys.stderr, flush=True)
+            print(self, file=stream(), flush=True)
 
     def show(self, words: str, done: float | None = None) -> None:
         """Show ``words`` behind the bar, and how much is ``done``; drawn a few times a second at most."""
@@ -36,4 +41,4 @@ class Progress(tqdm):  # type: ignore[type-arg]
     def say(self, line: str) -> None:
         """Print a line above the bar; nothing if the bar isn't shown."""
         if not self.disable:
-            self.write(line, file=sys.stderr)
+            self.write(line, file=stream())

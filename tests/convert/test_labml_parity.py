@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from experiments.benchmarks.cases import MODELS
 from experiments.benchmarks.peers import LabmlLM, RelativeMultiHeadAttention, two_alike, two_gradients
+from experiments.benchmarks.training import MODELS
 from memformers import ModelConfig, from_labml
 from tests.builders import fill_zeros
 

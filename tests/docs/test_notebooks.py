@@ -13,8 +13,6 @@ from memformers.data.builtin import write_play
 FOLDER = Path(__file__).parents[2] / "experiments/notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 300_000
-PROGRESS = re.compile(r"[\w-]+: +\d+%, |over |  +[\d,]+ tokens ")
-"""The lines of a training that are its progress."""
 
 
 def outputs(notebook):
@@ -47,7 +45,6 @@ def test_a_notebook_is_committed_as_it_ran_with_figures_light_and_without_paths(
     assert path.stat().st_size < LARGEST
     for output in outputs(notebook):
         assert output.output_type != "error"
-        if output.get("name") == "stderr":
-            assert all(map(PROGRESS.match, output.text.splitlines())), output.text
+        assert output.get("name") != "stderr"  # which a notebook shows as errors
         shown = output.get("text", "") + output.get("data", {}).get("text/plain", "")
         assert not re.search(r"(/\w+){2,}|[A-Z]:\\", shown)

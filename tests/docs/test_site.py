@@ -158,20 +158,19 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
         found[1] for line in lines if (found := re.match(r"│ (-\S+(?:, -\S+)?|\[?[A-Z]{2,}\]?)(?= |$)", line))
     ]
     titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
-    page = read(site, "command-line.html")
-    part = page.partition(f'<h2 id="{command}">')[2].partition("<h2 ")[0]
+    part = read(site, f"commands/{command}.html").partition("<h1")[2]
     shown = [unescape(names) for names in re.findall(r"<dt [^>]*><code[^>]*>([^<]+)</code>", part)]
     assert len(options) > 1
     assert all(names.startswith(option) for names, option in zip(shown, options, strict=True))
-    assert [text_of(title).strip("¶") for title in re.findall(r"<h3 .*?</h3>", part)] == titles
+    assert [text_of(title).strip("¶") for title in re.findall(r"<h2 .*?</h2>", part)] == titles
 
 
 @pytest.mark.parametrize(
     ("page", "text"),
     [("api/RelativeMultiHeadAttention.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
-     ("command-line.html",
+     ("commands/compare.html",
       r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a"),
-     ("command-line.html", r"FOLDER required\nThe folder of a run or of a comparison\.")],
+     ("commands/probe.html", r"FOLDER required\nThe folder of a run or of a comparison\.")],
 )  # fmt: skip
 def test_choices_meanings_and_defaults_stand_on_a_page(page, text, site):
     assert re.search(text, text_of(read(site, page)))
@@ -216,7 +215,7 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     for query, pages_found in found.items():
         assert pages_found[0].startswith(guides[query])
         assert not pages_found[0].startswith(("api/", "notebooks/", "results/"))
-    assert "command-line.html" in found["--resume"][:5]
+    assert "commands/train.html" in found["--resume"][:5]
 
 
 def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_tables_whole(site, page):
