@@ -1,6 +1,8 @@
 """What a training shows while it runs: how far it is, and how long it takes with its evaluations."""
 
+import io
 import os
+import sys
 import time
 
 import pytest
@@ -29,6 +31,16 @@ def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(capsy
             not hidden
         )
         assert last == "a line" * (not hidden)
+
+
+def test_a_notebook_shows_progress_as_output_and_not_as_errors(capsys, monkeypatch):
+    kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stderr", errors := kind())
+    with Progress(total=10, mininterval=0) as bar:
+        bar.show("loss 2.5", 5)
+        bar.say("a line")
+    assert errors.getvalue() == ""
+    assert capsys.readouterr().out.splitlines()[-1] == "a line"
 
 
 @pytest.mark.parametrize(
