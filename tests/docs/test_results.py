@@ -47,6 +47,9 @@ def test_a_verdict_is_what_its_file_says(verdict):
     assert found.n == verdict.seeds > 2
     assert verdict.difference == pytest.approx(found.mean, abs=0.51 * 10**-digits)
     assert verdict.half_width == pytest.approx(found.half_width, abs=0.51 * 10**-digits)
+    gain = found.mean if verdict.unit == "points" else -found.mean
+    ahead = "compressive" if gain > found.half_width else "transformer-xl" if gain < -found.half_width else ""
+    assert verdict.winner == ahead
 
 
 @pytest.mark.parametrize("page", TRACED, ids=lambda page: page.stem)

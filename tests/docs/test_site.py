@@ -232,6 +232,23 @@ def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_table
     assert "checkpoints.html" in page.get_attribute(".md-search-result__link", "href")
 
 
+def test_figures_of_results_follow_the_page_and_their_numbers_are_not_searched(site):
+    for name in ("index", "results/index", "results/reach", "how-to/agents"):
+        page = read(site, f"{name}.html")
+        assert '<div class="figure' in page
+        assert "prefers-color-scheme" not in page.partition('<div class="figure')[2].partition("</svg>")[0]
+        assert not re.search(r"<img [^>]*/?figures/", page)
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    found = " ".join(doc["text"] for doc in index["docs"] if doc["location"].startswith("results/reach"))
+    assert "guesses from 320 on" in found
+    assert "64 KiB" not in found
+
+
+def test_short_code_stays_in_its_line(site):
+    assert '<code class="short">--bptt 1</code>' in read(site, "results/slots.html")
+    assert "white-space: nowrap" in read(site, "stylesheets/extra.css").partition("code.short")[2][:40]
+
+
 def test_a_page_says_its_language(site):
     languages = {name: re.search(r'<html lang="([^"]+)"', html)[1] for name, html in pages(site).items()}
     others = {name: language for name, language in languages.items() if language != "en"}
