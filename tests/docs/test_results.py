@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from importlib.util import find_spec
+from importlib import import_module
 
 import pytest
 import torch
@@ -84,7 +84,13 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
         asked = parse_arguments(getattr(compare, arguments[0].capitalize()), arguments[1:])
         assert f"seeds={experiments()[name]['seeds']}" in repr(asked)
     elif program == "python":
-        assert find_spec(arguments[1]), arguments
+        module = import_module(arguments[1])
+        module = import_module(f"{arguments[1]}.__main__") if hasattr(module, "__path__") else module
+        [command] = [
+            found for found in vars(module).values()
+            if isinstance(found, type) and hasattr(found, "run") and found.__module__ == module.__name__
+        ]  # fmt: skip
+        parse_arguments(command, arguments[2:])
     else:
         assert program == "make"
 
