@@ -61,8 +61,9 @@ BOOSTS = {
 title counts 1,000 times as much as text, and a reference is all titles, so guides would come last."""
 UNBROKEN = re.compile(r"(?<=\d) (?=[%±] ?\d?|(?:[KM]iB|[Ms])\b)|(?<=%) (?=±)|(?<=±) (?=\d)")
 """Spaces within a number with its unit and its interval, such as 65.7 % ± 0.6."""
-SHORT = re.compile(r"(?<!<pre>)(?<!</span>)<code>(?=[^<]{1,30}</code>)")
-"""The beginning of short code, which stays in a line; a browser breaks --option after its dashes."""
+INLINE = re.compile(r"(?<!<pre>)(?<!</span>)<code>([^<]+)</code>")
+SHORT = 30
+"""The most characters of code that stays in a line. A browser breaks --option after its dashes."""
 FIGURE = re.compile(r'<img alt="([^"]*)" src="[./]*(?:results/)?figures/(\w+)\.svg"\s*/?>')
 WIDE_FIGURE = 400
 """The points from which a figure scrolls on a telephone, so that it stays readable."""
@@ -128,7 +129,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         if page.file.src_uri.endswith(".ipynb"):
             return for_the_site(html, Path(page.file.abs_src_path))
         html = UNBROKEN.sub("\u00a0", with_marks(with_mathml(html)))
-        html = SHORT.sub('<code class="short">', html)
+        html = INLINE.sub(unbroken, html)
         if page.file.src_uri.startswith("results/"):
             html = TABLE.sub(narrow, html)
         return DRAWING.sub(r'<a href="\1">\g<0></a>', html)
@@ -140,6 +141,14 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Copy the notebooks that their pages offer for download."""
     for notebook in (ROOT / "experiments/notebooks").glob("*.ipynb"):
         shutil.copyfile(notebook, Path(config.site_dir) / "notebooks" / notebook.name)
+
+
+def unbroken(code: re.Match[str]) -> str:
+    """Code in a sentence: short code stays in its line, and in longer code each option does."""
+    if len(code[1]) <= SHORT:
+        return f'<code class="short">{code[1]}</code>'
+    options = re.sub(r"(?<!\S)--[\w-]+", r'<span class="short">\g<0></span>', code[1])
+    return f"<code>{options}</code>"
 
 
 def narrow(table: re.Match[str]) -> str:

@@ -244,9 +244,10 @@ def test_figures_of_results_follow_the_page_and_their_numbers_are_not_searched(s
     assert "64 KiB" not in found
 
 
-def test_short_code_stays_in_its_line(site):
+def test_short_code_and_options_stay_in_their_line(site):
     assert '<code class="short">--bptt 1</code>' in read(site, "results/slots.html")
-    assert "white-space: nowrap" in read(site, "stylesheets/extra.css").partition("code.short")[2][:40]
+    assert '<span class="short">--compression</span> mean</code>' in read(site, "which-memory.html")
+    assert "white-space: nowrap" in read(site, "stylesheets/extra.css").partition("code.short")[2][:70]
 
 
 def test_a_page_says_its_language(site):
