@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from textwrap import fill
 
 import torch
 import torch.nn.functional as F
@@ -19,18 +20,23 @@ from memformers.common.machine import (
     instructions,
     multiplies_bfloat16_faster,
 )
+from memformers.common.text_format import counted
 from memformers.kernels import dispatch, naive
 from memformers.kernels.self_test import find_mismatch
 from memformers.models.attention import FORCED
 from memformers.report.markdown import text_table
 
+WIDTH = 80
+"""Of what is printed, in columns."""
+AUTO = " (auto)"
+"""Follows the name of the kernel that is used if none is named."""
 B, H, S, K = 8, 4, 128, 256
 """The streams, heads, queries and keys of the attention that is timed."""
 
 
 @dataclass(frozen=True)
 class Doctor(Checked):
-    """Show this machine, which kernels compute here what they should, how fast, and what will be used.
+    """Test the attention kernels on this machine, and show which one training uses.
 
     Example: memformers doctor
     """
@@ -46,21 +52,31 @@ class Doctor(Checked):
         facts = describe_environment(device)
         packages = facts["packages"] | {"triton": installed("triton")}
         print(f"device      {device}: {facts['device']}")
-        print(f"system      {facts['platform']}, {facts['cores']} cores, {facts['threads']} threads")
+        cores, threads = facts["cores"], facts["threads"]
+        print(f"system      {facts['platform']}, {counted(cores, 'core')}, {counted(threads, 'thread')}")
         print(f"processor   {', '.join(instructions()) or 'its instructions are not known here'}")
-        print(f"packages    Python {facts['python']}, {', '.join(f'{n} {v}' for n, v in packages.items())}")
-        print(f"precision   auto is {'bfloat16' if multiplies_bfloat16_faster(device) else 'float32'}")
+        versions = f"Python {facts['python']}, {', '.join(f'{n} {v}' for n, v in packages.items())}"
+        print(fill(f"packages    {versions}", WIDTH, subsequent_indent=" " * 12))
         if forced := os.environ.get(FORCED):
             print(f"kernel      {FORCED} names {forced}; without it, auto would be as below")
-        rows = [["kernel", "dtype", "state", "ms"]]
+        rows, kernel = [["kernel", "dtype", "state", "ms"]], forced
+        precision = "bfloat16" if multiplies_bfloat16_faster(device) else "float32"
         for dtype in (torch.float32, torch.bfloat16):
-            rows += [[name, str(dtype).removeprefix("torch."), *cells]
-                     for name, cells in examine(device, dtype, self.d_head).items()]  # fmt: skip
-        print(f"\n{text_table(rows, 100)}\n")
-        print(
-            f"ms: forward and backward pass, B = {B}, H = {H}, S = {S}, K = {K}, d_head = {self.d_head}. "
-            "SDPA is\nPyTorch's attention without positions, which no kernel here is for."
+            of_type = str(dtype).removeprefix("torch.")
+            for name, cells in examine(device, dtype, self.d_head).items():
+                rows.append([name, of_type, *cells])
+                if name.endswith(AUTO) and of_type == precision:
+                    kernel = kernel or name.removesuffix(AUTO)
+        print(f"\n{text_table(rows, WIDTH)}\n")
+        how = f"B = {B}, H = {H}, S = {S}, K = {K}, d_head = {self.d_head}"
+        about = (
+            f"ms: forward and backward pass, {how}. SDPA is PyTorch's attention without positions, which no "
         )
+        print(fill(f"{about}kernel here is for.", WIDTH))
+        used = f"{kernel}, {precision}, {counted(threads, 'thread')}"
+        if device.type == "cpu" and threads < cores:
+            used += f" (of {cores}: set OMP_NUM_THREADS={cores})"
+        print(f"\nTraining here uses: {used}")
 
 
 def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, list[str]]:
@@ -78,7 +94,7 @@ def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, 
         compute = None if said else partial(kernel_of(name), query, key, value, r, u=u, v=v)
         said = said or ("" if name == "naive" else find_mismatch(kernel_of(name), device, dtype, d_head))
         state = said or ("the definition" if name == "naive" else "agrees with naive")
-        marked = f"{name} (auto)" if name == taken else name
+        marked = f"{name}{AUTO}" if name == taken else name
         found[marked] = [state, f"{milliseconds(compute):.2f}" if compute and not said else "–"]
     sdpa = partial(F.scaled_dot_product_attention, query, key, value)
     return found | {"SDPA": ["no positions", f"{milliseconds(sdpa):.2f}"]}

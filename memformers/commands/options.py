@@ -1,5 +1,6 @@
 """What several commands share: options, and their groups in ``--help-all``."""
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ def say_report(page: Path) -> None:
 
     markdown = page.with_suffix(".md")
     print(f"\n{answer_of(markdown.read_text(encoding='utf-8'))}\n\nreport: {page}\n        {markdown}")
+    print(f"open it: python -m webbrowser -t {shlex.quote(str(page))}")
 
 
 def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
@@ -96,6 +98,7 @@ class ExperimentCommand(TrackedCommand):
         if self.resume and self.out is None:
             raise UserError("name the experiment to resume as --out.")
         say_report(self.experiment(self.out or new_folder(self.name)))
+        print("watch the next one: memformers dashboard")
 
     @classmethod
     def main(cls) -> None:

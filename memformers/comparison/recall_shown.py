@@ -27,7 +27,7 @@ COLOURS = dict(zip(PLACES, (32, 166, 36, 244), strict=True))
 """Of a terminal with 256 colours: those of segment, positions and slots in every picture."""
 PAGE = "recall.html"
 POSITIONS, ROWS = 1024, 8
-"""How many positions of the stream are asked about, and how many questions the terminal shows."""
+"""How many positions of the stream are asked about, and how many rows their shares have."""
 
 Stream = dict[str, Any]
 """``models``: their names. ``sets``: position, key and value of each token that sets one. ``asks``, from near
@@ -83,8 +83,9 @@ def place_of(position: int, ask: Mapping[str, Any], model: int) -> str:
 
 
 def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
-    """A question whose value no model has in its segment, what each model has of the stream, and whether it
-    answers correctly; then questions from near to far. Without ``colours``, the words alone say it."""
+    """A question, if possible one whose value is in a slot, what each model has of the stream, and whether it
+    answers correctly; then the share of correct answers from near to far. Without ``colours``, the words say
+    all of it."""
 
     def painted(text: str, place: str) -> str:
         return f"\033[38;5;{COLOURS[place]}m{text}\033[0m" if colours else text
@@ -110,14 +111,14 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
                     " ".join(tokens), width, initial_indent=f"  {place:10}", subsequent_indent=" " * 12
                 )
                 lines += [painted(line, place) for line in text.splitlines()]
-    rows = [["positions ago", *models]]
-    for i in range(ROWS):
-        ask = asks[i * (len(asks) - 1) // (ROWS - 1)]
-        places = [place_of(ask["at"] - ask["distance"], ask, number) for number in range(len(models))]
-        answers = zip(ask["of"], places, strict=True)
-        rows.append([str(ask["distance"]), *(f"{said(own[0])} ({place})" for own, place in answers)])
-    return "\n".join([*lines, "", "Questions from near to far, and where the value was:", "",
-                      text_table(rows, width)])  # fmt: skip
+    rows, size = [["positions ago", *models]], -(-len(asks) // ROWS)
+    for near in range(0, len(asks), size):
+        group = asks[near : near + size]
+        shares = (sum(ask["of"][number][0] for ask in group) / len(group) for number in range(len(models)))
+        span = f"{group[0]['distance']} – {group[-1]['distance']}"
+        rows.append([span, *(f"{share:.0%}" for share in shares)])
+    lines += ["", "Correct answers to all questions here, by how long ago the value was set:", ""]
+    return "\n".join([*lines, text_table(rows, width)])
 
 
 def name(key: int) -> str:

@@ -242,8 +242,8 @@ def tiny_shakespeare() -> Sources:
         raw = download()
     except OSError as error:
         warn(
-            f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): the "
-            "built-in play is used instead. To use the real corpus, give --data or MEMFORMERS_DATA its path."
+            "to train on Tiny Shakespeare, give --data or MEMFORMERS_DATA its path.\n"
+            f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
         )
         return builtin_play(is_stand_in=True)
     try:

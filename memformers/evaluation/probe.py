@@ -14,6 +14,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
+from memformers.common.intervals import Mean
 from memformers.common.progress import Progress
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
@@ -115,18 +116,21 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
 
 
 def findings(probed: Mapping[str, Any]) -> list[str]:
-    """What the contents of ``probe.json`` say about each part of each model's memory, a line for each."""
+    """What the contents of ``probe.json`` say about each part of each model's memory."""
     if not (ablation := probed["memory_ablation"]):
         return ["The held-out text is too short to measure how much memory helps."]
     lines = []
     for run, costs in ablation["overall"]["less_untouched"].items():
-        bits = {control: f"{cost['mean'] / math.log(2):.4f}" for control, cost in costs.items()}
-        for part, name in {"slots": "compressed memory", "memory": "memory"}.items():
-            if zeroed := bits.get(f"{part} zeroed"):
-                swapped = bits[f"{part} swapped"]
-                lines.append(
-                    f"{run}: zeroing its {name} costs {zeroed} bits per token, swapping it {swapped}"
-                )
+        for part, name in {"slots": "slots", "memory": "positions"}.items():
+            if f"{part} zeroed" not in costs:
+                continue
+            found = [Mean.from_json(costs[f"{part} {how}"]) for how in ("zeroed", "swapped")]
+            uses = all(cost.mean > cost.half_width for cost in found)
+            zeroed, swapped = (f"{cost.mean / math.log(2):.4f}" for cost in found)
+            lines += [
+                f"{run} {'uses' if uses else 'is not seen to use'} its {name}:",
+                f"  zeroing them costs {zeroed} bits per token, swapping them {swapped}",
+            ]
     return lines or ["No model here has a memory."]
 
 

@@ -101,7 +101,11 @@ def answer_of(markdown: str, width: int = 80) -> str:
             (claims if before.hidden else said).append(text)
         elif before.type == "paragraph_open" and (bold := re.match(r"\*\*(.+?)\*\*", token.content)):
             said.append(bold[1])
-    parts = [headline, *([text_table(rows, width)] if rows else []), *(fill(text, width) for text in said)]
+    parts = [
+        fill(headline, width),
+        *([text_table(rows, width)] if rows else []),
+        *(fill(text, width) for text in said),
+    ]
     if 0 < len(claims) <= MOST_CLAIMS:
         parts.append("\n".join(fill(f"- {claim}", width, subsequent_indent="  ") for claim in claims))
     return "\n\n".join(parts)

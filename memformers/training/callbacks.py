@@ -87,7 +87,8 @@ class Callbacks:
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
-        self.shown, speed = f"loss {metrics['loss.train']:.3f} nats", metrics["tokens_per_second"]
+        self.shown = f"{metrics['bits_per_character.train']:.3f} {self.unit}"
+        speed = metrics["tokens_per_second"]
         self.recorded += 1
         if self.recorded == 2:  # the first steps are slow
             self._estimate(state, speed)
@@ -121,7 +122,7 @@ class Callbacks:
         gained = state.lowest_loss is None or found.loss < state.lowest_loss
         state.lowest_loss = found.loss if gained else state.lowest_loss
         state.without_gain = 0 if gained else state.without_gain + 1
-        line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  │ {glimpse}"
+        line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
         self.bar.show(self.shown)
 

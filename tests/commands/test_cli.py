@@ -121,7 +121,7 @@ recall --dashboard nowhere | http://
 doctor --device cuda:77 | device='cuda:77'
 report /gone | error: /gone
 generate --prompt= | prompt
-generate --prompt ΩmegaΩ | 51: 'Ω' at 0 (2x)
+generate --prompt ΩmegaΩ | 53: 'Ω' at 0 (2x)
 generate --tokens -1 | tokens=-1
 generate --prompt-file /gone.txt | /gone.txt
 evaluate --text /gone.txt | /gone.txt

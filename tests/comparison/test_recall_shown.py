@@ -63,7 +63,9 @@ def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
     assert max(map(len, plain.splitlines())) <= 80
     [asked] = re.findall(r"(\w=\d) was set", plain)
     assert plain.count(f"[{asked}]") == 3
-    assert len(re.findall(r"^\d+ .*(right|wrong) \(", plain, re.MULTILINE)) == 8
+    rows = re.findall(r"^(\d+) – (\d+) .*%$", plain, re.MULTILINE)
+    assert len(rows) == 8
+    assert int(rows[0][0]) < int(rows[-1][1]) == shown["asks"][-1]["distance"]
 
 
 def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
