@@ -1,6 +1,6 @@
 """How far back a model looks: its attention by distance, and by the kind of key."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -80,22 +80,34 @@ def check_long_enough(model: MemoryLM, tokens: Tensor, streams: int) -> None:
         )
 
 
+def attention_of_layers(
+    model: MemoryLM, inputs: list[Tensor], memory: Memory
+) -> Iterator[tuple[int, int, Tensor]]:
+    """C, M and the attention ``[B, H, S, K]`` of each layer to a segment, whose layers have these ``inputs
+    [S, B, D]``, and to the ``memory`` before it."""
+    sizes, S = model.config.memory_sizes, len(inputs[0])
+    key_start = model.transformer.first_seen(inputs[0], memory, None, sizes)
+    reads, lengths = keys_by_head(memory, sizes, len(inputs)), memory.lengths(len(inputs))
+    for i, layer in enumerate(model.transformer.memory_layers):
+        M, C = lengths[i]
+        past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
+        context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
+        bounds: dict[str, Any] = {"key_start": key_start[i], "reads": reads[i]}
+        yield C, M, layer.self_attn.probabilities(query=context[-S:], key=context, **bounds)
+
+
 def distribution_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor]:
     """Means over the queries of one segment, whose layers have these ``inputs [S, B, D]``: by place,
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])
     edges = bin_edges(config.remembered_positions + config.segment_len)
-    key_start = model.transformer.first_seen(inputs[0], memory, None, config.memory_sizes)
-    reads = keys_by_head(memory, config.memory_sizes, len(inputs))
-    lengths, places, distances = memory.lengths(len(inputs)), [], []
-    for i, layer in enumerate(model.transformer.memory_layers):
-        M, C = lengths[i]
-        bins = distance_bins(C, M, S, config.memory_sizes[i].compression_rate)  # [S, K]
-        bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
-        past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
-        context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        bounds: dict[str, Any] = {"key_start": key_start[i], "reads": reads[i]}
-        mass = layer.self_attn.probabilities(query=context[-S:], key=context, **bounds).mean(0)  # [H, S, K]
+    places, distances = [], []
+    for (C, M, attention), own in zip(
+        attention_of_layers(model, inputs, memory), config.memory_sizes, strict=True
+    ):
+        bins = distance_bins(C, M, S, own.compression_rate)  # [S, K]
+        bins = bins.clamp(max=len(edges) - 1).to(attention.device)
+        mass = attention.mean(0)  # [H, S, K]
         places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))
         distances.append(empty.index_add(1, bins.flatten(), mass.flatten(1)) / S)
