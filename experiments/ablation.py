@@ -28,25 +28,22 @@ from memformers.training.config import TrainConfig
 TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
 """The training of each arm on the text, without its memory; slots are there from the first steps on."""
 RECALL_TOKENS = 1_000_000
-LABELS = {
-    "transformer-xl": "Transformer-XL, equal keys",
-    "bptt": "conv., BPTT",
-    "max": "max pooling",
-    "auto-encoding": "conv., auto-encoding",
-    "mean": "mean pooling",
-    "most-used": "most-used",
-    "dilated": "dilated conv., attention",
-    "conv": "conv., attention",
-    "conv-from-mean": "conv., from the mean",
-    "upper-half": "conv., upper layers only",
-    "gated": "conv., attention, gated",
+ROWS = {
+    "transformer-xl": ("Transformer-XL, equal keys", None),
+    "bptt": ("conv., BPTT", 0.996),
+    "max": ("max pooling", 0.986),
+    "auto-encoding": ("conv., auto-encoding", 0.984),
+    "mean": ("mean pooling", 0.982),
+    "most-used": ("most-used", 0.980),
+    "dilated": ("dilated conv., attention", 0.977),
+    "conv": ("conv., attention", 0.973),
+    "conv-from-mean": ("conv., from the mean", None),
+    "upper-half": ("conv., upper layers only", None),
+    "gated": ("conv., attention, gated", None),
 }
-"""The arms by their names: first the paper's, in the paper's order."""
-PAPER = {
-    "bptt": 0.996, "max": 0.986, "auto-encoding": 0.984, "mean": 0.982, "most-used": 0.980, "dilated": 0.977,
-    "conv": 0.973,
-}  # fmt: skip
-"""Bits per character on enwik8, without intervals (Rae et al. 2020, arXiv 1911.05507)."""
+"""The arms by their names, in the paper's order: the label, and the paper's bits per character on enwik8, if
+it has this arm (Rae et al. 2020, arXiv 1911.05507)."""
+PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits)
 
 
 def arms_of(model: ModelConfig) -> list[Arm]:
@@ -60,7 +57,7 @@ def arms_of(model: ModelConfig) -> list[Arm]:
         compressive("gated", model, gate="gru"),
     ]
     by_name = {arm.name: arm for arm in arms}
-    return [replace(by_name[name], label=label) for name, label in LABELS.items()]
+    return [replace(by_name[name], label=label) for name, (label, _) in ROWS.items()]
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,10 @@ class Ablation(ArmsCommand):
     title: ClassVar = "The ablation: compression functions and what they learn from"
     method: ClassVar = (
         "Chance on the recall stream is 25 %. The paper's results are bits per character of large networks "
-        f"on enwik8, without intervals: {', '.join(f'{LABELS[n]} {x:.3f}' for n, x in PAPER.items())} (Rae "
-        "et al. 2020, arXiv 1911.05507). Ours are of small networks, trained for minutes. In our BPTT, the "
-        "gradient reaches back through one compression, and our most-used chooses among the positions of "
-        "each slot; the paper may do this in another way. Slots in the upper layers only are half as many; "
-        "all other arms have the same number of keys."
+        f"on enwik8, without intervals: {PAPER} (Rae et al. 2020, arXiv 1911.05507). Ours are of small "
+        "networks, trained for minutes. In our BPTT, the gradient reaches back through one compression; our "
+        "most-used chooses among the positions of each slot; the paper may do both in another way. Slots in "
+        "the upper layers only are half as many; all other arms have the same number of keys."
     )
     base: ClassVar = "conv"
     seeds: Count = 2
@@ -96,8 +92,7 @@ class Ablation(ArmsCommand):
         return arms_of(TEXT.model)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """One experiment on the text, with one training run at a time and all threads, and one on the recall
-        stream."""
+        """On the text, one training run at a time has all threads."""
         tokens = self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens)
         text = changed(TEXT, data=self.data, tokens=tokens, device=self.device)
         text = changed(text, evaluations=1) if self.quick else text
@@ -112,8 +107,7 @@ class Ablation(ArmsCommand):
         return {task: each for task, each in tasks.items() if self.only in (None, task)}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The bits per character of the text; the correct answers about values beyond and within the
-        distances that one layer of Transformer-XL with as many keys sees."""
+        """Beyond and within the distances that one layer of Transformer-XL with as many keys sees."""
         setting = SETTINGS["near"]
         low, high = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
         far, near = (

@@ -215,19 +215,18 @@ def differences_figure(
     found = {pair: differences for pair, differences in found.items() if any(differences)}
     if not found:
         return None
-    rivals = {rival for _, rival in found}
-    names = [labels[a] if len(rivals) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
+    base = {labels[rival] for _, rival in found}
+    names = [labels[a] if len(base) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
     figure, panels = plotting.panels([0.5 + 0.2 * len(found)] * len(columns))
     for i, (column, axes) in enumerate(zip(columns, panels, strict=True)):
-        points = [(float(at), of[i]) for at, of in enumerate(found.values()) if of[i]]
+        points = [(float(at), mean) for at, of in enumerate(found.values()) if (mean := of[i])]
         line = plotting.BLUE | {"linestyle": "none"}
-        series = plotting.Series("", points, line, scale=column.measure.scale)  # type: ignore[arg-type]
+        series = plotting.Series("", points, line, scale=column.measure.scale)
         plotting.draw_marks(axes, [series], horizontal=True)
-        unit = column.measure.unit_of_differences.strip()
-        plotting.style(axes, title=f"{column.name}: difference" + f" ({unit})" * bool(unit))
+        plotting.style(axes, title=f"{column.name}: difference{column.measure.unit_of_differences}")
         plotting.categories(axes, names, horizontal=True)
         axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    against = f' to "{labels[rivals.pop()]}"' if len(rivals) == 1 else "s of rivals"
+    against = f' to "{base.pop()}"' if len(base) == 1 else "s of rivals"
     return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
 
 

@@ -99,7 +99,6 @@ class RecallGrid(ArmsCommand):
         return arms
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """One experiment, whose arms differ in the stream too."""
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more
         names = self.arms or tuple(f"{name}-{i}" for i in range(len(STREAMS)) for name in self.memories)
@@ -107,11 +106,9 @@ class RecallGrid(ArmsCommand):
         return {RECALL.name: Experiment(RECALL, setting.train, more, arms, *self.how)}
 
     def result_of(self, run: Run) -> dict[str, Any]:
-        """The share of answers that are correct by chance."""
         return {"chance": 1 / run.config["recall"]["stream"]["values"]}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """A column for each band of distances."""
         bands = [beyond_chance(*band) for band in BANDS]
         return {"": [Column(band.label, band, arms) for arms in tasks.values() for band in bands]}
 

@@ -5,9 +5,7 @@ how many tokens per second each recipe trains, in turn; then each gets as many t
 What is finished is kept, so that it can be stopped and gone on with by ``--resume``, also with more seeds.
 """
 
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,20 +13,15 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks
 from memformers.common.fields import Count, Range, changed
-from memformers.common.files import read_json, write_json
-from memformers.common.machine import keep_freed_memory
 from memformers.comparison.arms import settings_of
-from memformers.comparison.experiment import Experiment
+from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TEXT, TextTask
-from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig
-from memformers.report.arms import Measure
+from memformers.report.arms import Measure, arms_of
+from memformers.runs.folder import EXPERIMENT
 from memformers.runs.plan import Arm
+from memformers.runs.reader import read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
-from memformers.training.data_module import check_long_enough, find_text
-from memformers.training.loop import train_steps
-from memformers.training.run import build_model, with_vocabulary
-from memformers.training.state import TrainingState
 
 DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluation=EvaluationConfig(evaluations=1))
 RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay")
@@ -59,7 +52,9 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
 ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
-TIMED_STEPS, WARM_UP = 32, 3
+TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
+"""Steps of a training run that measures a speed, of which the second half counts; how many there are of each
+recipe; and the tokens that they are evaluated on."""
 MEASURES = (Measure("validation loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
 
 
@@ -86,69 +81,42 @@ class Recipes(ArmsCommand):
         return ARMS
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """One experiment on the text, after the speeds are measured, which ``speeds.json`` keeps."""
-        shared, file = replace(DEFAULT, data=self.data), folder / "speeds.json"
+        shared = replace(DEFAULT, data=self.data)
         chosen = self.chosen(asdict(shared))
-        speeds = measured_speeds(chosen, self.data, read_json(file) if file.exists() else {})
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, speeds)
-        seconds = 1.0 if self.quick else self.seconds
-        arms = tuple(
-            replace(arm, settings=arm.settings | {"tokens": max(round(speeds[arm.name] * seconds), 1)})
-            for arm in chosen
-        )
+        speeds, seconds = measured_speeds(chosen, shared, folder / "speeds" / TEXT.name), self.seconds
+        tokens = {
+            name: max(round(speed * (1.0 if self.quick else seconds)), 1) for name, speed in speeds.items()
+        }
+        arms = tuple(replace(arm, settings=arm.settings | {"tokens": tokens[arm.name]}) for arm in chosen)
         return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, arms, *self.how)}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The loss over the whole held-out text; and what a recipe reads."""
         loss, tokens = ([Column(m.label, m, arms) for arms in tasks.values()] for m in MEASURES)
         return {"": loss, "What each recipe reads in the same time": tokens}
 
 
-def measured_speeds(arms: Sequence[Arm], data: str, known: dict[str, float]) -> dict[str, float]:
-    """Tokens a second by each recipe, beside those that are ``known``: the median of three rounds, in turn.
-    Recipes whose steps have the same work are measured once, so that noise doesn't give one of them more
-    tokens."""
-    every = {arm.name: arm for arm in (*ARMS, *arms)}
-    of_work = {work_of(every[name]): speed for name, speed in known.items() if name in every}
-    missing = {work: arm for arm in reversed(arms) if (work := work_of(arm)) not in of_work}
-    rounds = [{work: speed(arm, data) for work, arm in missing.items()} for _ in range(3)]
-    of_work |= {work: median(one[work] for one in rounds) for work in missing}
-    return known | {arm.name: of_work[work_of(arm)] for arm in arms}
-
-
-class Enough(Exception):
-    """Enough steps are timed."""
-
-
-def speed(arm: Arm, data: str) -> float:
-    """Tokens a second by a recipe, over a training run of few steps, in which the memory grows as it does in
-    a long one."""
-    times: list[float] = []
-
-    def look(state: TrainingState) -> None:
-        times.append(time.perf_counter())
-        if state.step == WARM_UP + TIMED_STEPS:
-            raise Enough
-
-    config = training_of(arm)
-    tokens = config.tokens_a_step * (WARM_UP + TIMED_STEPS + 1)  # so it stops before it evaluates, at its end
-    text = find_text(replace(config, data=data))
-    check_long_enough(text, config)
-    config = with_vocabulary(replace(config, tokens=tokens), text.tokenizer.vocab_size)
-    keep_freed_memory()
-    B, S = config.batch_size, config.model.segment_len
-    segments = training_segments(text.train.tokens, B, S, chunk_len=config.chunk_len, seed=config.seed)
-    look_away: dict[str, Any] = dict.fromkeys(("record", "evaluate"), lambda *_: None)
-    with suppress(Enough):
-        train_steps(build_model(config), segments, config, maybe_checkpoint=look, **look_away)
-    return config.tokens_a_step * TIMED_STEPS / (times[-1] - times[WARM_UP - 1])
+def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> dict[str, float]:
+    """Tokens a second by each recipe: the median of several short training runs in ``folder``, in turn, in
+    which the memory grows as it does in a long one. Recipes whose steps have the same work are measured once,
+    so that noise doesn't give one of them more tokens."""
+    of_work = {work_of(arm): arm for arm in reversed(arms)}
+    short = [
+        replace(arm, settings=arm.settings | {"tokens": TIMED_STEPS * training_of(arm).tokens_a_step})
+        for arm in of_work.values()
+    ]
+    how = changed(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
+    timed = Experiment(TextTask(probed=False), how, {}, tuple(short), ROUNDS)
+    run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())
+    speeds = {
+        arm.name: [run.last("tokens_per_second") or 0.0 for run in arm.runs]
+        for arm in arms_of(read_runs(folder))
+    }
+    return {arm.name: median(speeds[of_work[work_of(arm)].name]) for arm in arms}
 
 
 def training_of(arm: Arm) -> TrainConfig:
     """A training run by a recipe."""
-    config: TrainConfig = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name)
-    return config
+    return TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name)
 
 
 def work_of(arm: Arm) -> TrainConfig:

@@ -30,8 +30,7 @@ from memformers.training.presets import preset_names, read_preset
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 TERAFLOPS, GIGABYTES = 400.0, 50.0
-"""The assumed rates: TFLOP/s that a GPU reaches in bfloat16 in a whole step, which is less than its data
-sheet says; and GB/s that each rank sends, 10⁹ bytes a second, while it receives the same amount."""
+"""The assumed rates: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
 WAYS: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp")]
 HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
         "GiB on each of 8, DDP", "hours", "GiB on each of 8, FSDP", "hours"]  # fmt: skip
@@ -104,8 +103,8 @@ def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
 
 def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
     """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
-    storages = [{(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but)]
-    return sum(size for at, size in storages[0].items() if at not in storages[1])
+    own, others = ({(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but))
+    return sum(size for at, size in own.items() if at not in others)
 
 
 class OnGPU(TorchFunctionMode):
@@ -153,12 +152,7 @@ def row_of(name: str) -> list[str]:
     return [name, preset.reaches, *sizes, *costs]
 
 
-def page() -> str:
-    """The whole page."""
-    rows = table(HEAD, [row_of(name) for name in preset_names()])
-    return f"# Scaling on paper\n\n{SAID}\n\n{rows}\n"
-
-
 if __name__ == "__main__":
-    write_text(PAGE, text := page())
-    print(f"{text}\nwritten: {PAGE}")
+    rows = [row_of(name) for name in preset_names()]
+    write_text(PAGE, f"# Scaling on paper\n\n{SAID}\n\n{table(HEAD, rows)}\n")
+    print(f"written: {PAGE}")

@@ -8,7 +8,7 @@ streams on which nothing is claimed later. Finished training runs are kept; ``--
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks, correct
 from memformers.common.fields import Count
@@ -42,12 +42,7 @@ OF_SLOTS = {"model.compression_rate", "model.bptt"}
 
 def at(place: str) -> Measure:
     """The share of correct answers about values that were set in ``place``."""
-
-    def share(result: dict[str, Any]) -> float | None:
-        found: float | None = result["recall"]["by_place"][place]
-        return found
-
-    return correct(f"correct in {place}", share)
+    return correct(f"correct in {place}", lambda result: result["recall"]["by_place"][place])
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,6 @@ class Slots(ArmsCommand):
         return ARMS
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """One experiment on the recall stream."""
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         setting = replace(setting, recall=replace(setting.recall, measured_for="choosing"))
         usual = setting.arm(self.memory).settings
@@ -82,7 +76,6 @@ class Slots(ArmsCommand):
         return {RECALL.name: Experiment(RECALL, setting.train, setting.more, arms, *self.how)}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The correct answers by the place of the value."""
         measures = (*map(at, ("memory", "slots", "beyond")), MEASURES["recall"])
         return {"": [Column(m.label, m, arms) for arms in tasks.values() for m in measures]}
 

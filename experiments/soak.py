@@ -1,9 +1,9 @@
 """What a training run survives, and what a large text costs, on Linux.
 
 ``python -m experiments.soak`` trains the Compressive Transformer with dropout on two processes, first
-undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a random rank, a disk that is full, a
-dashboard that is killed. A training run that a fault ended is resumed. In the end the weights, the
-optimizer's state, the memories and the records of both must be the same bits; else the exit code is 1.
+undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a random rank, and a disk that is
+full. A training run that a fault ended is resumed. In the end the weights, the optimizer's state, the
+memories and the records of both must be the same bits; else the exit code is 1.
 
 ``python -m experiments.soak --only large-text``, on a quiet machine, measures what it takes to divide a large
 text into tokens, to train on it, beside a text of 1 MB, and to evaluate on it. Memory is what the processes
@@ -22,13 +22,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from textwrap import fill
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 
@@ -39,6 +39,7 @@ from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
+from memformers.data.builtin import write_play
 from memformers.report.markdown import table
 from memformers.runs.folder import CONFIG, read_metrics
 from memformers.training.resume import differences
@@ -56,17 +57,16 @@ SMALL = (
     "--evaluations", "1", "--dashboard", "off", "--log-every", "1",
 )  # fmt: skip
 """The networks of the soak, and of the training runs on a large text."""
-KINDS = ("SIGKILL", "SIGTERM", "disk full", "dashboard down")
+KINDS = ("SIGKILL", "SIGTERM", "disk full")
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
-HEAD = ("fault", "after step", "what", "the training", "resumed from step")
 REASONS = (
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",
 )  # fmt: skip
 """Messages of a training run, the most informative first."""
 PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1
 """How long something is waited for; and the time between two samples of memory."""
-MIB, MB, BLOCK = 2**20, 10**6, 2**20
+MIB, MB = 2**20, 10**6
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class Soak:
 
 
 class Training:
-    """The training of ``folder`` as torchrun's processes, begun or resumed, shown at ``dashboard``."""
+    """The training of ``folder`` as torchrun's processes, begun or resumed; as a block, ended with it."""
 
-    def __init__(self, steps: int, folder: Path, dashboard: str):
+    def __init__(self, steps: int, folder: Path):
         tokens = steps * TOKENS_A_STEP
         self.folder, self.said = folder, ""
         command = [
             *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
             "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
             "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
-            "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", dashboard,
+            "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", "off",
         ]  # fmt: skip
         # Through a pipe, since a file could not be written when the disk is full.
         self.process = subprocess.Popen(
@@ -165,8 +165,10 @@ class Training:
                 return pid
         raise RuntimeError(f"rank {number} is not running:\n{self.said}")
 
-    def end(self) -> None:
-        """Stop it, if it still runs."""
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
         self.process.wait()
 
@@ -176,43 +178,6 @@ class Training:
         self.listener.join()
         reasons = [said for reason in REASONS for said in re.findall(reason, self.said)]
         return f"exit code {code}: {reasons[0] if reasons else 'no reason given'}" if code else "finished"
-
-
-class Dashboard:
-    """labml's dashboard, which can be killed and started again at the same address."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.port = folder, "0"
-        self.start()
-
-    def start(self) -> None:
-        """Start it, at the port it had before."""
-        command = module_command("memformers", "dashboard", "--folder", str(self.folder), "--port", self.port)
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=module_environment(), text=True)
-        assert self.process.stdout
-        said = self.process.stdout.readline()
-        if not (address := re.search(r"http://\S+:(\d+)", said)):
-            raise RuntimeError(f"the dashboard didn't start: {said or 'it said nothing'}")
-        self.address, self.port = address[0], address[1]
-
-    def end(self) -> None:
-        """End it, with SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
-
-
-Program = TypeVar("Program", Training, Dashboard)
-
-
-@contextmanager
-def running(program: Program) -> Iterator[Program]:
-    """A block after which ``program`` is ended, if it still runs."""
-    try:
-        yield program
-    finally:
-        program.end()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -239,33 +204,24 @@ def faults(soak: Soak) -> list[tuple[int, str, int]]:
     ]  # fmt: skip
 
 
-def disturbed(
-    soak: Soak, folder: Path, dashboard: Dashboard, stack: ExitStack
-) -> tuple[list[list[str]], int]:
+def disturbed(soak: Soak, folder: Path, stack: ExitStack) -> tuple[list[list[str]], int]:
     """Train in ``folder`` with all faults; returns the step, the kind and the rank of each, how the training
     ended, and from which step it continued; and how many steps were made again. Training runs that still run
     at the end of ``stack`` are ended."""
-    rows, again, api = list[list[str]](), 0, f"{dashboard.address}/api/v1/default"
-    training = stack.enter_context(running(Training(soak.steps, folder, api)))
+    rows, again = list[list[str]](), 0
+    training = stack.enter_context(Training(soak.steps, folder))
     for step, kind, rank in faults(soak):
         training.reach(step)
-        struck = resumed = training.step
-        if kind == "dashboard down":
-            dashboard.end()
-            training.reach(min(struck + soak.every // 4, soak.steps))
-            dashboard.start()
-            what, ended = f"{kind}, the dashboard", "nothing: it continued"
+        struck, pid = training.step, training.rank(rank)
+        if kind == "disk full":  # from now on, no file may grow beyond a byte
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
         else:
-            what, pid = f"{kind}, rank {rank}", training.rank(rank)
-            if kind == "disk full":  # from now on, no file may grow beyond a byte
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
-            else:
-                os.kill(pid, getattr(signal, kind))
-            ended = training.wait()
-            training = stack.enter_context(running(Training(soak.steps, folder, api)))
-            resumed = training.resumed_at()
+            os.kill(pid, getattr(signal, kind))
+        ended = training.wait()
+        training = stack.enter_context(Training(soak.steps, folder))
+        resumed = training.resumed_at()
         again += max(struck - resumed, 0)
-        rows.append([str(struck), what, ended, str(resumed)])
+        rows.append([str(struck), f"{kind}, rank {rank}", ended, str(resumed)])
         print(len(rows), *rows[-1], sep=" | ", flush=True)
     if (ended := training.wait()) != "finished":
         raise RuntimeError(f"the training ended with {ended}:\n{training.said}")
@@ -279,11 +235,10 @@ def soak(soak: Soak) -> str:
     folders = (folder / "disturbed", folder / "undisturbed")
     try:
         with ending_as_exit(), ExitStack() as stack:
-            dashboard = stack.enter_context(running(Dashboard(folder / "dashboard")))
-            training = stack.enter_context(running(Training(soak.steps, folders[1], "off")))
+            training = stack.enter_context(Training(soak.steps, folders[1]))
             if (ended := training.wait()) != "finished":
                 raise RuntimeError(f"the undisturbed training ended with {ended}:\n{training.said}")
-            rows, again = disturbed(soak, folders[0], dashboard, stack)
+            rows, again = disturbed(soak, folders[0], stack)
     except RuntimeError as error:
         sys.exit(f"{error}\nall is kept in {folder}")
     if different := parts_that_differ(*folders):
@@ -294,16 +249,16 @@ def soak(soak: Soak) -> str:
         f"cores). The Compressive Transformer, with dropout, trained {soak.steps:,} steps on {RANKS} "
         f"processes (`--parallel ddp`), with a random fault in every {soak.every} steps and a checkpoint in "
         f"every {soak.steps // 100}. A full disk is a limit of one byte on the files that the rank may "
-        f"write. The dashboard is killed, and started again {soak.every // 4} steps later."
+        f"write."
     )
-    starts = 1 + sum("exit code" in row[2] for row in rows)
     end = (
-        f"{len(rows)} faults, {starts} starts, at least {again:,} steps made again. The training ended with "
-        f"the same bits as the undisturbed one: weights, optimizer, memories, random states and all "
-        f"{records:,} records."
+        f"{len(rows)} faults, {len(rows) + 1} starts, at least {again:,} steps made again. The training "
+        f"ended with the same bits as the undisturbed one: weights, optimizer, memories, random states and "
+        f"all {records:,} records."
     )
+    head = ("fault", "after step", "what", "the training", "resumed from step")
     lines = [[str(number), *row] for number, row in enumerate(rows, 1)]
-    return "\n\n".join(["# Soak", fill(said, 115), table(HEAD, lines), fill(end, 115)]) + "\n"
+    return "\n\n".join(["# Soak", fill(said, 115), table(head, lines), fill(end, 115)]) + "\n"
 
 
 def parts_that_differ(*folders: Path) -> list[str]:
@@ -316,20 +271,12 @@ def parts_that_differ(*folders: Path) -> list[str]:
 
 
 def write_words(path: Path, size: int, seed: int = 0) -> None:
-    """Write a text of ``size`` bytes, lines of drawn words, some of them with letters of two bytes."""
-    draw, letters = random.Random(seed), "etaoinshrdluäöéñ"
-    words = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(30_000)]
-    often = [1 / rank for rank in range(1, len(words) + 1)]
-    blocks = []
-    for _ in range(min(32, -(-size // BLOCK))):
-        drawn = draw.choices(words, often, k=BLOCK // 3)
-        lines = (" ".join(drawn[i : i + 12]) for i in range(0, len(drawn), 12))
-        blocks.append("\n".join(lines).encode()[:BLOCK].decode(errors="ignore").encode() + b"\n")
-    written = 0
+    """Write a text of ``size`` bytes, of which some letters have two: a part of the built-in play, again and
+    again."""
+    block = write_play(min(size, MIB), seed).replace("th", "þ").encode()
     with path.open("wb") as file:
-        while written < size:
-            block = draw.choice(blocks)[: size - written].decode(errors="ignore").encode()
-            written += file.write(block or b"\n")
+        for at in range(0, size, len(block)):
+            file.write(block[: size - at].decode(errors="ignore").encode())
 
 
 def processes_of(root: int) -> list[int]:
@@ -343,14 +290,11 @@ def processes_of(root: int) -> list[int]:
 
 def in_ram(root: int) -> int:
     """Bytes that a process and its descendants hold in RAM (PSS); of those that have just ended, none."""
-    total = 0
+    said = ""
     for process in processes_of(root):
-        try:
-            said = Path(f"/proc/{process}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in said.splitlines() if line.startswith("Pss:"))
-    return total
+        with suppress(OSError):
+            said += Path(f"/proc/{process}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) * 1024 for line in said.splitlines() if line.startswith("Pss:"))
 
 
 def measured(
@@ -380,12 +324,8 @@ def measured(
 def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
     """The rows of the table: what was done, what came, and the goal."""
     rows = list[tuple[str, str, str]]()
-    for name, size in (
-        ("held_out", MB),
-        ("large", settings.size),
-        ("short", MB),
-        ("part", settings.size // 10),
-    ):
+    sizes = {"held_out": MB, "large": settings.size, "short": MB, "part": settings.size // 10}
+    for name, size in sizes.items():
         write_words(folder / f"{name}.txt", size, seed=name == "held_out")
 
     def row(what: str, found: str, goal: str = "") -> None:
@@ -397,10 +337,9 @@ def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
         how = ("--tokenizer", tokenizer, *learned, "--validation", folder / "held_out.txt")
         return measured("prepare", folder / f"{source}.txt", *how, "--out", folder / out)
 
-    for name, tokenizer, goal in (
-        ("bytes", "byte", "≥ 20 MB/s"), ("characters", "character", ""), ("words", "word", ""),
-        ("subwords", "bpe", "≥ 4 MB/s"),
-    ):  # fmt: skip
+    goals = {"byte": "≥ 20 MB/s", "character": "", "word": "", "bpe": "≥ 4 MB/s"}
+    for tokenizer, goal in goals.items():
+        name = "subwords" if tokenizer == "bpe" else f"{tokenizer}s"
         seconds, peak, _ = divide("large", tokenizer, name)
         row(f"divide into {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
         row(f"divide into {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")

@@ -70,7 +70,6 @@ class Agents(ArmsCommand):
         return [replace(parse_arm(text, shared), label=label) for label, text in ARMS.items()]
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """The experiment of each environment; with --quick, of the first one, without gates."""
         train = replace(BASE, tokens=min(self.steps, 100_000) if self.quick else self.steps)
         found, chosen = {}, replace(self, arms=self.arms or QUICK) if self.quick else self
         for task in self.tasks[:1] if self.quick else self.tasks:
@@ -80,7 +79,6 @@ class Agents(ArmsCommand):
         return found
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The successes on each task, the returns, and how the successes change with the memory."""
         every = [result for arms in tasks.values() for arm in arms for result in arm.results.values()]
         controls = dict.fromkeys(name for result in every for name in result["controls"])
         parts = {"": SUCCESS, "Returns": RETURN} | {

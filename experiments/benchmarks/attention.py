@@ -24,8 +24,6 @@ B, H, S, E = 2, 8, 512, 64
 MEMORY_LENGTHS = (512, 1024, 2048, 4096, 8192)
 TOLERANCE = 1e-5
 """The largest RMS error relative to the RMS value, of the output and of every gradient."""
-LIMIT = 6 << 30
-"""The approximate limit of an implementation's memory in bytes; if it would need more, it isn't run."""
 Attention = Callable[..., Tensor]
 
 
@@ -43,12 +41,9 @@ def position_bias(query: Tensor, r: Tensor, s: Tensor) -> Tensor:
 
 
 OURS, NAIVE, SDPA = "ours, blocked", "ours, naive", "SDPA with a bias"
-IMPLEMENTATIONS: dict[str, tuple[Attention, int]] = {
-    OURS: (blocked.relative_attention, 1),
-    NAIVE: (naive.relative_attention, 6),
-    SDPA: (sdpa, 4),
-}
-"""Each with about how many tensors of all scores it may store at a time."""
+IMPLEMENTATIONS: dict[str, Attention] = {
+    OURS: blocked.relative_attention, NAIVE: naive.relative_attention, SDPA: sdpa,
+}  # fmt: skip
 
 
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
@@ -77,13 +72,9 @@ def measure(memory_len: int, *, repeats: int) -> Result:
     """Seconds of every forward and backward pass, ``torch.mm``'s rate in between, and extra memory."""
     torch.manual_seed(0)
     inputs, K = random_inputs(memory_len), memory_len + S
-    needs = {name: copies * 4 * B * H * S * K for name, (_, copies) in IMPLEMENTATIONS.items()}
-    present = {name: IMPLEMENTATIONS[name][0] for name, need in needs.items() if need <= LIMIT}
-    errors = {}
-    if NAIVE in present:
-        expected = forward_and_backward(present[NAIVE], inputs)
-        errors = {name: check_parity(one, inputs, expected) for name, one in present.items() if name != NAIVE}
-    sides = {name: partial(forward_and_backward, one, inputs) for name, one in present.items()}
+    expected = forward_and_backward(naive.relative_attention, inputs)
+    errors = {n: check_parity(one, inputs, expected) for n, one in IMPLEMENTATIONS.items() if n != NAIVE}
+    sides = {name: partial(forward_and_backward, one, inputs) for name, one in IMPLEMENTATIONS.items()}
     matrix_multiply = MatrixMultiply()
     seconds = in_turns(sides, repeats, f"attention, M = {memory_len}", between=matrix_multiply)
     return {
@@ -92,10 +83,9 @@ def measure(memory_len: int, *, repeats: int) -> Result:
         # Three products forward, of content, of positions and with values; two for each backward.
         "flops": 9 * 2 * B * H * S * K * E,
         "errors": errors,
-        "not run": {n: f"would need about {x / 2**30:.1f} GiB" for n, x in needs.items() if x > LIMIT},
         "seconds": seconds,
         "torch.mm, FLOP/s": matrix_multiply.rates,
-        "extra memory": {name: in_child("attention", "extra_memory", name, memory_len) for name in present},
+        "extra memory": {name: in_child("attention", "extra_memory", name, memory_len) for name in sides},
     }
 
 
@@ -103,7 +93,7 @@ def extra_memory(name: str, memory_len: int) -> int | None:
     """The most bytes that one forward and backward pass needs besides its inputs; call it in a separate
     process. A small pass comes first, so that PyTorch's own initialization isn't counted."""
     torch.manual_seed(0)
-    attention, _ = IMPLEMENTATIONS[name]
+    attention = IMPLEMENTATIONS[name]
     forward_and_backward(attention, random_inputs(64, queries=64))
     inputs = random_inputs(memory_len)
     return memory_above(lambda: forward_and_backward(attention, inputs))

@@ -22,8 +22,6 @@ LENGTHS = (800, 1800, 2800, 3800)
 """How far back a prediction sees, as in the Transformer-XL paper's table of evaluation speed."""
 CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)
 """The core of an agent, whose steps are measured."""
-STREAMS = (1, 16, 64)
-"""How many agents act side by side."""
 TOLERANCE = 1e-4
 """The largest RMS error, relative to the RMS value, of logits from caches against labml-nn's."""
 
@@ -146,7 +144,7 @@ def stepping(streams: int, rounds: int) -> Result:
 def measure_all(*, quick: bool = False) -> dict[str, Any]:
     """Everything, and what it was measured on."""
     machine = describe_environment(torch.device("cpu"))
-    steps = [stepping(streams, rounds=8 if quick else 32) for streams in STREAMS]
+    steps = [stepping(streams, rounds=8 if quick else 32) for streams in (1, 16, 64)]
     return {
         "environment": machine,
         "config": asdict(CONFIG),

@@ -29,8 +29,7 @@ class Spread(NamedTuple):
     high: float
 
     def __format__(self, form: str) -> str:
-        form = form or ".2f"
-        return f"{self.median:{form}} ({self.low:{form}} – {self.high:{form}})"
+        return "{:{f}} ({:{f}} – {:{f}})".format(*self, f=form or ".2f")
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> Spread:
@@ -52,20 +51,14 @@ def timed(call: Callable[[], object], times: int) -> list[float]:
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], object]],
-    rounds: int,
-    said: str = "",
-    *,
-    between: Callable[[], object] = lambda: None,
-    back_and_forth: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
+    sides: Mapping[str, Callable[[], object]], rounds: int, said: str = "", *,
+    between: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of every side in every round, by this ``clock``. The sides take one step each in turn,
-    ``between`` is called after each step, and the progress is ``said``. ``back_and_forth``: every other round
-    has the opposite order."""
+    ``between`` is called after each step, and the progress is ``said``."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in tqdm(range(rounds), desc=said, leave=False, disable=not said):
-        for name in list(sides)[:: -1 if back_and_forth and number % 2 else 1]:
+    for _ in tqdm(range(rounds), desc=said, leave=False, disable=not said):
+        for name in sides:
             start = clock()
             sides[name]()
             seconds[name].append(clock() - start)

@@ -1,5 +1,6 @@
 """The reports of the measurements: the texts of ``*.in.md`` with the tables that are made here."""
 
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.benchmarks import attention as a
-from experiments.benchmarks.measuring import Result, Spread, spread, times_as_fast
+from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
 from memformers.common.files import write_text
@@ -19,6 +20,7 @@ PAGES = Environment(
     loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     keep_trailing_newline=True,
 )  # fmt: skip
+milliseconds = partial(spread, scale=1e3)
 PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
 
@@ -52,19 +54,17 @@ def write_speeds(results: Result, folder: Path) -> None:
 
 
 def steps_tables(steps: list[Result]) -> dict[str, str]:
-    """Whole training steps: speeds and peak memory beside labml-nn, and bfloat16."""
-    speeds, peaks, modes = [], [], []
+    """Whole training steps: beside labml-nn, and in bfloat16."""
+    speeds, modes = [], []
     for r in steps:
         name, ours = [r["case"], r["model"]], tokens_per_second(r, OURS)
         share = r["flops"] / median(r["seconds"][OURS]) / median(r["torch.mm, FLOP/s"])
         ratios = ratio(r, OURS, LABML), ratio(r, OURS, LABML_FUSED), f"{share:.0%}"
         speeds.append([*name, ours, tokens_per_second(r, LABML), *ratios])
-        peaks.append([*name, *(mebibytes(r["peak memory"].get(side)) for side in (OURS, LABML))])
         modes.append([*name, ours, ratio(r, BFLOAT16, OURS)])
     return {
         "speeds": table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
                          "ratio with fused AdamW", "share of torch.mm"], speeds),
-        "peaks": table(["case", "model", OURS, LABML], peaks),
         "modes": table(["case", "model", "float32, tokens/s", "bfloat16"], modes),
     }  # fmt: skip
 
@@ -74,16 +74,14 @@ def attention_table(results: list[Result]) -> str:
     rows = []
     for r in results:
         for name in a.IMPLEMENTATIONS:
-            cells = [f"not run: {r['not run'].get(name)}", *[DASH] * 4]
-            if seconds := r["seconds"].get(name):
-                naive = r["seconds"].get(a.NAIVE)
-                cells = [
-                    f"{spread(seconds, 1e3):.0f}",
-                    f"{1e6 * median(seconds) / r['keys']:.0f}",
-                    f"{times_as_fast(seconds, naive)}" if naive else DASH,
-                    mebibytes(r["extra memory"].get(name)),
-                    f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
-                ]
+            seconds, memory = r["seconds"][name], r["extra memory"].get(name)
+            cells = [
+                f"{spread(seconds, 1e3):.0f}",
+                f"{1e6 * median(seconds) / r['keys']:.0f}",
+                f"{times_as_fast(seconds, r['seconds'][a.NAIVE])}",
+                number(memory and memory / 2**20, ",.0f"),
+                f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
+            ]
             rows.append([str(r["memory_len"]), str(r["keys"]), name, *cells])
     heads = [
         "M",
@@ -147,16 +145,6 @@ def write_compiled(results: Result, folder: Path) -> None:
         body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
         gpus[gpu] = table(["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)], body)
     write_page("COMPILED.md", folder, {"triton": results["triton"], "gpus": gpus})
-
-
-def milliseconds(seconds: list[float]) -> Spread:
-    """Median and quartiles in milliseconds."""
-    return spread(seconds, 1e3)
-
-
-def mebibytes(count: int | None) -> str:
-    """Bytes as MiB."""
-    return number(None if count is None else count / 2**20, ",.0f")
 
 
 def tokens_per_second(r: Result, side: str) -> str:

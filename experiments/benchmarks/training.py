@@ -13,14 +13,12 @@ from experiments.benchmarks.measuring import (
     MatrixMultiply,
     Result,
     check_errors,
-    in_child,
     in_turns,
     relative_error,
 )
 from experiments.benchmarks.peers import LABML, TOLERANCE, LabmlLM, check_parity, two_alike
 from experiments.scaling import step_of
 from memformers import MemoryLM, ModelConfig
-from memformers.common.machine import peak_memory
 from memformers.comparison.arms import keys_of_layers
 from memformers.models.config import ModelName
 from memformers.training.config import TrainConfig
@@ -38,7 +36,6 @@ SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
 EQUAL_KEYS = ("compare", "recall")
 """The cases in which Transformer-XL's memory is as long as both of the Compressive Transformer's, M + C."""
 OURS, BFLOAT16, LABML_FUSED = "ours", "ours, bfloat16", "labml-nn, fused AdamW"
-BUILT = {OURS: MemoryLM, LABML: LabmlLM}
 BFLOAT16_TOLERANCE = 5e-2
 """The tolerance of logits under autocast: 8 bits a number, through several layers."""
 
@@ -132,7 +129,7 @@ def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
 
 
 def measure(case: Case, *, quick: bool = False) -> Result:
-    """Seconds of every step of every side, the rate of ``torch.mm`` in between, and memory."""
+    """Seconds of every step of every side, and the rate of ``torch.mm`` in between."""
     torch.manual_seed(0)
     name, model = case.name, case.config.model
     sides, error = build_sides(case)
@@ -145,7 +142,6 @@ def measure(case: Case, *, quick: bool = False) -> Result:
     matrix_multiply, steps = MatrixMultiply(), {side: trainer.step for side, trainer in sides.items()}
     rounds = 2 if quick else case.steps
     seconds = in_turns(steps, rounds, f"{name} {model}", between=matrix_multiply)
-    children = {side: in_child("training", "peak_memory_of", name, model, side) for side in BUILT}
     return {
         "case": name,
         "model": model,
@@ -155,16 +151,4 @@ def measure(case: Case, *, quick: bool = False) -> Result:
         "errors": errors,
         "seconds": seconds,
         "torch.mm, FLOP/s": matrix_multiply.rates,
-        "peak memory": children,
     }
-
-
-def peak_memory_of(name: str, model: ModelName, side: str) -> int | None:
-    """Bytes that this process holds at most in two training steps with full memories."""
-    torch.manual_seed(0)
-    case = Case.of(name, model)
-    trainer = Trainer(BUILT[side](case.config), case.batches(), fused=side != LABML)
-    trainer.fill(case)
-    trainer.step()
-    trainer.step()
-    return peak_memory(torch.device("cpu"))

@@ -73,7 +73,6 @@ class Memories(ArmsCommand):
         return arms_of(TEXT)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """The experiment of each task."""
         recall = RecallConfig(quick=self.quick, tokens=None if self.quick else self.recall_tokens).setting
         text = replace(TEXT, tokens=QUICK_TOKENS if self.quick else self.text_tokens)
         texts = {SHAKESPEARE: text}

@@ -35,13 +35,9 @@ class InfiniLayer(TransformerXLLayer):
         self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
 
     def attend(
-        self,
-        x: Tensor,
-        past: Sequence[Tensor],
-        mask: Tensor | None,
-        key_start: Tensor | None,
+        self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None,
         reads: Sequence[int] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
         own, read = self.self_attn, self.attention_input(x)

@@ -65,15 +65,10 @@ class MemoryTokens(CustomMemory):
         return tokens * of_one // config.segment_len
 
     def forward(
-        self,
-        x: Tensor,
-        memory: Memory | Sequence[Tensor] | None = None,
-        mask: Tensor | None = None,
-        *,
-        doc_starts: Tensor | None = None,
-        sizes: Sequence[MemorySizes] | None = None,
+        self, x: Tensor, memory: Memory | Sequence[Tensor] | None = None, mask: Tensor | None = None, *,
+        doc_starts: Tensor | None = None, sizes: Sequence[MemorySizes] | None = None,
         through_memory: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Read ``x [S, B, D]`` after ``memory``, with ``doc_starts [S, B]``; returns the output of the
         segment, and the next memory as the input of the first layer that is to be remembered."""
         memory = check_memory(memory, x, len(self.layers), sizes)

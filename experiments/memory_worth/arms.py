@@ -11,109 +11,63 @@ SHARED = asdict(TrainConfig(model=MEMORIES))
 
 
 def listed(arms: dict[str, tuple[str, ...]]) -> dict[str, Arm]:
-    """The arms by their names, each from its settings, its label, and the rival with as many keys; the rival
+    """The arms by their names, each from its label, its settings, and the rival with as many keys; the rival
     of those without one is no memory."""
     return {
         name: replace(parse_arm(f"{name}: {settings}", SHARED), label=label, rival="".join(rival))
-        for name, (settings, label, *rival) in arms.items()
+        for name, (label, settings, *rival) in arms.items()
     }
 
 
-SLOTS, POSITIONS = "model=compressive mem_len=64 c_mem_len=192", "model=transformer-xl mem_len=256"
-UPPER_C2 = "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression_rate=2"
-KINDS = listed(
-    {
-        "none": ("model=transformer", "no memory"),
-        "xl-64": ("model=transformer-xl mem_len=64", "64 positions"),
-        "slots-32-32": ("model=compressive mem_len=32 c_mem_len=32", "32 positions, 32 slots", "xl-64"),
-        "xl-256": (POSITIONS, "256 positions"),
-        "slots-64-192": (SLOTS, "64 positions, 192 slots", "xl-256"),
-        "slots-64-192-c2": (f"{SLOTS} compression_rate=2", "64 positions, 192 slots, c = 2", "xl-256"),
-        "slots-64-192-c8": (f"{SLOTS} compression_rate=8", "64 positions, 192 slots, c = 8", "xl-256"),
-        "more-positions": (
-            "model=compressive mem_len=128 c_mem_len=128",
-            "128 positions, 128 slots",
-            "xl-256",
-        ),
-        "most-positions": ("model=compressive mem_len=192 c_mem_len=64", "192 positions, 64 slots", "xl-256"),
-        "more-positions-upper": (
-            "model=compressive mem_len=128 c_mem_len=[0,0,256,256]",
-            "128 positions, slots in the upper two layers",
-            "xl-256",
-        ),
-        "most-positions-upper": (
-            "model=compressive mem_len=192 c_mem_len=[0,0,128,128]",
-            "192 positions, slots in the upper two layers",
-            "xl-upper",
-        ),
-        "most-positions-upper-c2": (
-            UPPER_C2,
-            "192 positions, slots in the upper two layers, c = 2",
-            "most-positions-upper",
-        ),
-        "means-upper": (
-            "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression=mean",
-            "192 positions, means in the upper two layers",
-            "most-positions-upper",
-        ),
-        "xl-upper": (
-            "model=transformer-xl mem_len=[192,192,320,320]",
-            "192 positions, 320 in the upper two layers",
-            "xl-256",
-        ),
-        "xl-832": ("model=transformer-xl mem_len=832", "832 positions", "xl-256"),
-    }
-)
+XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
+SLOTS, POSITIONS = f"{COMPRESSIVE}=64 c_mem_len=192", f"{XL}=256"
+UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
+KINDS = listed({
+    "none": ("no memory", "model=transformer"),
+    "xl-64": ("64 positions", f"{XL}=64"),
+    "slots-32-32": ("32 positions, 32 slots", f"{COMPRESSIVE}=32 c_mem_len=32", "xl-64"),
+    "xl-256": ("256 positions", POSITIONS),
+    "slots-64-192": ("64 positions, 192 slots", SLOTS, "xl-256"),
+    "slots-64-192-c2": ("64 positions, 192 slots, c = 2", f"{SLOTS} compression_rate=2", "xl-256"),
+    "slots-64-192-c8": ("64 positions, 192 slots, c = 8", f"{SLOTS} compression_rate=8", "xl-256"),
+    "more-positions": ("128 positions, 128 slots", f"{COMPRESSIVE}=128 c_mem_len=128", "xl-256"),
+    "most-positions": ("192 positions, 64 slots", f"{COMPRESSIVE}=192 c_mem_len=64", "xl-256"),
+    "more-positions-upper": ("128 positions, slots in the upper two layers",
+                             f"{COMPRESSIVE}=128 c_mem_len=[0,0,256,256]", "xl-256"),
+    "most-positions-upper": ("192 positions, slots in the upper two layers", UPPER, "xl-upper"),
+    "most-positions-upper-c2": ("192 positions, slots in the upper two layers, c = 2",
+                                f"{UPPER} compression_rate=2", "most-positions-upper"),
+    "means-upper": ("192 positions, means in the upper two layers", f"{UPPER} compression=mean",
+                    "most-positions-upper"),
+    "xl-upper": ("192 positions, 320 in the upper two layers", f"{XL}=[192,192,320,320]", "xl-256"),
+    "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
+})  # fmt: skip
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
 where the upper two have more; and as many positions as 64 positions and 192 slots stand for, which shows the
 most that these slots could be worth."""
-XL, FAR = "model=transformer-xl mem_len", "model=compressive mem_len=64,64,64,448 c_mem_len=0,0,0,384"
-HEADS = listed(
-    {
-        "head-832": (f"{XL}=64,64,64,832", "64 positions, 832 in one head", "xl-256"),
-        "head-640": (f"{XL}=128,128,128,640", "128 positions, 640 in one head", "xl-256"),
-        "heads-448": (f"{XL}=64,64,448,448", "64 positions, 448 in two heads", "xl-256"),
-        "heads-upper": (
-            f"{XL}='128 128 64,64,704,704 64,64,704,704'",
-            "128, then 704 in two heads of the upper layers",
-            "xl-256",
-        ),
-        "head-slots": (FAR, "64 positions, 448 and 384 slots in one head", "head-832"),
-        "head-slots-c16": (
-            f"{FAR} compression_rate=16",
-            "64 positions, 448 and 384 slots in one head, c = 16",
-            "head-832",
-        ),
-    }
-)
+FAR = f"{COMPRESSIVE}=64,64,64,448 c_mem_len=0,0,0,384"
+HEADS = listed({
+    "head-832": ("64 positions, 832 in one head", f"{XL}=64,64,64,832", "xl-256"),
+    "head-640": ("128 positions, 640 in one head", f"{XL}=128,128,128,640", "xl-256"),
+    "heads-448": ("64 positions, 448 in two heads", f"{XL}=64,64,448,448", "xl-256"),
+    "heads-upper": ("128, then 704 in two heads of the upper layers",
+                    f"{XL}='128 128 64,64,704,704 64,64,704,704'", "xl-256"),
+    "head-slots": ("64 positions, 448 and 384 slots in one head", FAR, "head-832"),
+    "head-slots-c16": ("64 positions, 448 and 384 slots in one head, c = 16", f"{FAR} compression_rate=16",
+                       "head-832"),
+})  # fmt: skip
 """The mean over heads and layers is 256 keys; a head with 448 positions and 384 slots reaches 1,984 or, with
 c = 16, 6,592 positions."""
-VARIANTS = listed(
-    {
-        "start-mean": (f"{SLOTS} compression_start=mean", "f_c begins as the mean", "slots-64-192"),
-        "pooling": (f"{SLOTS} compression=mean", "f_c is the mean", "slots-64-192"),
-        "bptt": (
-            f"{SLOTS} compression_loss=none bptt=1",
-            "f_c learns from the next segment's loss",
-            "slots-64-192",
-        ),
-        "both": (
-            f"{UPPER_C2} bptt=1",
-            "f_c learns from both losses",
-            "most-positions-upper-c2",
-        ),
-        "upper": (
-            "model=compressive mem_len=64 c_mem_len=[0,0,384,384]",
-            "slots in the upper two layers",
-            "slots-64-192",
-        ),
-        "full-length": (f"{SLOTS} memory_warmup=0", "memory of full length at once", "slots-64-192"),
-        "xl-full-length": (
-            f"{POSITIONS} memory_warmup=0",
-            "256 positions, memory of full length at once",
-            "xl-256",
-        ),
-    }
-)
+VARIANTS = listed({
+    "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
+    "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
+    "bptt": ("f_c learns from the next segment's loss", f"{SLOTS} compression_loss=none bptt=1",
+             "slots-64-192"),
+    "both": ("f_c learns from both losses", f"{UPPER} compression_rate=2 bptt=1", "most-positions-upper-c2"),
+    "upper": ("slots in the upper two layers", f"{COMPRESSIVE}=64 c_mem_len=[0,0,384,384]", "slots-64-192"),
+    "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
+    "xl-full-length": ("256 positions, memory of full length at once", f"{POSITIONS} memory_warmup=0",
+                       "xl-256"),
+})  # fmt: skip
 """One setting of an arm with as many keys over all layers changed."""
 ALL = {**KINDS, **HEADS, **VARIANTS}

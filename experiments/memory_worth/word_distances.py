@@ -1,4 +1,4 @@
-"""How far back a token's word last occurred, and how many tokens it has. A token belongs to the word that has
+"""How far back a token's word last occurred. A token belongs to the word that has
 its last character; names of programs are words too. A word is d tokens back if it last began d tokens ago."""
 
 import re
@@ -24,14 +24,6 @@ def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
     for word, begin, end in words_in(tokens, tokenizer):
         found[begin:end] = begin - newest.get(word, begin)
         newest[word] = begin
-    return found
-
-
-def word_lengths(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """How many tokens the word of each of ``tokens [T]`` has, int64 ``[T]``; 0 outside of words."""
-    found = torch.zeros_like(tokens, dtype=torch.int64)
-    for _, begin, end in words_in(tokens, tokenizer):
-        found[begin:end] = end - begin
     return found
 
 

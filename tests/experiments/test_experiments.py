@@ -9,8 +9,7 @@ from tests.processes import run_module
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [*((name, SMALL_RUN) for name in ("transformer_xl", "compressive_transformer", "compare")),
-     ("recall", ["--arms", "compressive", "--seeds", 1])],
+    [*((name, SMALL_RUN) for name in ("transformer_xl", "compressive_transformer", "compare"))],
 )  # fmt: skip
 def test_an_experiment_ends_with_a_report(name, arguments, tmp_path):
     ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *arguments)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from experiments import ablation, arms, recipes
-from experiments.ablation import LABELS, PAPER, Ablation
+from experiments.ablation import ROWS, Ablation
 from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
-from experiments.recipes import measured_speeds, work_of
+from experiments.recipes import work_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
 from memformers.common.errors import UserError
@@ -43,7 +43,8 @@ def small(monkeypatch, quick_runs):
         monkeypatch.setattr(module, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
         monkeypatch.setattr(module, "QUICK_TOKENS", 128)
     monkeypatch.setattr(recipes, "DEFAULT", small_training(evaluations=1, model="transformer-xl"))
-    monkeypatch.setattr(recipes, "TIMED_STEPS", 1)
+    monkeypatch.setattr(recipes, "TIMED_STEPS", 2)
+    monkeypatch.setattr(recipes, "FEW", 512)
     monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
 
 
@@ -129,8 +130,10 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
             assert run.config["model"]["bptt"] == (name == "both-losses-2")
         assert [pair for pair in rows if pair[1]] == [("compressive-1", "transformer-xl-1")]
     elif command.name == "recipes":
-        speeds = read_json(out / "speeds.json")
-        assert all(run.config["tokens"] == max(round(speeds[name]), 1) for name, run in trained.items())
+        speeds = [run for run in read_runs(out / "speeds" / "text") if run.arm == "dropout"]
+        assert [run.last("tokens") for run in speeds] == [2 * 64] * 3
+        median = sorted(run.last("tokens_per_second") for run in speeds)[1]
+        assert trained["dropout"].config["tokens"] == round(median)
         assert trained["dropout"].config["model"]["dropout"] == 0.05
     elif command.name == "memories":
         assert set(trained) == set(listed)
@@ -142,12 +145,13 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
 def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_order():
     for listed in (SLOTS, recipes.ARMS):
         assert len({tuple(sorted(arm.settings.items())) for arm in listed}) == len(listed)
-    assert [name for name in LABELS if name in PAPER] == sorted(PAPER, key=PAPER.__getitem__, reverse=True)
+    paper = [bits for _, bits in ROWS.values() if bits]
+    assert paper == sorted(paper, reverse=True)
     near, text = (
         {arm.name: arm.settings for arm in ablation.arms_of(model)}
         for model in (SETTINGS["near"].train.model, TEXT.model)
     )
-    assert near.keys() == text.keys() == LABELS.keys()
+    assert near.keys() == text.keys() == ROWS.keys()
     for name, settings in near.items():
         different = {key for key, value in settings.items() if value != text[name][key]}
         assert different <= {"model.mem_len", "model.c_mem_len"}, name
@@ -238,14 +242,12 @@ def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():
     assert bits == sorted(bits)
 
 
-def test_only_recipes_whose_steps_have_the_same_work_share_a_speed(monkeypatch):
+def test_only_recipes_whose_steps_have_the_same_work_share_a_speed():
     listed = {arm.name: arm for arm in recipes.ARMS}
     default = {name for name, arm in listed.items() if work_of(arm) == work_of(listed["default"])}
     assert {"beta2", "no-decay", "in-order"} <= default
     assert not default & {"streams-32", "full-memory", "float32", "mem-128"}
-    monkeypatch.setattr(recipes, "speed", lambda arm, data: {"float32": 5.0}[arm.name])
-    chosen = [listed[name] for name in ("default", "float32", "beta2")]
-    assert measured_speeds(chosen, "", {"default": 7.0}) == {"default": 7.0, "float32": 5.0, "beta2": 7.0}
+    assert len({work_of(listed[name]) for name in ("default", "beta2", "in-order", "float32")}) == 2
 
 
 def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():

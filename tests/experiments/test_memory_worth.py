@@ -8,7 +8,7 @@ import pytest
 from experiments.memory_worth import __main__ as program
 from experiments.memory_worth.__main__ import MemoryWorth
 from experiments.memory_worth.arms import HEADS, KINDS
-from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
+from experiments.memory_worth.word_distances import word_distances, word_groups
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.comparison.arms import settings_of
@@ -57,12 +57,10 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     assert slots["all"]["tokens"] == 2 * 64 == sum(slots[name]["tokens"] for name in slots if name != "all")
     weighted = sum(slots[name]["tokens"] * slots[name]["untouched"] for name in slots if name != "all")
     assert weighted / (2 * 64) == pytest.approx(slots["all"]["untouched"])
-    changed = {
-        f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped", "twice as long")
-    }
-    assert set(slots["first"]) == {"tokens", "untouched", *changed - {"slots twice as long"}}
+    changed = {f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped")}
+    assert set(slots["first"]) == {"tokens", "untouched", *changed}
     assert rows["all", "slots", "1"] == slots["all"]["untouched"]
-    for control in ("slots swapped", "memory twice as long"):
+    for control in ("slots swapped", "memory swapped"):
         rise = slots["first"][control] - slots["first"]["untouched"]
         assert rows[f"first, {control}", "slots", "1"] == rise
         assert (f"first, {control}", "none", "1") not in rows
@@ -121,5 +119,3 @@ def test_a_subword_belongs_to_the_word_that_has_its_last_character():
     tokens = tokenizer.encode("one two (one")
     assert [tokenizer.decode(token[None]) for token in tokens] == ["one", " two", " ", "(", "one"]
     assert word_distances(tokens, tokenizer).tolist() == [NEVER, NEVER, NO_WORD, NO_WORD, 4]
-    assert word_lengths(tokens, tokenizer).tolist() == [1, 1, 0, 0, 1]
-    assert word_lengths(tokenizer.encode("(onex"), tokenizer).tolist() == [0, 2, 2]

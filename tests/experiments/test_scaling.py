@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.scaling import OnGPU, count, full_inputs, held, loss, page, row_of, step_of
+from experiments.scaling import OnGPU, count, full_inputs, held, loss, row_of, step_of
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import changed
 from memformers.data.streams import Segment
@@ -24,6 +24,7 @@ from memformers.report.markdown import table
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
 from memformers.training.optimizers import build_optimizers
+from memformers.training.presets import preset_names
 from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
@@ -156,10 +157,8 @@ def test_a_rank_of_ddp_reduces_each_gradient_once():
     assert guess["sent"] == 2 * 3 * sum(reduced) / 4
 
 
-def test_the_page_has_what_a_preset_costs():
-    assert table([], [row_of("enwik8-12l")]).splitlines()[-1] in PAGE.read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_the_page_is_that_which_scaling_writes():
-    assert page() == PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    "name", ["enwik8-12l", *(pytest.param(n, marks=pytest.mark.long) for n in preset_names())]
+)
+def test_the_page_has_what_a_preset_costs(name):
+    assert table([], [row_of(name)]).splitlines()[-1] in PAGE.read_text(encoding="utf-8")

@@ -15,9 +15,9 @@ def test_a_text_has_the_size_that_was_asked_for_and_is_utf_8(size, tmp_path):
     for name in ("a", "b"):
         write_words(tmp_path / name, size)
     raw = (tmp_path / "a").read_bytes()
-    assert size <= len(raw) <= size + 1
+    assert size - 1 <= len(raw) <= size
     assert raw == (tmp_path / "b").read_bytes()
-    assert "ä" in raw.decode()
+    assert "þ" in raw.decode()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
@@ -27,24 +27,20 @@ def test_the_memory_of_a_process_is_what_it_holds():
 
 
 def test_each_interval_has_a_fault_and_each_kind_as_many():
-    drawn = faults(Soak(steps=800, every=100))
-    assert [step // 100 for step, _, _ in drawn] == [*range(8)]
-    assert sorted(kind for _, kind, _ in drawn) == sorted(
-        2 * ["SIGKILL", "SIGTERM", "disk full", "dashboard down"]
-    )
+    drawn = faults(Soak(steps=600, every=100))
+    assert [step // 100 for step, _, _ in drawn] == [*range(6)]
+    assert sorted(kind for _, kind, _ in drawn) == sorted(2 * ["SIGKILL", "SIGTERM", "disk full"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="a rank's process is found in /proc")
 def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
-    pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
-    arguments = ["--steps", 30, "--every", 15, "--out", tmp_path / "soak.md"]
+    arguments = ["--steps", 45, "--every", 15, "--out", tmp_path / "soak.md"]
     ended = run_module("experiments.soak", *arguments)
     assert ended.code == 0, ended.out + ended.err
     text = (tmp_path / "soak.md").read_text(encoding="utf-8")
-    assert "| SIGKILL, rank " in text
-    assert "| SIGTERM, rank " in text
-    assert "2 faults, 3 starts" in text
+    assert all(f"| {kind}, rank " in text for kind in ("SIGKILL", "SIGTERM", "disk full"))
+    assert "3 faults, 4 starts" in text
 
 
 @pytest.mark.long

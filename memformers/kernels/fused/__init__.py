@@ -120,8 +120,8 @@ def choose_tiling(
     width W, the tile's side N, and the numbers of warps and of pipeline stages.
 
     They are not yet measured, but chosen so that in half precision no kernel spills registers on Hopper, by
-    ``python -m experiments.benchmarks.compiled``. In float32 a product keeps its operands in registers, so
-    tiles are small.
+    ``python -m experiments.benchmarks --only compiled``. In float32 a product keeps its operands in
+    registers, so tiles are small.
     """
     E = query.shape[-1]
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
