@@ -46,6 +46,8 @@ class Pretraining:
     """The file of Tiny Shakespeare; by default the one that a training run uses."""
     tokens: int = 8_000_000
     """The number of tokens on which each model is trained."""
+    seed: int = 0
+    """The seed of the initial weights and of the order of the text."""
     runs: Path = Path("runs/pretrained")
     """Folder of the two training runs."""
     out: Path = PACKAGED
@@ -56,7 +58,7 @@ class Pretraining:
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
-            how = TrainConfig(model=network, data=self.data, tokens=self.tokens)
+            how = TrainConfig(model=network, data=self.data, tokens=self.tokens, seed=self.seed)
             config = replace(how, memory_warmup=0.0)  # as the models in the package were trained
             recipe = put(
                 train(config, self.runs / name, resume=True, dashboard="off").folder, self.out / name

@@ -95,7 +95,7 @@ def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_
     monkeypatch.setattr(pretrained, "MODELS", {"small": small})
     out, runs = tmp_path / "out", tmp_path / "runs"
     settings = pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out)
-    pretrained.main(settings)
+    settings.run()
     check_manifest(out / "small")
     trained, tokenizer = load_checkpoint(runs / "small", CPU)
     packaged, _ = load_checkpoint(out / "small", CPU)
@@ -112,5 +112,5 @@ def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_
 
 def test_the_program_trains_on_nothing_that_stands_in_for_the_text(tmp_path):
     with pytest.raises(ValueError, match="name its file with --data"):
-        pretrained.main(pretrained.Pretraining(data="stand-in", runs=tmp_path / "runs", out=tmp_path / "out"))
+        pretrained.Pretraining(data="stand-in", runs=tmp_path / "runs", out=tmp_path / "out").run()
     assert not list(tmp_path.iterdir())
