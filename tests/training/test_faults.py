@@ -86,8 +86,7 @@ NOT_FELT = [
     ("fault", "place", "count"),
     [pytest.param(fault, *place, marks=[pytest.mark.long] * (i % 4 != first))
      for first, fault in enumerate(("SIGTERM", "full disk")) for i, place in enumerate(PLACES)]
-    + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3),
-       ("SIGTERM", "sample.txt", 1), ("full disk", "result.json", 1)],
+    + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3)],
 )  # fmt: skip
 def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothing_had_been(
     fault, place, count, tmp_path
