@@ -1,7 +1,6 @@
 """Runs in other trackers: what was recorded, read back with the tracker's own means where it is installed."""
 
 import csv
-import importlib
 import json
 import sqlite3
 import threading
@@ -12,7 +11,6 @@ import pytest
 from memformers.common.files import write_json
 from memformers.runs.export import export
 from memformers.tracking.recorder import Tracking
-from tests.processes import wait_for
 
 LOSSES = {10 * step: 3.0 / step for step in range(1, 31)}
 
@@ -84,25 +82,3 @@ def test_trackio_has_every_record_in_its_database(runs, monkeypatch, tmp_path):
         rows = database.execute("select step, metrics from metrics where run_name = 'two'").fetchall()
     read = {step: json.loads(metrics).get("loss.train") for step, metrics in rows}
     assert {step: loss for step, loss in read.items() if loss} == LOSSES
-
-
-def records_of(path):
-    """The records in a file of wandb's, in LevelDB's format after 7 bytes of its own; this one is short."""
-    data, at = path.read_bytes(), 7
-    while at + 7 <= len(data) < 32_768:
-        begin, at = at + 7, at + 7 + int.from_bytes(data[at + 4 : at + 6], "little")
-        yield importlib.import_module("wandb.proto.wandb_internal_pb2").Record.FromString(data[begin:at])
-
-
-def test_wandb_writes_a_run_of_its_own_without_a_network(runs, monkeypatch, tmp_path):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    export([runs], "wandb", tmp_path)
-
-    def losses(path):
-        items = (record.history.item for record in records_of(path) if record.HasField("history"))
-        rows = ({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in row} for row in items)
-        return {row["_step"]: row["loss.train"] for row in rows if "loss.train" in row}
-
-    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    wait_for(lambda: [losses(path) for path in files] == [LOSSES] * 2, 20)  # wandb may still be writing
