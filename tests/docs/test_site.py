@@ -159,7 +159,7 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
     ]
     titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
     part = read(site, f"commands/{command}.html").partition("<h1")[2]
-    shown = [unescape(names) for names in re.findall(r"<dt [^>]*><code[^>]*>([^<]+)</code>", part)]
+    shown = [text_of(names) for names in re.findall(r"<dt [^>]*><code[^>]*>(.*?)</code>", part)]
     assert len(options) > 1
     assert all(names.startswith(option) for names, option in zip(shown, options, strict=True))
     assert [text_of(title).strip("¶") for title in re.findall(r"<h2 .*?</h2>", part)] == titles
