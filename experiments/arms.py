@@ -17,6 +17,9 @@ from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import USUAL_JOBS
 from memformers.comparison.several import run_experiments
+from memformers.data.benchmarks import PYTHON_SOURCE
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import table
@@ -169,6 +172,15 @@ class ArmsCommand(ExperimentCommand):
             run.result = run.result and run.result | self.result_of(run)
         order = {name: i for i, name in enumerate(listed)}
         return sorted(arms_of(runs), key=lambda arm: order.get(arm.name, len(order)))
+
+
+def prepared_python_source(folder: Path, vocab_size: int) -> str:
+    """The path of the Python source code of this machine in subwords, which is prepared in ``folder`` if it
+    isn't there."""
+    tokens = folder.resolve() / "tokens"
+    if not tokens.exists():
+        prepare(CorpusSpec(tokenizer="bpe", vocab_size=vocab_size, corpus=PYTHON_SOURCE), tokens)
+    return str(tokens)
 
 
 def correct(label: str, share: Quantity) -> Measure:

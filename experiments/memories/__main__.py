@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct
-from experiments.python_source import prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct, prepared_python_source
 from memformers.common.fields import Count
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment

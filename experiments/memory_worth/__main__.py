@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
 from experiments.memory_worth.arms import ALL, KINDS
 from experiments.memory_worth.word_distances import word_distances, word_groups
-from experiments.python_source import prepared_python_source
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
