@@ -326,7 +326,7 @@ def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
     rows = list[tuple[str, str, str]]()
     sizes = {"held_out": MB, "large": settings.size, "short": MB, "part": settings.size // 10}
     for name, size in sizes.items():
-        write_words(folder / f"{name}.txt", size, seed=name == "held_out")
+        write_words(folder / f"{name}.txt", size, seed=int(name == "held_out"))
 
     def row(what: str, found: str, goal: str = "") -> None:
         rows.append((what, found, goal))
