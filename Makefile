@@ -101,4 +101,3 @@ clean:
 .venv/ready-for-integrations: .venv/ready-for-tests
 	$(PIP) --editable '.[hf,lm-eval,torchrl]'
 	@touch $@
-

@@ -94,8 +94,8 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
     for i, prompt in enumerate(PROMPTS):
         assert torch.allclose(logits[i, -len(prompt) :], adapter(prompt[None]).logits[0], atol=1e-6)
         assert torch.allclose(right[i, : len(prompt)], adapter(prompt.flip(0)[None]).logits[0], atol=1e-6)
-    for mask in (MASK, MASK.flip(1)):  # there is no memory for all to go on with
-        assert adapter(PADDED, attention_mask=mask).cache is None
+    for ids, mask in ((PADDED, MASK), (PADDED.flip(1), MASK.flip(1))):  # no memory for all to go on with
+        assert adapter(ids, attention_mask=mask).cache is None
     starts = torch.zeros(1, 24, dtype=torch.bool)
     starts[0, 7] = True
     apart = adapter(PROMPTS[1][None], doc_starts=starts).logits
