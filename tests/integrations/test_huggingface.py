@@ -96,10 +96,12 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
         assert torch.allclose(right[i, : len(prompt)], adapter(prompt.flip(0)[None]).logits[0], atol=1e-6)
     for ids, mask in ((PADDED, MASK), (PADDED.flip(1), MASK.flip(1))):  # no memory for all to go on with
         assert adapter(ids, attention_mask=mask).cache is None
-    starts = torch.zeros(1, 24, dtype=torch.bool)
-    starts[0, 7] = True
-    apart = adapter(PROMPTS[1][None], doc_starts=starts).logits
-    assert torch.allclose(apart[0, 7:14], own(PROMPTS[1][7:14, None]).logits[:, 0], atol=1e-5)
+    starts = torch.zeros(4, 24, dtype=torch.bool)
+    starts[2, 17] = True  # the fourth of ten tokens, after fourteen of padding
+    apart = adapter(PADDED, attention_mask=MASK, doc_starts=starts).logits
+    expected = own(PROMPTS[2][:7, None], doc_starts=starts[2, 14:21, None]).logits[:, 0]
+    assert torch.allclose(apart[2, 14:21], expected, atol=1e-5)
+    assert not torch.allclose(apart[2, 17:], logits[2, 17:], atol=1e-3)
 
 
 @pytest.mark.parametrize(
