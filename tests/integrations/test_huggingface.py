@@ -76,12 +76,13 @@ def test_generation_goes_on_from_a_memory_and_each_of_several_texts_too():
     whole = adapter.generate(text, max_new_tokens=10, do_sample=False)
     rest = adapter.generate(text[:, 21:], cache=memory, max_new_tokens=10, do_sample=False)
     assert torch.equal(whole[:, 28:], rest[:, 7:])
-    asked = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "num_return_sequences": 2}
+    asked = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2, "num_return_sequences": 2}
+    asked |= {"return_dict_in_generate": True, "output_scores": True}
     several = adapter.generate(text[:, 21:], cache=memory, **asked)
-    alone = [
-        adapter.generate(text[i : i + 1, 21:], cache=memory.streams([i]), **asked).tolist() for i in range(2)
-    ]
-    assert several.tolist() == alone[0] + alone[1]
+    for i in range(2):
+        alone = adapter.generate(text[i : i + 1, 21:], cache=memory.streams([i]), **asked)
+        assert torch.equal(several.sequences[2 * i : 2 * i + 2], alone.sequences)
+        assert torch.allclose(several.sequences_scores[2 * i : 2 * i + 2], alone.sequences_scores, atol=1e-5)
     assert adapter(text[:, :21], use_cache=False).cache is None
     expected = None
     for segment in text[:, :21].T.split(7):

@@ -37,9 +37,9 @@ def stepped(module, x, begins):
     """Features ``x [B, T, F]`` step by step, as a collector keeps them, ``[B, T]``."""
     steps, memory = [], torch.zeros(len(x), *module.make_tensordict_primer().primers["memory"].shape)
     for features, is_init in zip(x.unbind(1), begins.unbind(1), strict=True):
-        memory = memory.masked_fill(is_init, 0)  # as the primer does
         read = TensorDict({"observation": features, "is_init": is_init, "memory": memory}, [len(x)])
         steps.append(module(read))
+        steps[-1]["memory"] = memory.masked_fill(is_init, 0)  # as the primer does
         memory = steps[-1]["next", "memory"]
     return torch.stack(steps, 1)
 
