@@ -14,7 +14,8 @@ def python_source(arm):
 
 
 def correct(experiment, arm, band):
-    return f"{100 * mean(seeds(experiment, arm, f'correct, {band}')).mean:.1f} %"
+    found = mean(seeds(experiment, arm, f"correct, {band}"))
+    return f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %"
 
 
 def difference(arm):
