@@ -172,6 +172,7 @@ def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: boo
         "font": {"color": "#e3e3e3" if dark else "#1b1b1b", "family": "system-ui, sans-serif", "size": 13},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "modebar": {"orientation": "v"},  # beside the legend and not over it
         "margin": {"l": 60, "r": 15, "t": 10, "b": 40},
     }  # fmt: skip
     return {"data": traces, "layout": layout}

@@ -38,7 +38,7 @@ def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replace
     written = {"arm": Arm("a", {"seeds": (mean_of([1.0, 1.0]),)}), "caf\udce9": "\ud800\\ é"}
     write_json(tmp_path / "x.json", written)
     settings = {"seeds": [{"mean": 1.0, "half_width": 0.0, "n": 2}]}
-    arm = {"name": "a", "settings": settings, "label": ""}
+    arm = {"name": "a", "settings": settings, "label": "", "rival": ""}
     assert read_json(tmp_path / "x.json") == written | {"arm": arm}
     with pytest.raises(TypeError):
         write_json(tmp_path / "x.json", {"x": object()})

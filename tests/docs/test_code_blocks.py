@@ -110,7 +110,7 @@ def workplace(tmp_path_factory):
     for number, page in enumerate(pages):
         (folder / "novels" / f"{number}.txt").write_text(page, encoding="utf-8")
     (folder / "rfc").mkdir()
-    for number, page in enumerate([text, text[:400]]):
+    for number, page in enumerate([write_play(60_000), text[:400]]):
         (folder / f"rfc/rfc{number}.txt").write_text(page, encoding="utf-8")
     (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": page}) for page in pages))
     (folder / "pages.txt").write_text("<|endoftext|>".join(pages), encoding="utf-8")
