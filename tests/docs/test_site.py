@@ -17,6 +17,8 @@ from docs.building.command_line import help_of
 from docs.building.reference import home
 from memformers.cli import COMMANDS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
 COLUMNS = 104

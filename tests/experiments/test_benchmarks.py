@@ -56,6 +56,7 @@ def test_sdpa_with_a_bias_agrees_with_the_definition_and_a_wrong_attention_is_ca
         )
 
 
+@pytest.mark.long
 def test_sides_take_turns_and_memory_is_that_of_a_process_of_its_own():
     called = []
     sides = {name: partial(called.append, name) for name in "ab"}

@@ -13,7 +13,7 @@ from memformers.kernels import blocked, dispatch, fused, naive, self_test
 from tests.kernels.against_naive import DEVICE
 
 ON = torch.device(DEVICE)
-TWO_LENGTHS = (7, 19), (16, 32)
+TWO_LENGTHS, HEADS = ((7, 19), (16, 32)), self_test.H
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,7 @@ def attend(kernel="auto"):
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
 def test_the_fused_kernel_is_proven_on_small_problems(dtype, monkeypatch):
     monkeypatch.setattr(self_test, "LENGTHS", TWO_LENGTHS)
+    monkeypatch.setattr(self_test, "H", HEADS)
     assert self_test.find_mismatch(fused.relative_attention, ON, dtype, 16) == ""
 
 
