@@ -112,7 +112,8 @@ def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothi
     assert outcome(train_run(CONFIG, tmp_path, resume=True)) == undisturbed()
 
 
-@pytest.mark.parametrize("kills", [0, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [0, 60])
 def test_a_killed_training_goes_on_as_if_nothing_had_been(kills, tmp_path):
     program = [sys.executable, "-m", "tests.training.faults", tmp_path, kills]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of so small a model would wait for each other
