@@ -55,7 +55,7 @@ ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.i
 TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
 """Steps of a training run that measures a speed, of which the second half counts; how many there are of each
 recipe; and the tokens that they are evaluated on."""
-MEASURES = (Measure("validation loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
+MEASURES = (Measure("held-out loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from memformers.tracking.discovery import noted_comparisons
 FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
 """The metric that is drawn if the reader has chosen none: the first of these that exists."""
 IN_WORDS = {
-    "bits_per_character.valid": "validation loss (bits per character)",
+    "bits_per_character.valid": "held-out loss (bits per character)",
     "bits_per_character.train": "training loss (bits per character)",
-    "loss.valid": "validation loss (nats per token)",
+    "loss.valid": "held-out loss (nats per token)",
     "loss.train": "training loss (nats per token)",
     "accuracy.valid": "validation accuracy (share of tokens)",
     "reconstruction_loss.train": "reconstruction loss, training (MSE)",

@@ -14,7 +14,7 @@ from memformers.report.sections import not_comparable, stages_of
 from memformers.runs.folder import SECONDS, TOKENS
 
 VALID, RECONSTRUCTION, SPEED = "bits_per_character.valid", "reconstruction_loss", "tokens_per_second"
-LOSS = "validation loss (bits per character)"
+LOSS = "held-out loss (bits per character)"
 
 
 def figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
@@ -40,15 +40,15 @@ def figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> 
     has_differences = len(arms) > 1 and len(base.counted) > 1
     every: dict[str, tuple[str, str, list[Series], dict[str, Any]]] = {
         "validation_tokens": (
-            "Validation loss against training tokens", LOSS, curves(VALID), {"read": read},
+            "Held-out loss against training tokens", LOSS, curves(VALID), {"read": read},
         ),
         "differences": (
-            "Validation loss minus the baseline's, against training tokens",
-            "validation loss minus the baseline's\n(bits per character)",
+            "Held-out loss minus the baseline's, against training tokens",
+            "held-out loss minus the baseline's\n(bits per character)",
             curves(VALID, against=base) if has_differences else [], {"base": base.label},
         ),
         "validation_time": (
-            "Validation loss against training time", LOSS, curves(VALID, SECONDS) if is_timed else [], {},
+            "Held-out loss against training time", LOSS, curves(VALID, SECONDS) if is_timed else [], {},
         ),
         RECONSTRUCTION: (
             "Loss of the compression functions against training tokens",
@@ -99,7 +99,7 @@ def position_figure(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, bands:
     if len(places) > 1:
         places[-1].axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     caption = f"{prose('loss_by_position', base=base.label if len(places) > 1 else '')} {bands}".strip()
-    title = "Validation loss by position in the segment"
+    title = "Held-out loss by position in the segment"
     return [plotting.save_figure(figure, folder, "loss_by_position", title, caption)]
 
 

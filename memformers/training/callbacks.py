@@ -103,7 +103,7 @@ class Callbacks:
         with self.signals.at_once(), summon_full_params(self.model):
             found = self._evaluation(whole=False)
             if not math.isfinite(found.loss):
-                raise NotFiniteError(f"validation loss is {found.loss} at token {state.tokens:,}.")
+                raise NotFiniteError(f"held-out loss is {found.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
         bits = self.validation.comparable(found, whole=False)["bits_per_character"]
         metrics = {

@@ -7,9 +7,9 @@ checkpoints/000000204800/     named after the tokens seen
   shard-00001-….safetensors   in place of these three with FSDP: what the first process holds of each tensor
   state.json                  steps, tokens, the streams' position, the sums of the next record
   random.json                 random states
-  training.json               the run's config, its corpus's checksum, versions, the validation loss
+  training.json               the run's config, its corpus's checksum, versions, the held-out loss
   manifest.json               size and SHA-256 of each of these
-checkpoints/best              a link to the one of the lowest validation loss
+checkpoints/best              a link to the one of the lowest held-out loss
 
 Nothing in them is a pickle, and nothing is ever unpickled. torch.distributed.checkpoint reads all of them, so
 that each process reads its part of every tensor, and writes those of sharded weights, in safetensors.

@@ -125,7 +125,7 @@ class CheckpointConfig(Checked):
     checkpoint_minutes: Annotated[float, Range(0)] = 5.0
     """The longest time between two checkpoints, in minutes; 0 for no limit."""
     keep_checkpoints: Count = 2
-    """How many of the newest checkpoints are kept, in addition to the one with the lowest validation loss."""
+    """How many of the newest checkpoints are kept, in addition to the one with the lowest held-out loss."""
     skip_bad_steps: NonNegativeInt = 0
     """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
 
