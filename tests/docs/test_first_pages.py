@@ -1,5 +1,7 @@
 """Each number that README and the home page claim, against the file of results that it is from."""
 
+import re
+
 import pytest
 
 from docs.building.results import mean, paired, seeds, stored
@@ -47,6 +49,12 @@ def test_the_answers_of_both_models_are_those_of_the_experiment(experiment, band
     for arm in ("transformer-xl", "compressive"):
         assert (share := correct(experiment, arm, band)) in README
         assert share in HOME
+
+
+def test_the_speed_is_that_of_its_page():
+    page = (ROOT / "docs/results/speed.md").read_text(encoding="utf-8")
+    low, high = re.search(r"([\d.]+) to ([\d.]+) times as fast as labml-nn", page.replace("\n", " ")).groups()
+    assert f"{low} to {float(high):g} times as many tokens per second as labml-nn" in README
 
 
 def test_the_readme_is_short():
