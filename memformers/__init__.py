@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
     from memformers.models.compression import DilatedConvCompression as DilatedConvCompression
-    from memformers.models.compression import GatedCompression as GatedCompression
     from memformers.models.compression import MaxCompression as MaxCompression
     from memformers.models.compression import MeanCompression as MeanCompression
     from memformers.models.compression import MostUsedCompression as MostUsedCompression
+    from memformers.models.compression import WeightedCompression as WeightedCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
     from memformers.models.config import CoreConfig as CoreConfig
@@ -58,8 +58,8 @@ _NAMES = {
     "generation.incremental": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),
     "models.compression": (
-        "CompressionAutoEncoder", "Conv1dCompression", "DilatedConvCompression", "GatedCompression",
-        "MaxCompression", "MeanCompression", "MostUsedCompression",
+        "CompressionAutoEncoder", "Conv1dCompression", "DilatedConvCompression", "MaxCompression",
+        "MeanCompression", "MostUsedCompression", "WeightedCompression",
     ),
     "models.compressive": ("CompressiveTransformer",),
     "models.config": ("AdaptiveConfig", "CoreConfig", "ModelConfig"),

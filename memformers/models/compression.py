@@ -105,15 +105,15 @@ class DilatedConvCompression(nn.Module):
         return self.slots(mem)
 
 
-class GatedCompression(nn.Module):
+class WeightedCompression(nn.Module):
     """f_c as a mean with learned weights: feature d of a slot is Σᵢ pᵢ xᵢ over its ``compression_rate``
     positions i, where p is the softmax over i of (W xᵢ + bᵢ) at d. With ``start="mean"`` W is 0 at first, and
     p = 1/c. So DeepSeek-V4 (2026) pools keys and values. Raises ValueError as [`Conv1dCompression`][].
 
     Examples:
         >>> import torch
-        >>> from memformers import GatedCompression
-        >>> GatedCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        >>> from memformers import WeightedCompression
+        >>> WeightedCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
         torch.Size([8, 2, 64])
     """
 

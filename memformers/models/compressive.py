@@ -165,7 +165,7 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     learned = {
         "conv": compression.Conv1dCompression,
         "dilated": compression.DilatedConvCompression,
-        "gated": compression.GatedCompression,
+        "weighted": compression.WeightedCompression,
     }
     f_c: nn.Module
     if ":" in config.compression:

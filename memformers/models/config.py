@@ -16,7 +16,7 @@ ModelName = Literal["transformer", "transformer-xl", "compressive"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
-CompressionName = Literal["conv", "dilated", "gated", "mean", "max", "most-used"]
+CompressionName = Literal["conv", "dilated", "weighted", "mean", "max", "most-used"]
 CompressionStart = Literal["random", "mean"]
 CompressionLossName = Literal["attention", "auto-encoding", "none"]
 WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
@@ -107,8 +107,8 @@ class NetworkConfig:
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
     """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), a mean
-    with learned weights (gated), the mean, each feature's maximum (max), the most attended (most-used), or
-    your own, my.py:Newest (compressive)."""
+    with learned weights (weighted), the mean, each feature's maximum (max), the most attended (most-used), or
+    your own, my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
     """What f_c is before it learns: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"

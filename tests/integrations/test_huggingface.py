@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip(
-    "transformers", reason="transformers is not installed; use pip install 'memformers-torch[hf]'"
+    "transformers", reason="transformers is not installed; use pip install '.[hf]' in a clone"
 )
 
 import transformers
@@ -267,7 +267,7 @@ def test_padded_rows_train_without_a_memory_to_carry_and_are_refused_with_one():
 @pytest.mark.long
 @pytest.mark.usefixtures("_elsewhere")
 def test_lora_trains_its_own_weights_alone_and_is_saved_and_loaded(tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is not installed; use pip install 'memformers-torch[hf]'")
+    peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
     adapter, own = wrapped()
     before = {name: x.clone() for name, x in own.state_dict().items()}
     lora = peft.LoraConfig(target_modules=["query", "value"], r=2, task_type="CAUSAL_LM")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed; use pip install 'memformers-torch[lm-eval]'")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed; use pip install '.[lm-eval]' in a clone")
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 from memformers.convert.load import load_checkpoint

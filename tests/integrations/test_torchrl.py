@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("torchrl", reason="torchrl is not installed; use pip install 'memformers-torch[torchrl]'")
+pytest.importorskip("torchrl", reason="torchrl is not installed; use pip install '.[torchrl]' in a clone")
 
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential

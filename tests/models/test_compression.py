@@ -13,12 +13,12 @@ from memformers import (
     CompressionAutoEncoder,
     Conv1dCompression,
     DilatedConvCompression,
-    GatedCompression,
     MaxCompression,
     MeanCompression,
     Memory,
     MemorySizes,
     MostUsedCompression,
+    WeightedCompression,
 )
 from memformers.models.compression import attention_received
 from tests.builders import small_lm
@@ -51,7 +51,7 @@ def test_a_dilated_convolution_adds_what_lies_its_dilation_later_and_zeros_after
 
 
 ALL = [MeanCompression, MaxCompression, MostUsedCompression]
-ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression, GatedCompression)]
+ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression, WeightedCompression)]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_what_a_compression_can_not_be_given_is_an_error(given, message):
 
 
 @pytest.mark.usefixtures("float64")
-def test_a_gate_weighs_each_feature_of_each_place():
-    f_c, mem = GatedCompression(3, 4), torch.randn(6, 2, 4)
+def test_a_weighted_mean_weighs_each_feature_of_each_place():
+    f_c, mem = WeightedCompression(3, 4), torch.randn(6, 2, 4)
     torch.nn.init.normal_(f_c.place)
     for slot in range(2):
         x = mem[3 * slot : 3 * slot + 3]  # [c, B, D]
@@ -78,7 +78,7 @@ def test_a_gate_weighs_each_feature_of_each_place():
         torch.testing.assert_close(f_c(mem)[slot], (weights * x).sum(0) / weights.sum(0))
 
 
-@pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression, GatedCompression])
+@pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression, WeightedCompression])
 def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
     f_c, mem = f_c(3, 4, start="mean"), torch.randn(6, 2, 4)
     torch.testing.assert_close(f_c(mem), MeanCompression(3)(mem))

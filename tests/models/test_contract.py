@@ -40,7 +40,7 @@ CONFIGS = {
     "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
     "dilated, auto-encoding, by layer": COMPRESSIVE | DILATED | BY_LAYER,
     "most-used, gated, by head": COMPRESSIVE | MOST_USED | {"c_mem_len": ((5, 1, 0), 2), "gate": "gru"},
-    "bptt": COMPRESSIVE | {"compression": "gated", "compression_loss": "none", "bptt": 2, "dropout": 0.3},
+    "bptt": COMPRESSIVE | {"compression": "weighted", "compression_loss": "none", "bptt": 2, "dropout": 0.3},
     "adaptive, tied, max": COMPRESSIVE | ADAPTIVE | MAX | {"norm": "post"},
     "averages": {"model": Averages, "mem_len": 3},
     "averages, read again": {"model": ReadsAgain, "own": {"decay": 0.5}, "positions": "learned"},
