@@ -4,10 +4,10 @@ asks for them."""
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, changed, check_fields
+from memformers.common.fields import Count, Range, changed, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings
 from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
@@ -158,6 +158,9 @@ class RecallConfig:
     """The number of threads of each training run. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+    value_tokens: Annotated[int, Range(1, 16)] | None = None
+    """Tokens of a value that follow its key and answer a question, as in multi-query associative recall; if
+    not given, one token is both key and value, which suits slots."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
@@ -169,7 +172,9 @@ class RecallConfig:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        train, recall = changed(base.train, tokens=tokens, device=self.device), base.recall
+        stream = replace(base.recall.stream, value_tokens=self.value_tokens)
+        recall, vocab_size = replace(base.recall, stream=stream), stream.vocab_size
+        train = changed(base.train, tokens=tokens, device=self.device, vocab_size=vocab_size)
         if self.quick:
             train = changed(train, evaluations=1, log_every=5)
             recall = replace(recall, evaluated=QUICK_EVALUATED)

@@ -166,3 +166,26 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
         assert stream is SMALL or min(asked["band", band] for band in range(4)) > 1_000, "most tokens ask"
         assert told[2].max() > 20
     assert (USUAL.vocab_size, USUAL.chance) == (84, 0.25)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_values_of_tokens_of_their_own_follow_their_keys_and_answer_in_their_order(n):
+    stream, length = RecallStream(keys=5, values=3, set_probability=0.2, value_tokens=n), 40 * (1 + n)
+    inputs, targets, distances = recalled(stream, length * 5, 40, longest=lambda start: 40 + start // 9)
+    assert stream.vocab_size == 3 + 5 + 5
+    assert inputs.max() < stream.vocab_size
+    groups = (x.unfold(0, 1 + n, 1 + n).flatten(0, 1).tolist() for x in (inputs, targets, distances))
+    value_of, set_at, met = [{}, {}, {}], [{}, {}, {}], Counter()
+    for i, ((key, *value), (*answer, last), (*ago, none)) in enumerate(zip(*groups, strict=True)):
+        position, b = i // 3 * (1 + n), i % 3
+        assert (last, none) == (IGNORED, NOTHING)
+        assert all(0 <= token < 3 for token in value)
+        if key < 3 + 5:
+            assert (answer, ago) == ([IGNORED] * n, [NOTHING] * n)
+            value_of[b][key - 3], set_at[b][key - 3] = value, position
+        else:
+            assert answer == value == value_of[b][key - 8]
+            assert ago == [position - set_at[b][key - 8]] * n
+            assert ago[0] <= 40 + position // 40 * 40 // 9
+        met[key, tuple(value)] += 1
+    assert len(met) > 25, "every key is set and asked for, with many values"
