@@ -176,7 +176,8 @@ class MemoryLayer(nn.Module):
         bounds: dict[str, Any] = {"mask": mask, "key_start": key_start}
         bounds |= {} if reads is None else {"reads": reads}
         if past and self.self_attn.can_fold(self.norm_before_attention):
-            norm, context = self.norm_before_attention, torch.cat(past)
+            norm = self.norm_before_attention
+            context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
             return self.self_attn.forward_with_memory(x, context, norm, **bounds)
         z = self.attention_input(torch.cat((*past, x)) if past else x)  # [K, B, D]
         return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, **bounds)
