@@ -24,7 +24,7 @@ from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import table
 from memformers.report.page import write_page
-from memformers.report.provenance import facts_table
+from memformers.report.provenance import facts_of, facts_table
 from memformers.report.sections import costs_table, warnings
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
 from memformers.runs.plan import Arm, read_plan
@@ -149,7 +149,9 @@ class ArmsCommand(ExperimentCommand):
         tasks = {place.resolve().name: self.arms_in(place) for place in places}
         parts, labels = self.parts(tasks), labels_of(tasks, self.listed())
         pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
-        write_results([column for columns in parts.values() for column in columns], pairs, labels, folder)
+        task, arms = list(tasks.items())[-1]
+        about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: costs_of(arm) for arm in arms}}
+        write_results([c for columns in parts.values() for c in columns], pairs, labels, folder, about)
         page = [f"# {self.title}"]
         for place, (task, arms) in zip(places, tasks.items(), strict=True):
             page += [f"{warning} ({task})" for warning in warnings(arms, arms[0], place)]
@@ -158,7 +160,6 @@ class ArmsCommand(ExperimentCommand):
             page += [means_table(columns, labels), differences_table(columns, pairs, labels)]
             if not title and (drawn := differences_figure(columns, pairs, labels)):
                 page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
-        task, arms = list(tasks.items())[-1]
         page += [f"## What each arm costs: {task}", costs_table(arms, arms[0])]
         page += ["## How it was made", f"{self.method} {METHOD}", facts_table(arms, places[-1])]
         return write_page([part for part in page if part], folder)
@@ -242,9 +243,25 @@ def differences_figure(
     return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
 
 
-def write_results(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str], folder: Path) -> None:
-    """Write the mean of each arm and the differences of each pair as ``results.json``, a line for each, and
-    the value from each seed as ``results.csv``."""
+COSTS = {
+    "keys per layer, without the segment's": "keys",
+    "state per stream": "state_bytes",
+    "attention operations per token": "attention_operations",
+    "parameters": "parameters",
+}
+"""What a memory costs, by the names of the report's table, and as a run's facts name it."""
+
+
+def costs_of(arm: ArmRuns) -> dict[str, float]:
+    """What an arm costs, as far as it is known."""
+    return {shown: arm.first.facts[name] for shown, name in COSTS.items() if name in arm.first.facts}
+
+
+def write_results(
+    columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str], folder: Path, about: Mapping[str, Any]
+) -> None:
+    """Write how all was made and what arms cost (``about``), the mean of each arm and the differences of each
+    pair as ``results.json``, a line for each, and the value from each seed as ``results.csv``."""
     lines: list[dict[str, Any]] = [
         {"arm": name, "label": label} | {c.name: mean for c in columns if (mean := c.mean(name))}
         for name, label in labels.items()
@@ -253,7 +270,7 @@ def write_results(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, 
         {"arm": name, "minus": rival} | {c.name: mean for c in columns if (mean := c.difference(name, rival))}
         for name, rival in pairs
     ]
-    write_rows(folder / RESULTS, {"results": lines})
+    write_rows(folder / RESULTS, {**about, "results": lines})
     rows = [
         [c.name, arm.name, seed, value]
         for c in columns

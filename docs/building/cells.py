@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from docs.building.results import about, mean, seeds, state
+from docs.building.results import FLOAT, about, kib, mean, seeds
 from memformers.common.intervals import Mean, paired
 from memformers.report.markdown import DASH, Markup, number
 
 COST = "keys · state · operations"
 """Keys per layer beside the segment's, bytes kept for each stream, operations of attention for each token."""
 KEYS, OPERATIONS = "keys per layer, without the segment's", "attention operations per token"
+STATE = "state per stream"
 
 
 def share(value: Mean | None) -> str:
@@ -88,4 +89,5 @@ def cost(keys: int | str, size: str, operations: int | None = None) -> str:
 def cost_of(experiment: str, label: str, layers: int = 4, d_model: int = 128) -> str:
     """The cost of an arm, by its label in the file of results."""
     arm = about(experiment)["arms"][label]
-    return cost(arm[KEYS], state(arm[KEYS] * layers, d_model), arm[OPERATIONS])
+    kept = arm.get(STATE, arm[KEYS] * layers * d_model * FLOAT)  # as many where all heads read all
+    return cost(arm[KEYS], kib(kept), arm[OPERATIONS])

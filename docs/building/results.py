@@ -76,7 +76,11 @@ def stored(experiment: str, arm: str, measure: str, control: str = "untouched") 
 
 def state(keys_of_all_layers: int, d_model: int) -> str:
     """The bytes that a memory keeps for each stream: the inputs of its layers, (M + C) · D · 4 in each."""
-    size = keys_of_all_layers * d_model * FLOAT
+    return kib(keys_of_all_layers * d_model * FLOAT)
+
+
+def kib(size: int) -> str:
+    """A number of bytes in KiB."""
     return f"{size / 1024:,.0f} KiB" if size else "0"
 
 

@@ -40,6 +40,11 @@ def write_results(
 
 
 def facts_table(arms: Sequence[ArmRuns], folder: Path) -> str:
+    """[`facts_of`][] as a table."""
+    return table(["", "value"], [*map(list, facts_of(arms, folder).items())])
+
+
+def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
     """Name, date, command, commit, data and machine."""
     runs = all_runs(arms)
     corpus = runs[0].facts["corpus"]
@@ -66,7 +71,7 @@ def facts_table(arms: Sequence[ArmRuns], folder: Path) -> str:
         "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
         "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),
     }
-    return table(["", "value"], [[name, value] for name, value in rows.items() if value])
+    return {name: value for name, value in rows.items() if value}
 
 
 def settings_tables(arms: Sequence[ArmRuns]) -> list[str]:

@@ -66,10 +66,10 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
         assert (f"first, {control}", "none", "1") not in rows
     gains = [rows["bits per byte, 128 tokens", "mine", s] - rows["bits per byte, 128 tokens", "none", s]
              for s in "01"]  # fmt: skip
-    (row,) = (
-        row for row in read_json(out / "results.json")["results"]
-        if (row["arm"], row.get("minus")) == ("mine", "none")
-    )  # fmt: skip
+    found = read_json(out / "results.json")
+    (row,) = (r for r in found["results"] if (r["arm"], r.get("minus")) == ("mine", "none"))
+    assert found["made"]["name"] == "128"
+    assert found["arms"]["no memory"]["state per stream"] == 0 < found["arms"]["mine"]["state per stream"]
     assert row["bits per byte, 128 tokens"]["mean"] == pytest.approx(sum(gains) / 2)
     assert (out / "figures/memory-worth.svg").is_file()
     (out / "report.md").unlink()
