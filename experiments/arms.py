@@ -37,6 +37,13 @@ METHOD = (
     "whose interval contains zero is grey. By chance, one interval in twenty leaves out zero. The report of "
     "each task, with its settings and curves, is in the folder of its name."
 )
+COSTS = {
+    "keys per layer, without the segment's": "keys",
+    "state per stream": "state_bytes",
+    "attention operations per token": "attention_operations",
+    "parameters": "parameters",
+}
+"""What a memory costs, by the names of the report's table, and as a run's facts name it."""
 Tasks = Mapping[str, Sequence[ArmRuns]]
 """The arms of each task that has begun, by its name."""
 
@@ -117,6 +124,10 @@ class ArmsCommand(ExperimentCommand):
         """What is added to the result of a finished run for the measures."""
         return {}
 
+    def about(self, arm: ArmRuns) -> dict[str, Any]:
+        """What an arm costs, as far as it is known, and what else is kept of it."""
+        return {shown: arm.first.facts[name] for shown, name in COSTS.items() if name in arm.first.facts}
+
     def chosen(self, shared: Mapping[str, Any], listed: Sequence[Arm] | None = None) -> tuple[Arm, ...]:
         """The arms that are to be trained, in the order of the ``listed`` ones, and then those of one's own,
         with settings that ``shared`` has."""
@@ -150,7 +161,7 @@ class ArmsCommand(ExperimentCommand):
         parts, labels = self.parts(tasks), labels_of(tasks, self.listed())
         pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
         task, arms = list(tasks.items())[-1]
-        about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: costs_of(arm) for arm in arms}}
+        about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: self.about(arm) for arm in arms}}
         write_results([c for columns in parts.values() for c in columns], pairs, labels, folder, about)
         page = [f"# {self.title}"]
         for place, (task, arms) in zip(places, tasks.items(), strict=True):
@@ -241,20 +252,6 @@ def differences_figure(
         axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     against = f' to "{base.pop()}"' if len(base) == 1 else "s of rivals"
     return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
-
-
-COSTS = {
-    "keys per layer, without the segment's": "keys",
-    "state per stream": "state_bytes",
-    "attention operations per token": "attention_operations",
-    "parameters": "parameters",
-}
-"""What a memory costs, by the names of the report's table, and as a run's facts name it."""
-
-
-def costs_of(arm: ArmRuns) -> dict[str, float]:
-    """What an arm costs, as far as it is known."""
-    return {shown: arm.first.facts[name] for shown, name in COSTS.items() if name in arm.first.facts}
 
 
 def write_results(
