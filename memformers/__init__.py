@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memformers.models.compression import MaxCompression as MaxCompression
     from memformers.models.compression import MeanCompression as MeanCompression
     from memformers.models.compression import MostUsedCompression as MostUsedCompression
+    from memformers.models.compression import StridedCompression as StridedCompression
     from memformers.models.compression import WeightedCompression as WeightedCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
@@ -59,7 +60,7 @@ _NAMES = {
     "models.attention": ("RelativeMultiHeadAttention",),
     "models.compression": (
         "CompressionAutoEncoder", "Conv1dCompression", "DilatedConvCompression", "MaxCompression",
-        "MeanCompression", "MostUsedCompression", "WeightedCompression",
+        "MeanCompression", "MostUsedCompression", "StridedCompression", "WeightedCompression",
     ),
     "models.compressive": ("CompressiveTransformer",),
     "models.config": ("AdaptiveConfig", "CoreConfig", "ModelConfig"),

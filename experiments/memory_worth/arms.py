@@ -55,9 +55,15 @@ HEADS = listed({
     "head-slots": ("64 positions, 448 and 384 slots in one head", FAR, "head-832"),
     "head-slots-c16": ("64 positions, 448 and 384 slots in one head, c = 16", f"{FAR} compression_rate=16",
                        "head-832"),
+    "head-slots-strided": ("64 positions, 448 and every fourth of 1,536 in one head",
+                           f"{FAR} compression=strided", "head-832"),
+    "head-slots-task": ("64 positions, 448 and 384 slots in one head, weighted by the model's loss",
+                        f"{FAR} compression=weighted compression_start=mean compression_loss=none bptt=1",
+                        "head-slots"),
+    "head-1984": ("64 positions, 1,984 in one head", f"{XL}=64,64,64,1984", "head-832"),
 })  # fmt: skip
 """The mean over heads and layers is 256 keys; a head with 448 positions and 384 slots reaches 1,984 or, with
-c = 16, 6,592 positions."""
+c = 16, 6,592 positions. The last one has these 1,984 as they are: the most that such slots could be worth."""
 VARIANTS = listed({
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
     "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),

@@ -178,6 +178,21 @@ class MaxCompression(PoolingCompression):
     how = "max"
 
 
+class StridedCompression(PoolingCompression):
+    """A [`PoolingCompression`][] that keeps the newest of every c positions and forgets the others.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import StridedCompression
+        >>> StridedCompression(4)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
+    """
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        return by_slot(mem, self.compression_rate)[:, -1]
+
+
 class MostUsedCompression(PoolingCompression):
     """A [`PoolingCompression`][] that keeps of every c positions the one that received the most attention
     from the newest segment, the oldest of equals, so no slot mixes documents; the paper keeps the most-used

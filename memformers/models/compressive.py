@@ -160,6 +160,7 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     pooling = {
         "mean": compression.MeanCompression,
         "max": compression.MaxCompression,
+        "strided": compression.StridedCompression,
         "most-used": compression.MostUsedCompression,
     }
     learned = {

@@ -16,10 +16,10 @@ ModelName = Literal["transformer", "transformer-xl", "compressive"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
-CompressionName = Literal["conv", "dilated", "weighted", "mean", "max", "most-used"]
+CompressionName = Literal["conv", "dilated", "weighted", "mean", "max", "strided", "most-used"]
 CompressionStart = Literal["random", "mean"]
 CompressionLossName = Literal["attention", "auto-encoding", "none"]
-WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
+WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "strided", "most-used")
 """Compressions in which there is nothing to learn."""
 OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("mem_len", "tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
@@ -107,8 +107,8 @@ class NetworkConfig:
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
     """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), a mean
-    with learned weights (weighted), the mean, each feature's maximum (max), the most attended (most-used), or
-    your own, my.py:Gated (compressive)."""
+    with learned weights (weighted), the mean, each feature's maximum (max), one of its positions, the newest
+    (strided) or the most attended (most-used), or your own, my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
     """What f_c is before it learns: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"

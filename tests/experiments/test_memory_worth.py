@@ -94,10 +94,12 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
     rivals = MemoryWorth().rivals_of
     assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
     assert [*rivals("none")] == []
-    assert {keys(arm) for arm in HEADS.values()} == {256} == {keys(KINDS["xl-256"])}
-    for name, arm in KINDS.items():
-        if arm.rival and name != "xl-832":
-            assert keys(arm) == keys(KINDS[arm.rival]), name
+    ceilings = {"xl-832", "head-1984"}
+    arms = {name: arm for name, arm in {**KINDS, **HEADS}.items() if name not in ceilings}
+    assert {keys(arm) for name, arm in arms.items() if name in HEADS} == {256} == {keys(KINDS["xl-256"])}
+    for name, arm in arms.items():
+        if arm.rival:
+            assert keys(arm) == keys(arms[arm.rival]), name
 
 
 def test_only_its_own_arms_can_be_named():

@@ -18,6 +18,7 @@ from memformers import (
     Memory,
     MemorySizes,
     MostUsedCompression,
+    StridedCompression,
     WeightedCompression,
 )
 from memformers.models.compression import attention_received
@@ -31,6 +32,7 @@ def test_compressions_equal_pytorchs_pooling_and_convolution(rate):
     wanted = {
         MeanCompression(rate): F.avg_pool1d(streams, rate),
         MaxCompression(rate): F.max_pool1d(streams, rate),
+        StridedCompression(rate): streams[..., rate - 1 :: rate],
         f_c: F.conv1d(streams, f_c.conv.weight, f_c.conv.bias, stride=rate),
     }
     for found, slots in wanted.items():
@@ -50,7 +52,7 @@ def test_a_dilated_convolution_adds_what_lies_its_dilation_later_and_zeros_after
     torch.testing.assert_close(f_c(mem), f_c.slots(x))
 
 
-ALL = [MeanCompression, MaxCompression, MostUsedCompression]
+ALL = [MeanCompression, MaxCompression, StridedCompression, MostUsedCompression]
 ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression, WeightedCompression)]
 
 

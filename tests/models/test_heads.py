@@ -16,6 +16,8 @@ CASES = {
     "xl": XL | {"mem_len": ((3, 11, 3, 19),)},
     "xl, learned": XL | {"mem_len": (5, (0, 0, 17, 2)), "positions": "learned"},
     "far slots": COMPRESSIVE | {"mem_len": ((3, 2, 8, 8),), "c_mem_len": ((0, 0, 4, 4),)},
+    "strided": COMPRESSIVE | {"mem_len": ((2, 2, 2, 5),), "c_mem_len": ((0, 0, 0, 5),),
+                              "compression": "strided"},
     "slots by head": COMPRESSIVE | {"mem_len": ((3, 8, 0, 8), 6), "c_mem_len": ((0, 2, 0, 5), (0, 4, 4, 1))},
     "most-used": COMPRESSIVE | {"mem_len": ((2, 2, 2, 5),), "c_mem_len": ((0, 0, 0, 5),),
                                 "compression": "most-used"},
