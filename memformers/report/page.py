@@ -47,7 +47,7 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
 
     def figure(found: re.Match[str]) -> str:
         assert folder is not None
-        path = (folder / found[1]).resolve().with_suffix(".svg")
+        path = (folder / found[1]).resolve()
         assert path.parent == (folder / FIGURES).resolve(), path  # names are escaped: see plain
         svg = path.read_text(encoding="utf-8")
         width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', svg)

@@ -193,15 +193,14 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: str) -> str:
-    """Write a figure as PNG and SVG into the figures of the report in ``folder``; returns the Markdown that
-    shows it with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
-    path = folder / FIGURES / name
+    """Write a figure as SVG into the figures of the report in ``folder``; returns the Markdown that shows it
+    with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
+    path = folder / FIGURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not figure.legends:
         legend(figure)
-    for ending in (".png", ".svg"):
-        save(figure, path.with_suffix(ending))
-    return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
+    save(figure, path)
+    return f"![{plain(title)}]({FIGURES}/{path.name})\n\n{caption}"
 
 
 def thousands(value: float, _: float = 0.0) -> str:

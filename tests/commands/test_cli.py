@@ -228,5 +228,5 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     assert read_json(folder / "experiment.json")["settings"]["tokens"] == 100
     shutil.rmtree(folder / "figures")
     assert run("report", folder).code == 0
-    assert (folder / "figures" / "recall_accuracy.png").is_file()
+    assert (folder / "figures" / "recall_accuracy.svg").is_file()
     assert run("report", folder / "compressive").said("experiment.json")

@@ -54,7 +54,7 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
         assert len(list(csv.DictReader(file))) == 2 * (len(results["edges"]) - 1) * controls
     for figure in ("recall_accuracy", "recall_controls"):
         assert (done / "figures" / f"{figure}.svg").is_file()
-        assert f"figures/{figure}.png" in (done / "report.md").read_text()
+        assert f"figures/{figure}.svg" in (done / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("quick_runs")

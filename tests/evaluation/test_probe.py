@@ -39,8 +39,8 @@ def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
     }  # fmt: skip
     assert ablation["by_occurrences"][-1]["tokens"] > 0
     for name in ("effective_context", "attention", "memory_ablation"):
-        assert (copied / "figures" / f"{name}.png").stat().st_size > 10_000
-        assert f"figures/{name}.png" in markdown
+        assert (copied / "figures" / f"{name}.svg").stat().st_size > 10_000
+        assert f"figures/{name}.svg" in markdown
 
 
 def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(copied, tmp_path):

@@ -38,7 +38,7 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, said, 
     assert [words for words in said if words not in markdown] == []
     assert "no difference was seen" not in markdown
     assert "*−0.0" not in markdown
-    assert (tmp_path / "figures" / "differences.png").is_file()
+    assert (tmp_path / "figures" / "differences.svg").is_file()
 
 
 @pytest.mark.parametrize("others", [2, 3])
@@ -67,7 +67,7 @@ def test_one_seed_claims_nothing_and_says_how_to_get_more(compared, tmp_path):
     assert "are 1.000 bits per character apart" in markdown
     assert "| Compressive Transformer | 1 | 1.500 |" in markdown
     assert not [words for words in ("±", " is better by", "The lower panel has") if words in markdown]
-    assert not (tmp_path / "figures" / "differences.png").exists()
+    assert not (tmp_path / "figures" / "differences.svg").exists()
 
 
 def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
@@ -125,7 +125,7 @@ def test_there_is_no_ratio_of_time_where_it_would_mislead(seeds, speeds, records
     curves = "" if seeds == 1 else " and curves against time"
     assert f"Ratios of training time{curves} are left out: {why}" in markdown
     assert "divided by that of" not in markdown
-    assert (tmp_path / "figures" / "validation_time.png").exists() == (seeds == 1)
+    assert (tmp_path / "figures" / "validation_time.svg").exists() == (seeds == 1)
 
 
 @pytest.mark.parametrize(("length", "left_out"), [(16, False), (64, True)])

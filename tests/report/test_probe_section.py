@@ -110,8 +110,8 @@ def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseli
     ablation = ablation_of({name: COSTS.get(name, {}) for name in models}, baseline)
     markdown = section(tmp_path, ablation, models, effective_context=None, attention=None)
     assert said in markdown
-    assert markdown.count("(figures/memory_ablation.png)") == bool(said)
-    figure = tmp_path / "figures" / "memory_ablation.png"
+    assert markdown.count("(figures/memory_ablation.svg)") == bool(said)
+    figure = tmp_path / "figures" / "memory_ablation.svg"
     assert not said or figure.stat().st_size > 10_000
 
 
