@@ -16,7 +16,7 @@ from memformers.kernels.dispatch import KernelName, relative_attention, unsuppor
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.kernels.operators import has_values
 from memformers.models.config import Positions, check_heads, check_positions
-from memformers.models.linear import fold, is_plain, layer_norm_no_affine, linear
+from memformers.models.linear import fold, is_plain, joined_linear, layer_norm_no_affine, linear
 from memformers.models.positions import sinusoid_table
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class RelativeMultiHeadAttention(nn.Module):
             for weight, bias in (key_map, value_map):
                 w = weight.unflatten(0, (self.heads, -1))[heads].flatten(0, 1)  # [h·E, D]
                 b = bias.unflatten(0, (self.heads, -1))[heads].flatten()
-                projected = torch.cat((F.linear(seen, w, b), F.linear(x, w, b)))  # [k, B, h·E]
+                projected = joined_linear(seen, x, w, b)  # [k, B, h·E]
                 both.append(rearrange(projected, "k b (h e) -> b h k e", e=self.d_model // self.heads))
             return both[0], both[1]
 

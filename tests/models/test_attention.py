@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
 from memformers.kernels.naive import causal_mask
 from memformers.models import positions as positions_module
+from memformers.models.linear import joined_linear
 from memformers.models.positions import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
 from tests.texts import EXACT, tokens
@@ -143,3 +145,28 @@ def test_the_gate_is_that_of_the_paper():
     r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
     h = torch.tanh(y @ w_g.T + (r * x) @ gate.of_reset.weight.T)
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("m", "folded"), [(0, True), (5, True), (5, False)])
+def test_two_products_written_into_one_tensor_have_the_bits_of_joined_ones(m, folded, precision):
+    dtype = torch.promote_types(precision, torch.float32)
+    sizes = (m, 3, 7), (3, 4, 7), (2, 7), (2,)
+    given = [torch.randn(size, dtype=dtype, requires_grad=True) for size in sizes]
+    first, second, weight, bias = given
+    if folded:
+        weight, bias = weight * 2, bias + 1
+    second = second.transpose(0, 1)[:, :3]  # [s, B, in], not contiguous, which F.linear rounds in another way
+    second = second if precision == torch.float64 else second.contiguous()
+    with torch.autocast("cpu", enabled=precision == torch.bfloat16):
+        joined = joined_linear(first, second, weight, bias)
+        apart = torch.cat([F.linear(x, weight, bias) for x in (first, second)])
+    grad = torch.randn_like(joined)
+    assert torch.equal(joined, apart)
+    found, wanted = (torch.autograd.grad(out, given, grad, retain_graph=True) for out in (joined, apart))
+    assert all(map(torch.equal, found, wanted))
+    if precision == torch.float64:
+        fresh = [x.detach().requires_grad_() for x in (first, second, weight, bias)]
+        torch.autograd.gradgradcheck(joined_linear, fresh)
+        mapped = torch.func.vmap(joined_linear, (None, None, 0, None))(*fresh[:2], weight[None], bias)
+        torch.testing.assert_close(mapped[0], joined)
