@@ -1,9 +1,8 @@
 """The Compressive Transformer's ablation (Rae et al. 2020), on a text and on a stream with known answers:
 compression functions, and what they learn from.
 
-Run it with ``make ablation`` or ``python -m experiments.ablation``; ``--quick`` is a short trial. Each arm is
-trained from each seed on both tasks; only the memory differs. Finished training runs are kept; ``--resume``
-continues, and adds arms and seeds.
+Run it with ``make ablation`` or ``python -m experiments.ablation``. Each arm is trained from each seed on
+both tasks; only the memory differs.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct
+from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
 from memformers.common.fields import Count, changed
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
@@ -20,7 +19,7 @@ from memformers.comparison.recall import transformer_xl as xl
 from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
-from memformers.report.arms import BITS
+from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
@@ -75,7 +74,6 @@ class Ablation(ArmsCommand):
     )
     base: ClassVar = "conv"
     seeds: Count = 2
-    """How many times each arm is trained on each task. Intervals need at least 2."""
     only: Literal["text", "recall"] | None = None
     """One of the two tasks; both if not given."""
     text_tokens: Count | None = None
@@ -84,8 +82,6 @@ class Ablation(ArmsCommand):
     """Tokens of each training run on the recall stream; a million if not given."""
     data: str = ""
     """The text, as for training: Tiny Shakespeare if not given."""
-    device: str = "auto"
-    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
@@ -93,11 +89,11 @@ class Ablation(ArmsCommand):
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         """On the text, one training run at a time has all threads."""
-        tokens = self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens)
-        text = changed(TEXT, data=self.data, tokens=tokens, device=self.device)
+        few = QUICK_TOKENS if self.quick else None
+        text = changed(TEXT, data=self.data, tokens=self.text_tokens or few or TEXT.tokens)
         text = changed(text, evaluations=1) if self.quick else text
-        tokens = self.recall_tokens or (QUICK_TOKENS if self.quick else RECALL_TOKENS)
-        near = RecallConfig(quick=self.quick, tokens=tokens, device=self.device).setting
+        tokens = self.recall_tokens or few or RECALL_TOKENS
+        near = RecallConfig(quick=self.quick, tokens=tokens).setting
         arms = self.chosen(asdict(text), arms_of(text.model))
         own = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
         tasks = {
@@ -106,16 +102,16 @@ class Ablation(ArmsCommand):
         }
         return {task: each for task, each in tasks.items() if self.only in (None, task)}
 
-    def parts(self, tasks: Tasks) -> Parts:
-        """Beyond and within the distances that one layer of Transformer-XL with as many keys sees."""
+    def measures(self, task: str) -> Sequence[Measure]:
+        """Answers beyond and within the distances that one layer of Transformer-XL with as many keys sees."""
+        if task == "text":
+            return [BITS]
         setting = SETTINGS["near"]
         low, high = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
-        far, near = (
+        return [
             correct(f"answers about values set {a} to {b} positions ago", right_between(a, b))
             for a, b in ((low, high), (0, low))
-        )
-        of_task = {"text": [BITS], "recall": [far, near]}
-        return {"": [Column(m.label, m, arms) for task, arms in tasks.items() for m in of_task[task]]}
+        ]
 
 
 if __name__ == "__main__":

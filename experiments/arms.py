@@ -22,7 +22,7 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
-from memformers.report.markdown import table
+from memformers.report.markdown import DASH, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_of, facts_table
 from memformers.report.sections import costs_table, warnings
@@ -69,8 +69,6 @@ class Column:
 
 Parts = Mapping[str, Sequence[Column]]
 """The tables of a report: their columns, by the title above them. The first one has no title."""
-Pairs = Sequence[tuple[str, str]]
-"""Arms, each with a rival."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,8 @@ class ArmsCommand(ExperimentCommand):
     method: ClassVar[str]
     base: ClassVar[str]
     """The rival of arms that name no other one."""
+    known: ClassVar[Sequence[Arm]] = ()
+    """The list of arms, in the order of the report, where it doesn't depend on other settings."""
     usual: ClassVar[Sequence[str]] = ()
     """The arms that are trained if none is named; empty: the whole list."""
     arms: tuple[str, ...] = ()
@@ -107,15 +107,19 @@ class ArmsCommand(ExperimentCommand):
     @classmethod
     def listed(cls) -> Sequence[Arm]:
         """The list of arms, in the order of the report."""
-        raise NotImplementedError
+        return cls.known
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         """The experiments by their tasks, the names of their sub-folders of ``folder``."""
         raise NotImplementedError
 
+    def measures(self, task: str) -> Sequence[Measure]:
+        """What the arms of a task are compared by; no other task has a measure of the same label."""
+        raise NotImplementedError
+
     def parts(self, tasks: Tasks) -> Parts:
         """What the report shows of the tasks."""
-        raise NotImplementedError
+        return {"": [Column(m.label, m, arms) for task, arms in tasks.items() for m in self.measures(task)]}
 
     def measure(self, folder: Path) -> None:
         """Measure what was trained in the ``folder`` of a task, beside what each run measured itself."""
@@ -158,7 +162,9 @@ class ArmsCommand(ExperimentCommand):
         inside = sorted(folder.glob(f"*/{EXPERIMENT}"), key=lambda path: (len(path.parent.name), path))
         places = [path.parent for path in inside if any(path.parent.glob(f"*/{FACTS}"))] or [folder]
         tasks = {place.resolve().name: self.arms_in(place) for place in places}
-        parts, labels = self.parts(tasks), labels_of(tasks, self.listed())
+        parts, listed = self.parts(tasks), [arm.name for arm in self.listed()]
+        found = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
+        labels = {name: found[name] for name in (*listed, *found) if name in found}
         pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
         task, arms = list(tasks.items())[-1]
         about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: self.about(arm) for arm in arms}}
@@ -167,8 +173,13 @@ class ArmsCommand(ExperimentCommand):
         for place, (task, arms) in zip(places, tasks.items(), strict=True):
             page += [f"{warning} ({task})" for warning in warnings(arms, arms[0], place)]
         for title, columns in parts.items():
-            page += [f"## {title}"] * bool(title)
-            page += [means_table(columns, labels), differences_table(columns, pairs, labels)]
+            means = [[label, *(c.measure.shown(c.mean(n)) for c in columns)] for n, label in labels.items()]
+            differences = [
+                [f"{labels[a]}, minus {labels[b]}", *(c.measure.cell(c.difference(a, b)) for c in columns)]
+                for a, b in pairs
+            ]
+            page += [f"## {title}"] * bool(title) + [rows_table("arm", columns, means)]
+            page.append(rows_table("difference", columns, differences))
             if not title and (drawn := differences_figure(columns, pairs, labels)):
                 page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
         page += [f"## What each arm costs: {task}", costs_table(arms, arms[0])]
@@ -182,8 +193,7 @@ class ArmsCommand(ExperimentCommand):
         for run in runs:
             run.label = listed[run.arm].label if run.arm in listed else run.label
             run.result = run.result and run.result | self.result_of(run)
-        order = {name: i for i, name in enumerate(listed)}
-        return sorted(arms_of(runs), key=lambda arm: order.get(arm.name, len(order)))
+        return sorted(arms_of(runs), key=lambda arm: [*listed, arm.name].index(arm.name))
 
 
 def prepared_python_source(folder: Path, vocab_size: int) -> str:
@@ -200,43 +210,17 @@ def correct(label: str, share: Quantity) -> Measure:
     return Measure(label, share, ".1f", " %", " points", 100, 1)
 
 
-def labels_of(tasks: Tasks, listed: Sequence[Arm]) -> dict[str, str]:
-    """The label of each arm that has results, by its name, in the order of the list."""
-    found = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
-    return {name: found[name] for name in (*(arm.name for arm in listed), *found) if name in found}
-
-
-def means_table(columns: Sequence[Column], labels: Mapping[str, str]) -> str:
-    """A row for each arm that has a mean."""
-    means = {label: [column.mean(name) for column in columns] for name, label in labels.items()}
-    cells = [
-        [label, *(column.measure.shown(mean) for column, mean in zip(columns, row, strict=True))]
-        for label, row in means.items()
-        if any(row)
-    ]
-    return table(["arm", *(column.name for column in columns)], cells, numbers=True)
-
-
-def differences_table(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> str:
-    """A row for each arm and rival that have a difference; empty without any."""
-    found = {pair: [column.difference(*pair) for column in columns] for pair in pairs}
-    cells = [
-        [
-            f"{labels[name]}, minus {labels[rival]}",
-            *(c.measure.cell(d) for c, d in zip(columns, row, strict=True)),
-        ]
-        for (name, rival), row in found.items()
-        if any(row)
-    ]
-    return table(["difference", *(column.name for column in columns)], cells, numbers=True) if cells else ""
+def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the ``rows``, each its name and a cell for each column, that have a value; empty without."""
+    rows = [row for row in rows if set(row[1:]) - {DASH}]
+    return table([head, *(column.name for column in columns)], rows, numbers=True) if rows else ""
 
 
 def differences_figure(
-    columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]
+    columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str]
 ) -> tuple[Figure, str] | None:
     """A panel for each column, in which each pair has its difference and the interval; None without any."""
-    found = {pair: [column.difference(*pair) for column in columns] for pair in pairs}
-    found = {pair: differences for pair, differences in found.items() if any(differences)}
+    found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
     if not found:
         return None
     base = {labels[rival] for _, rival in found}
@@ -255,8 +239,9 @@ def differences_figure(
 
 
 def write_results(
-    columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str], folder: Path, about: Mapping[str, Any]
-) -> None:
+    columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str], folder: Path,
+    about: Mapping[str, Any],
+) -> None:  # fmt: skip
     """Write how all was made and what arms cost (``about``), the mean of each arm and the differences of each
     pair as ``results.json``, a line for each, and the value from each seed as ``results.csv``."""
     lines: list[dict[str, Any]] = [
@@ -268,10 +253,6 @@ def write_results(
         for name, rival in pairs
     ]
     write_rows(folder / RESULTS, {**about, "results": lines})
-    rows = [
-        [c.name, arm.name, seed, value]
-        for c in columns
-        for arm in c.arms
-        for seed, value in arm.values(c.measure.of).items()
-    ]
+    found = ((c.name, arm.name, arm.values(c.measure.of)) for c in columns for arm in c.arms)
+    rows = [[*names, seed, value] for *names, values in found for seed, value in values.items()]
     write_text(folder / TABLE, csv_text(["measure", "arm", "seed", "value"], rows))

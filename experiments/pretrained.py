@@ -22,6 +22,7 @@ from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
+from memformers.report.markdown import TEMPLATES
 from memformers.training.api import evaluate, train
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.data_module import EVALUATION_STREAMS, find_text
@@ -58,11 +59,10 @@ class Pretraining:
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
-            how = TrainConfig(model=network, data=self.data, tokens=self.tokens, seed=self.seed)
-            config = replace(how, memory_warmup=0.0)  # as the models in the package were trained
-            recipe = put(
-                train(config, self.runs / name, resume=True, dashboard="off").folder, self.out / name
-            )
+            config = TrainConfig(model=network, data=self.data, tokens=self.tokens, seed=self.seed,
+                                 memory_warmup=0.0)  # fmt: skip
+            run = train(config, self.runs / name, resume=True, dashboard="off").folder
+            recipe = put(run, self.out / name)
             print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {self.out / name}")
 
 
@@ -97,38 +97,8 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
 
 def card(name: str, recipe: dict[str, Any]) -> str:
     """The model card of ``name``, in the form that model hubs read, with the numbers of its recipe."""
-    training, held_out, parameters = recipe["training"], recipe["held_out"], recipe["parameters"]
-    model, corpus = training["model"], recipe["corpus"]["name"]
-    slots = f" and {model['c_mem_len']} slots of {model['compression_rate']} positions each"
-    memory = f"{model['mem_len']} positions" + (slots if model["model"] == "compressive" else "")
-    return f"""\
----
-license: mit
-language: en
-library_name: memformers
-pipeline_tag: text-generation
----
-
-# {name}
-
-A language model of characters with {parameters:,} parameters, trained on {corpus}. Before the segment of
-{model["segment_len"]} that it reads, each of its {model["n_layers"]} layers remembers {memory}.
-
-| | |
-|---|---|
-| loss on the last tenth, held out | {held_out["loss_nats"]:.4f} nats per character |
-| share of its characters predicted | {held_out["accuracy"]:.1%} |
-| trained on | {training["tokens"]:,} characters, seed {training["seed"]} |
-| weights | bfloat16, used in float32 |
-| vocabulary | {model["vocab_size"]} characters; any other is refused |
-
-It is for trying things out and for comparisons. It writes in the style of its corpus, and most of it makes
-no sense. `recipe.json` has every setting of the training, which `{recipe["made_by"]}` repeats.
-
-```sh
-memformers generate --pretrained {name} --prompt "ROMEO:"
-```
-"""
+    text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
+    return TEMPLATES.from_string(text).render(recipe, name=name) + "\n"
 
 
 if __name__ == "__main__":

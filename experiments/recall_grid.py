@@ -1,17 +1,16 @@
 """Recall against what a slot must hold: Transformer-XL and the Compressive Transformer of the recall
 experiment on streams with other keys, values and shares of tokens that set one.
 
-Run it with ``python -m experiments.recall_grid --out FOLDER``. Finished training runs are kept, so it can be
-stopped and continued with ``--resume``, which also adds seeds.
+Run it with ``python -m experiments.recall_grid --out FOLDER``.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, correct
+from experiments.arms import ArmsCommand, correct
 from memformers.common.fields import Count, Share
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import SETTINGS, RecallConfig
@@ -31,15 +30,13 @@ STREAMS = (
     RecallStream(set_probability=1 / 4),
 )
 """In the order of what a slot must hold; the third is that of the recall experiment."""
-Memory = Literal["transformer-xl", "compressive", "both-losses"]
-MEMORIES: dict[Memory, str] = {
-    "transformer-xl": "Transformer-XL",
-    "compressive": "slots",
-    "both-losses": "slots, both losses",
+MEMORIES = {
+    "transformer-xl": ("Transformer-XL", ""),
+    "compressive": ("slots", "transformer-xl"),
+    "both-losses": ("slots, both losses", "compressive"),
 }
-"""Arms of the recall experiment, with their rivals; in the last one, f_c learns from the answers in the next
-segment too."""
-RIVALS = {"compressive": "transformer-xl", "both-losses": "compressive"}
+"""Arms of the recall experiment, their labels and their rivals; in the last one, f_c learns from the answers
+in the next segment too."""
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
 
@@ -74,8 +71,7 @@ class RecallGrid(ArmsCommand):
         "on streams with other seeds; nothing was chosen on the other streams."
     )
     base: ClassVar = ""
-    memories: tuple[Memory, ...] = ("transformer-xl", "compressive")
-    """Which memories, if no arms are named; with both-losses, f_c learns from the answers too."""
+    usual: ClassVar = [f"{m}-{i}" for i in range(len(STREAMS)) for m in ("transformer-xl", "compressive")]
     tokens: Count | None = None
     """Tokens of each training run; those of the recall experiment if not given."""
     growing: Share = SETTINGS["near"].recall.growing
@@ -92,25 +88,22 @@ class RecallGrid(ArmsCommand):
                 f"{bits_of(stream, rate):.1f} bits ({stream.keys} keys, {stream.values} values, "
                 f"p = 1/{1 / stream.set_probability:g})"
             )
-            for memory, label in MEMORIES.items():
-                rival = f"{RIVALS[memory]}-{i}" if memory in RIVALS else ""
+            for memory, (label, rival) in MEMORIES.items():
                 settings = setting.arm(memory).settings | own
-                arms.append(Arm(f"{memory}-{i}", settings, f"{said}: {label}", rival))
+                arms.append(Arm(f"{memory}-{i}", settings, f"{said}: {label}", rival and f"{rival}-{i}"))
         return arms
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
         more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more
-        names = self.arms or tuple(f"{name}-{i}" for i in range(len(STREAMS)) for name in self.memories)
-        arms = replace(self, arms=names).chosen(asdict(setting.train) | more)
+        arms = self.chosen(asdict(setting.train) | more)
         return {RECALL.name: Experiment(RECALL, setting.train, more, arms, *self.how)}
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return {"chance": 1 / run.config["recall"]["stream"]["values"]}
 
-    def parts(self, tasks: Tasks) -> Parts:
-        bands = [beyond_chance(*band) for band in BANDS]
-        return {"": [Column(band.label, band, arms) for arms in tasks.values() for band in bands]}
+    def measures(self, task: str) -> Sequence[Measure]:
+        return [beyond_chance(*band) for band in BANDS]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
 how many tokens per second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow.
-What is finished is kept, so that it can be stopped and gone on with by ``--resume``, also with more seeds.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ from memformers.runs.reader import read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluation=EvaluationConfig(evaluations=1))
-RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay")
-"""Settings of ``optim`` that change what is learned from a step, but not its work."""
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("default", {}),
     "first-version": ("first version", {
@@ -52,6 +49,11 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
 ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
+NO_WORK = {
+    "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup", "optim.weight_decay",
+    "chunk_len",
+}  # fmt: skip
+"""Settings that change what is learned from a step, but not its work: rates, and the order of the text."""
 TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
 """Steps of a training run that measures a speed, of which the second half counts; how many there are of each
 recipe; and the tokens that they are evaluated on."""
@@ -69,26 +71,21 @@ class Recipes(ArmsCommand):
         "it trains in the same time, by its speed in a short training run."
     )
     base: ClassVar = "default"
+    known: ClassVar = ARMS
     seeds: Count = 1
-    """How many times each recipe is trained. Intervals need at least 2."""
     data: str = ""
     """The text, as for training."""
     seconds: Annotated[float, Range(above=0)] = 125.0
     """Seconds of training by each recipe, on all of the machine's cores."""
 
-    @classmethod
-    def listed(cls) -> Sequence[Arm]:
-        return ARMS
-
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         shared = replace(DEFAULT, data=self.data)
         chosen = self.chosen(asdict(shared))
-        speeds, seconds = measured_speeds(chosen, shared, folder / "speeds" / TEXT.name), self.seconds
-        tokens = {
-            name: max(round(speed * (1.0 if self.quick else seconds)), 1) for name, speed in speeds.items()
-        }
-        arms = tuple(replace(arm, settings=arm.settings | {"tokens": tokens[arm.name]}) for arm in chosen)
-        return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, arms, *self.how)}
+        speeds, arms = measured_speeds(chosen, shared, folder / "speeds" / TEXT.name), list[Arm]()
+        for arm in chosen:
+            tokens = max(round(speeds[arm.name] * (1.0 if self.quick else self.seconds)), 1)
+            arms.append(replace(arm, settings=arm.settings | {"tokens": tokens}))
+        return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, tuple(arms), *self.how)}
 
     def parts(self, tasks: Tasks) -> Parts:
         loss, tokens = ([Column(m.label, m, arms) for arms in tasks.values()] for m in MEASURES)
@@ -99,31 +96,19 @@ def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> d
     """Tokens a second by each recipe: the median of several short training runs in ``folder``, in turn, in
     which the memory grows as it does in a long one. Recipes whose steps have the same work are measured once,
     so that noise doesn't give one of them more tokens."""
-    of_work = {work_of(arm): arm for arm in reversed(arms)}
-    short = [
-        replace(arm, settings=arm.settings | {"tokens": TIMED_STEPS * training_of(arm).tokens_a_step})
-        for arm in of_work.values()
-    ]
+    work = {arm.name: "default" if arm.settings.keys() <= NO_WORK else arm.name for arm in arms}
+    of_work, short = {work[arm.name]: arm for arm in reversed(arms)}, list[Arm]()
+    for arm in of_work.values():
+        step = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name).tokens_a_step
+        short.append(replace(arm, settings=arm.settings | {"tokens": TIMED_STEPS * step}))
     how = changed(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
     timed = Experiment(TextTask(probed=False), how, {}, tuple(short), ROUNDS)
     run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())
     speeds = {
-        arm.name: [run.last("tokens_per_second") or 0.0 for run in arm.runs]
+        arm.name: median(run.last("tokens_per_second") or 0.0 for run in arm.runs)
         for arm in arms_of(read_runs(folder))
     }
-    return {arm.name: median(speeds[of_work[work_of(arm)].name]) for arm in arms}
-
-
-def training_of(arm: Arm) -> TrainConfig:
-    """A training run by a recipe."""
-    return TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name)
-
-
-def work_of(arm: Arm) -> TrainConfig:
-    """A value that is equal for recipes whose steps have the same work: they differ in rates, or in the
-    data."""
-    usual = {name: getattr(DEFAULT.optim, name) for name in RATES}
-    return changed(training_of(arm), chunk_len=DEFAULT.chunk_len, **usual)
+    return {name: speeds[of_work[same].name] for name, same in work.items()}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The compute, memory and hours of training the papers' models on 1 and on 8 GPUs, as estimates.
 
-Run it with ``python -m experiments.scaling``; it prints the page that it writes to docs/scaling.md, and
-trains nothing.
+Run it with ``python -m experiments.scaling``; it writes the table of docs/scaling.md, which says what is
+assumed and counted, and trains nothing.
 """
 
 from collections import Counter
@@ -34,18 +34,6 @@ TERAFLOPS, GIGABYTES = 400.0, 50.0
 WAYS: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp")]
 HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
         "GiB on each of 8, DDP", "hours", "GiB on each of 8, FSDP", "hours"]  # fmt: skip
-SAID = f"""\
-`python -m experiments.scaling` writes this page. **Nobody has trained these models with this library.** The
-models are built from tensors that have no data. The operations of a training step are counted by PyTorch's
-`FlopCounterMode` with the naive kernel, its memory by the tensors that autograd keeps, with one byte a
-number for dropout, as on GPUs. A [test](../tests/experiments/test_scaling.py) compares these counts with
-small models that run on CPU.
-
-A step has full memories, in bfloat16; weights, gradients, moments and memories are float32. It takes the
-longer of computing at {TERAFLOPS:g} TFLOP/s and sending at {GIGABYTES:g} GB/s a rank, as if they overlapped
-fully. Loading, norms, softmax, the optimizer, latency, logits and temporaries are not counted. Hours are of
-training steps alone, if all activations fit; what doesn't fit needs `--accumulate` or
-`--activation-checkpointing`. A batch that 8 can't share is rounded up."""
 
 
 def count(config: TrainConfig, parts: int = 1) -> Counter[str]:
@@ -153,6 +141,6 @@ def row_of(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    rows = [row_of(name) for name in preset_names()]
-    write_text(PAGE, f"# Scaling on paper\n\n{SAID}\n\n{table(HEAD, rows)}\n")
+    text = PAGE.read_text(encoding="utf-8").partition("| preset |")[0]
+    write_text(PAGE, f"{text}{table(HEAD, [row_of(name) for name in preset_names()])}\n")
     print(f"written: {PAGE}")

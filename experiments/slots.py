@@ -2,7 +2,7 @@
 setting changed at a time, and Transformer-XL in the same way.
 
 Run it with ``python -m experiments.slots --out FOLDER``, and with ``--memory transformer-xl``. It measures on
-streams on which nothing is claimed later. Finished training runs are kept; ``--resume`` continues.
+streams on which nothing is claimed later.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, correct
+from experiments.arms import ArmsCommand, correct
 from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RecallConfig
@@ -53,16 +53,12 @@ class Slots(ArmsCommand):
     title: ClassVar = "What makes a slot hold more"
     method: ClassVar = "The streams are others than those on which something is claimed. Chance is 25 %."
     base: ClassVar = "usual"
+    known: ClassVar = ARMS
     seeds: Count = 1
-    """How many times each arm is trained. Intervals need at least 2."""
     memory: Literal["compressive", "transformer-xl"] = "compressive"
     """The arm of the recall experiment whose settings change."""
     tokens: Count | None = None
     """Tokens of each training run; those of the recall experiment if not given."""
-
-    @classmethod
-    def listed(cls) -> Sequence[Arm]:
-        return ARMS
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
@@ -75,9 +71,8 @@ class Slots(ArmsCommand):
         )
         return {RECALL.name: Experiment(RECALL, setting.train, setting.more, arms, *self.how)}
 
-    def parts(self, tasks: Tasks) -> Parts:
-        measures = (*map(at, ("memory", "slots", "beyond")), MEASURES["recall"])
-        return {"": [Column(m.label, m, arms) for arms in tasks.values() for m in measures]}
+    def measures(self, task: str) -> Sequence[Measure]:
+        return [*map(at, ("memory", "slots", "beyond")), MEASURES["recall"]]
 
 
 if __name__ == "__main__":

@@ -14,22 +14,21 @@ samples.
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from textwrap import fill
 from typing import Literal
 
+import psutil
 import torch
 
 from memformers.common.atomic_dir import numbered
@@ -40,7 +39,7 @@ from memformers.common.files import csv_text, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
 from memformers.data.builtin import write_play
-from memformers.report.markdown import table
+from memformers.report.markdown import TEMPLATES, table
 from memformers.runs.folder import CONFIG, read_metrics
 from memformers.training.resume import differences
 
@@ -58,6 +57,8 @@ SMALL = (
 )  # fmt: skip
 """The networks of the soak, and of the training runs on a large text."""
 KINDS = ("SIGKILL", "SIGTERM", "disk full")
+Fault = tuple[int, str, int]
+"""The step whose record it follows, its kind, and the rank."""
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
 REASONS = (
@@ -65,7 +66,7 @@ REASONS = (
 )  # fmt: skip
 """Messages of a training run, the most informative first."""
 PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1
-"""How long something is waited for; and the time between two samples of memory."""
+"""How long a training run may take to end after a fault; and the time between two samples of memory."""
 MIB, MB = 2**20, 10**6
 
 
@@ -102,96 +103,18 @@ class Soak:
 
     def run(self) -> None:
         """Do it, and write what came out."""
-        if self.only == "faults":
-            text, out = soak(self), self.out or DOCS / "soak.md"
-        else:
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-            with tempfile.TemporaryDirectory(prefix="large-text-") as folder:
-                text = csv_text(("what", "measured", "goal"), large_text(self, Path(folder)))
-            out = self.out or DOCS / "results" / "data" / "large_text" / "results.csv"
+        with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
+            if self.only == "faults":
+                text, out = soak(self), self.out or DOCS / "soak.md"
+            else:
+                text = large_text(self, Path(folder))
+                out = self.out or DOCS / "results/data/large_text/results.csv"
         write_text(out, text)
         print(f"{text}\nwritten: {out}")
 
 
-class Training:
-    """The training of ``folder`` as torchrun's processes, begun or resumed; as a block, ended with it."""
-
-    def __init__(self, steps: int, folder: Path):
-        tokens = steps * TOKENS_A_STEP
-        self.folder, self.said = folder, ""
-        command = [
-            *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
-            "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
-            "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
-            "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", "off",
-        ]  # fmt: skip
-        # Through a pipe, since a file could not be written when the disk is full.
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=module_environment() | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self.listener = threading.Thread(target=self._listen, daemon=True)
-        self.listener.start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.said += line
-
-    @property
-    def step(self) -> int:
-        """The last step that is recorded."""
-        records = read_metrics(self.folder)
-        return int(records[-1]["tokens"]) // TOKENS_A_STEP if records else 0
-
-    def reach(self, step: int) -> None:
-        """Wait for ``step``; RuntimeError if the training ends before."""
-        until(lambda: self.step >= step or self.process.poll() is not None)
-        if self.step < step:
-            raise RuntimeError(f"the training ended before step {step}:\n{self.said}")
-
-    def resumed_at(self) -> int:
-        """The step from which it continued."""
-        said = re.compile(r"continues at token ([\d,]+)")
-        until(lambda: bool(said.search(self.said)) or self.process.poll() is not None)
-        if not (found := said.search(self.said)):
-            raise RuntimeError(f"the training wasn't resumed:\n{self.said}")
-        return int(found[1].replace(",", "")) // TOKENS_A_STEP
-
-    def rank(self, number: int) -> int:
-        """The process of a rank."""
-        for pid in processes_of(self.process.pid)[1:]:
-            if f"RANK={number}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                return pid
-        raise RuntimeError(f"rank {number} is not running:\n{self.said}")
-
-    def __enter__(self) -> "Training":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait()
-
-    def wait(self) -> str:
-        """How it ended: torchrun's exit code, and the reason that a rank or torchrun gave."""
-        code = self.process.wait(PATIENCE_SECONDS)
-        self.listener.join()
-        reasons = [said for reason in REASONS for said in re.findall(reason, self.said)]
-        return f"exit code {code}: {reasons[0] if reasons else 'no reason given'}" if code else "finished"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; RuntimeError if it never comes."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing happened for {PATIENCE_SECONDS:.0f} seconds")
-        time.sleep(0.02)
-
-
-def faults(soak: Soak) -> list[tuple[int, str, int]]:
-    """One fault in each interval of ``every`` steps, the same number of each kind, in random order: the step
-    whose record it follows, its kind, and the rank."""
+def faults(soak: Soak) -> list[Fault]:
+    """One fault in each interval of ``every`` steps, the same number of each kind, in random order."""
     draw = random.Random(soak.seed)
     count = soak.steps // soak.every
     kinds = [KINDS[i % len(KINDS)] for i in range(count)]
@@ -204,61 +127,77 @@ def faults(soak: Soak) -> list[tuple[int, str, int]]:
     ]  # fmt: skip
 
 
-def disturbed(soak: Soak, folder: Path, stack: ExitStack) -> tuple[list[list[str]], int]:
-    """Train in ``folder`` with all faults; returns the step, the kind and the rank of each, how the training
-    ended, and from which step it continued; and how many steps were made again. Training runs that still run
-    at the end of ``stack`` are ended."""
-    rows, again = list[list[str]](), 0
-    training = stack.enter_context(Training(soak.steps, folder))
-    for step, kind, rank in faults(soak):
-        training.reach(step)
-        struck, pid = training.step, training.rank(rank)
-        if kind == "disk full":  # from now on, no file may grow beyond a byte
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
-        else:
-            os.kill(pid, getattr(signal, kind))
-        ended = training.wait()
-        training = stack.enter_context(Training(soak.steps, folder))
-        resumed = training.resumed_at()
-        again += max(struck - resumed, 0)
-        rows.append([str(struck), f"{kind}, rank {rank}", ended, str(resumed)])
-        print(len(rows), *rows[-1], sep=" | ", flush=True)
-    if (ended := training.wait()) != "finished":
-        raise RuntimeError(f"the training ended with {ended}:\n{training.said}")
-    return rows, again
+def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
+    """Train in ``folder`` as torchrun's processes, from the newest checkpoint on, to the end or to a
+    ``fault``. Returns from which step, after which one the fault came, and how the training ended."""
+    (step, kind, rank), tokens = fault or (0, "", 0), soak.steps * TOKENS_A_STEP
+    command = [
+        *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+        "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
+        "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
+        "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", "off",
+    ]  # fmt: skip
+    # Through a pipe, since a file could not be written when the disk is full.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=module_environment() | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        while (struck := last_step(folder)) < step and process.poll() is None:
+            time.sleep(0.02)
+        if kind and process.poll() is None:
+            strike(process.pid, kind, rank)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS if kind else None)
+    finally:
+        process.terminate()
+        process.wait()
+    reasons = [reason for pattern in REASONS for reason in re.findall(pattern, said)]
+    ended = f"exit code {process.returncode}: {reasons[0] if reasons else 'no reason given'}"
+    if struck < step or (process.returncode and not kind):
+        raise RuntimeError(f"the training ended with {ended}:\n{said}")
+    begun = re.search(r"continues at token ([\d,]+)", said)
+    resumed = int(begun[1].replace(",", "")) // TOKENS_A_STEP if begun else 0
+    return resumed, struck, ended if process.returncode else "finished"
+
+
+def last_step(folder: Path) -> int:
+    """The last step that is recorded; 0 before the first."""
+    records = read_metrics(folder)
+    return int(records[-1]["tokens"]) // TOKENS_A_STEP if records else 0
+
+
+def strike(torchrun: int, kind: str, rank: int) -> None:
+    """Do to a rank what the ``kind`` of a fault says."""
+    below = psutil.Process(torchrun).children(recursive=True)
+    struck = next(process for process in below if process.environ().get("RANK") == str(rank))
+    if kind == "disk full":  # from now on, no file may grow beyond a byte
+        struck.rlimit(psutil.RLIMIT_FSIZE, (1, 1))
+    else:
+        struck.send_signal(getattr(signal, kind))
 
 
 def soak(soak: Soak) -> str:
     """Train twice; the page, if both results are equal: the setting, and a line for each fault. Otherwise
     exit with the differences."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    print(f"all is kept in {folder}")
     folders = (folder / "disturbed", folder / "undisturbed")
-    try:
-        with ending_as_exit(), ExitStack() as stack:
-            training = stack.enter_context(Training(soak.steps, folders[1]))
-            if (ended := training.wait()) != "finished":
-                raise RuntimeError(f"the undisturbed training ended with {ended}:\n{training.said}")
-            rows, again = disturbed(soak, folders[0], stack)
-    except RuntimeError as error:
-        sys.exit(f"{error}\nall is kept in {folder}")
+    train_until(soak, folders[1])
+    rows, again, due = list[list[str]](), 0, faults(soak)
+    starts = (train_until(soak, folders[0], fault) for fault in (*due, None))
+    for (_, kind, rank), ((_, struck, ended), (resumed, *_)) in zip(due, pairwise(starts), strict=True):
+        again += max(struck - resumed, 0)
+        rows.append([str(len(rows) + 1), str(struck), f"{kind}, rank {rank}", ended, str(resumed)])
+        print(*rows[-1], sep=" | ", flush=True)
     if different := parts_that_differ(*folders):
         sys.exit(f"{', '.join(different)} differ from the undisturbed training's; see {folder}")
-    machine, records = describe_environment(torch.device("cpu")), len(read_metrics(folders[0]))
-    said = (
-        f"Written by `python -m experiments.soak` (torch {machine['packages']['torch']}, {machine['cores']} "
-        f"cores). The Compressive Transformer, with dropout, trained {soak.steps:,} steps on {RANKS} "
-        f"processes (`--parallel ddp`), with a random fault in every {soak.every} steps and a checkpoint in "
-        f"every {soak.steps // 100}. A full disk is a limit of one byte on the files that the rank may "
-        f"write."
-    )
-    end = (
-        f"{len(rows)} faults, {len(rows) + 1} starts, at least {again:,} steps made again. The training "
-        f"ended with the same bits as the undisturbed one: weights, optimizer, memories, random states and "
-        f"all {records:,} records."
-    )
     head = ("fault", "after step", "what", "the training", "resumed from step")
-    lines = [[str(number), *row] for number, row in enumerate(rows, 1)]
-    return "\n\n".join(["# Soak", fill(said, 115), table(head, lines), fill(end, 115)]) + "\n"
+    values = {
+        "soak": soak, "ranks": RANKS, "machine": describe_environment(torch.device("cpu")),
+        "rows": rows, "faults": table(head, rows), "again": again, "records": read_metrics(folders[0]),
+    }  # fmt: skip
+    text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
+    return TEMPLATES.from_string(text).render(values) + "\n"
 
 
 def parts_that_differ(*folders: Path) -> list[str]:
@@ -279,22 +218,13 @@ def write_words(path: Path, size: int, seed: int = 0) -> None:
             file.write(block[: size - at].decode(errors="ignore").encode())
 
 
-def processes_of(root: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [root]
-    for process in found:
-        for task in Path(f"/proc/{process}/task").glob("*/children"):
-            found += map(int, task.read_text().split())
-    return found
-
-
-def in_ram(root: int) -> int:
+def in_ram(process: int) -> int:
     """Bytes that a process and its descendants hold in RAM (PSS); of those that have just ended, none."""
-    said = ""
-    for process in processes_of(root):
-        with suppress(OSError):
-            said += Path(f"/proc/{process}/smaps_rollup").read_text()
-    return sum(int(line.split()[1]) * 1024 for line in said.splitlines() if line.startswith("Pss:"))
+    root, held = psutil.Process(process), 0
+    for each in (root, *root.children(recursive=True)):
+        with suppress(psutil.Error):
+            held += each.memory_full_info().pss
+    return held
 
 
 def measured(
@@ -321,8 +251,9 @@ def measured(
     return seconds, peak / MIB, reached
 
 
-def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
-    """The rows of the table: what was done, what came, and the goal."""
+def large_text(settings: Soak, folder: Path) -> str:
+    """The table: what was done, what came, and the goal."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     rows = list[tuple[str, str, str]]()
     sizes = {"held_out": MB, "large": settings.size, "short": MB, "part": settings.size // 10}
     for name, size in sizes.items():
@@ -349,8 +280,8 @@ def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
 
     def train(name: str, data: str, *more: str, kill: bool = False) -> tuple[float, float, float]:
         def begun() -> bool:
-            steps = read_metrics(folder / name) if (folder / name / "metrics.jsonl").exists() else []
-            return any("loss.train" in r and r["tokens"] > kill * settings.tokens / 2 for r in steps)
+            least = kill * settings.tokens / 2
+            return any("loss.train" in r and r["tokens"] > least for r in read_metrics(folder / name))
 
         command = "train", "--data", folder / data, "--tokens", str(settings.tokens), "--out", folder / name
         often = "--checkpoint-every", str(settings.tokens // 10)
@@ -375,7 +306,7 @@ def large_text(settings: Soak, folder: Path) -> list[tuple[str, str, str]]:
     read = read_json(of / "evaluation.json")["tokens"]
     row(f"evaluate {part.stat().st_size / MB:,.0f} MB", f"{read / seconds:,.0f} tokens/s")
     row("evaluate: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
-    return rows
+    return csv_text(("what", "measured", "goal"), rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """An agent that remembers: PPO on memory transformers, at equal keys, and on nn.GRU.
 
 Run it with ``python -m experiments.agents --out FOLDER``; ``--quick`` shows in some minutes that a T-maze is
-solved with memory and not without. Finished training runs are kept, and ``--resume`` adds tasks, arms and
-seeds. It needs ``pip install '.[agents]'`` in a clone.
+solved with memory and not without. It needs ``pip install '.[agents]'`` in a clone.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +55,6 @@ class Agents(ArmsCommand):
     )
     base: ClassVar = "transformer-xl"
     seeds: Count = 5
-    """How many times each arm is trained on each task. Intervals need at least 2."""
     tasks: tuple[str, ...] = ("t-maze-16", "t-maze-24", "t-maze-60", "t-maze-80")
     """T-mazes by their corridors' lengths, or ids of gymnasium environments."""
     steps: Count = 400_000

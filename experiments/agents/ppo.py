@@ -323,23 +323,27 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
     return {**dict(zip(names, means, strict=True)), "log_probability.apart": apart}
 
 
+def counted(window: Window) -> Tensor:
+    """The reward of each step, whether it counts, and whether an episode succeeded and ended with it:
+    ``[4, S, B]``. A success is an episode that terminates with a reward."""
+    success, ends = window.terminated & (window.rewards > 0), window.terminated | window.truncated
+    return torch.stack((window.rewards * window.counts, window.counts, success, ends))
+
+
 def evaluate(
     agent: Agent, run: AgentRun, control: Callable[[Memory], Memory] = lambda memory: memory
 ) -> dict[str, float]:
     """The mean return, length and share of successes of the same number of episodes of each stream, with the
-    likeliest actions; ``control`` changes the memory before each window. A success is an episode that
-    terminates with a reward."""
+    likeliest actions; ``control`` changes the memory before each window."""
     B, S = run.train.batch_size, run.train.model.segment_len
     actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.train.seed)
     done, wanted, total = torch.zeros(B), -(-run.agent.evaluated // B), torch.zeros(3)
     while (done < wanted).any() and actor.environments.steps < MOST_STEPS * wanted:
         actor.memory = control(actor.memory)
-        window = actor.act(S, likeliest=True)
-        for rewards, terminated, truncated, counts in zip(*window[7:10], window.counts, strict=True):
+        for step in counted(actor.act(S, likeliest=True)).unbind(1):
             due = done < wanted  # quick streams would otherwise count more
-            found = torch.stack((rewards * counts, counts, terminated & (rewards > 0)))
-            total += (found * due).sum(-1)
-            done += (terminated | truncated) & due
+            total += (step[:3] * due).sum(-1)
+            done += step[3] * due
     actor.environments.envs.close()
     return dict(zip(("return", "length", "success"), (total / (B * wanted)).tolist(), strict=True))
 
@@ -376,17 +380,15 @@ def train_agent(folder: Path) -> None:
                 window = actor.act(S)
                 losses = learn(agent, optimizer, window, run)
                 taken = time.perf_counter() - begun
-                ends, success = window.terminated | window.truncated, window.terminated & (window.rewards > 0)
-                counted = window.rewards * window.counts, window.counts, success, ends
-                seen += torch.stack([x.sum() for x in counted])  # since the last record
+                seen += counted(window).sum((1, 2))  # since the last record
                 state.step, state.tokens = state.step + 1, state.tokens + B * S
                 state.seconds += taken
                 if state.step % train.evaluation.log_every == 0:
-                    means = (seen[:3] / seen[3].clamp(min=1)).tolist()  # of an episode that ended
-                    record = dict(zip(("return.train", "length.train", "success.train"), means, strict=True))
+                    names = ("return.train", "length.train", "success.train")  # of an episode that ended
+                    means = zip(names, (seen[:3] / seen[3].clamp(min=1)).tolist(), strict=True)
+                    record = {"tokens": state.tokens, "seconds": state.seconds, **dict(means), **losses}
+                    track.record(record | {"tokens_per_second": B * S / taken})
                     seen.zero_()
-                    record |= losses | {"tokens_per_second": B * S / taken}
-                    track.record({"tokens": state.tokens, "seconds": state.seconds, **record})
         finally:
             save_tensors(agent.state_dict(), folder / "model.safetensors")
         begun, found = time.perf_counter(), {BASELINE: evaluate(agent, run)}

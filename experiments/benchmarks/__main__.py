@@ -2,8 +2,7 @@
 
 Run it with ``make bench``, ``make bench-decoding``, or ``python -m experiments.benchmarks --only PART``; it
 writes the measurements (``results.json``, ``decoding.json``, ``compiled.json``) and the reports
-(``RESULTS.md``, ``DECODING.md``, ``COMPILED.md``) into its own folder, a part of a report or a quick run into
-``runs/benchmarks``.
+(``RESULTS.md``, ``DECODING.md``, ``COMPILED.md``) into its own folder, a quick run into ``runs/benchmarks``.
 """
 
 import os
@@ -15,7 +14,7 @@ from typing import Literal
 import torch
 
 from experiments.benchmarks import attention, decoding, report, training
-from experiments.benchmarks.measuring import ROOT, Result
+from experiments.benchmarks.measuring import Result
 from experiments.benchmarks.peers import LABML
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import read_json, write_rows
@@ -26,9 +25,9 @@ from memformers.common.machine import describe_environment
 class Options:
     """What to measure."""
 
-    only: Literal["speed", "training", "attention", "decoding", "compiled", "report"] = "speed"
-    """Training and attention together (speed), one of them, or something else; report measures nothing, and
-    writes all reports anew."""
+    only: Literal["speed", "decoding", "compiled", "report"] = "speed"
+    """Training and attention (speed), or something else; report measures nothing, and writes all reports
+    anew."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
@@ -37,44 +36,41 @@ class Options:
 
 def main(options: Options) -> None:
     """Measure, and write the results."""
-    whole = options.only not in ("training", "attention") and not options.quick
-    folder = options.out or (Path(__file__).parent if whole else ROOT / "runs" / "benchmarks")
+    here = Path(__file__).parent
+    folder = options.out or (here.parents[1] / "runs" / "benchmarks" if options.quick else here)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write, measured, parts in (
-        ("results", report.write_speeds, speed, ("speed", "training", "attention")),
-        ("decoding", report.write_decoding, lambda o: decoding.measure_all(quick=o.quick), ("decoding",)),
-        ("compiled", report.write_compiled, compiled, ("compiled",)),
+    for part, name, measure, write in (
+        ("speed", "results", speed, report.write_speeds),
+        ("decoding", "decoding", decoding.measure_all, report.write_decoding),
+        ("compiled", "compiled", compiled, report.write_compiled),
     ):
-        if options.only in parts:
-            write_rows(folder / f"{name}.json", measured(options))
-        if options.only in (*parts, "report"):
+        if options.only == part:
+            write_rows(folder / f"{name}.json", measure(quick=options.quick))
+        if options.only in (part, "report"):
             write(read_json(folder / f"{name}.json"), folder)
             print(f"written: {folder / name.upper()}.md")
 
 
-def speed(options: Options) -> Result:
+def speed(*, quick: bool) -> Result:
     """Whole training steps, and attention alone."""
-    described, quick = describe_environment(torch.device("cpu")), options.quick
+    described = describe_environment(torch.device("cpu"))
     described["packages"] |= {LABML: version(LABML)}
-    results: Result = {"quick": quick, "environment": described}
-    if options.only in ("speed", "training"):
-        results["training"] = [
-            training.measure(training.Case.of(name, model), quick=quick)
-            for name in (("seed",) if quick else training.SIZES)
-            for model in training.MODELS
-        ]
-    if options.only in ("speed", "attention"):
-        lengths, repeats = attention.MEMORY_LENGTHS[: 1 if quick else None], 2 if quick else 7
-        results["attention"] = [attention.measure(M, repeats=repeats) for M in lengths]
-    return results
+    names, lengths = (("seed",), (512,)) if quick else (training.SIZES, attention.MEMORY_LENGTHS)
+    cases = [training.Case.of(name, model) for name in names for model in training.MODELS]
+    return {
+        "quick": quick,
+        "environment": described,
+        "training": [training.measure(case, quick=quick) for case in cases],
+        "attention": [attention.measure(M, repeats=2 if quick else 7) for M in lengths],
+    }
 
 
-def compiled(options: Options) -> Result:
+def compiled(*, quick: bool) -> Result:
     """The fused kernels, compiled for GPUs that are not here; of a quick run, for one of them."""
     os.environ.pop("TRITON_INTERPRET", None)
     from experiments.benchmarks.compiled import compile_forms
 
-    return compile_forms(("sm_90",), (32,), ("bfloat16",)) if options.quick else compile_forms()
+    return compile_forms(("sm_90",), (32,), ("bfloat16",)) if quick else compile_forms()
 
 
 if __name__ == "__main__":

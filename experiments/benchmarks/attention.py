@@ -85,7 +85,7 @@ def measure(memory_len: int, *, repeats: int) -> Result:
         "errors": errors,
         "seconds": seconds,
         "torch.mm, FLOP/s": matrix_multiply.rates,
-        "extra memory": {name: in_child("attention", "extra_memory", name, memory_len) for name in sides},
+        "extra memory": {name: in_child(extra_memory, name, memory_len) for name in sides},
     }
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,10 +100,8 @@ def needs(kernel: Any, gpu: Gpu) -> Result:
     else:
         with tempfile.TemporaryDirectory() as folder:
             (cubin := Path(folder) / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-            done = subprocess.run(
-                [CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True
-            )
-        numbers = re.findall(r"REG:(\d+) STACK:(\d+)", done.stdout)[-1]
+            said = subprocess.check_output([CUOBJDUMP, "-res-usage", cubin], text=True)
+        numbers = re.findall(r"REG:(\d+) STACK:(\d+)", said)[-1]
         found = dict(zip(("registers", "stack"), map(int, numbers), strict=True))
     granted = -(-found["registers"] // 8) * 8 * gpu.target.warp_size * meta.num_warps
     programs = min(gpu.registers // granted, gpu.shared // meta.shared, 64 // meta.num_warps)
@@ -113,17 +112,10 @@ def compile_forms(
     gpus: Sequence[str] = (*GPUS,), widths: Sequence[int] = WIDTHS, dtypes: Sequence[str] = (*DTYPES,)
 ) -> Result:
     """What all kernels need on these ``gpus``, for heads of these ``widths`` and for these ``dtypes``."""
-    forms = [
-        (gpu, width, dtype, form)
-        for gpu in gpus
-        for dtype in dtypes
-        for width in widths
-        for form in FORMS
-        if width <= SUPPORT["fused"].widest(DTYPES[dtype])
-    ]
     rows = []
-    for gpu, width, dtype, form in tqdm(forms, desc="compiling"):
-        how = {"gpu": gpu, "dtype": dtype, "width": width, "form": form}
-        found = compile_all(GPUS[gpu], width, DTYPES[dtype], form)
-        rows += [how | of for of in found if of["kernel"] not in ("dot_rows", "split_keys")]
+    for gpu, dtype, width, form in tqdm([*product(gpus, dtypes, widths, FORMS)], desc="compiling"):
+        if width <= SUPPORT["fused"].widest(DTYPES[dtype]):
+            how = {"gpu": gpu, "dtype": dtype, "width": width, "form": form}
+            found = compile_all(GPUS[gpu], width, DTYPES[dtype], form)
+            rows += [how | of for of in found if of["kernel"] not in ("dot_rows", "split_keys")]
     return {"triton": triton.__version__, "kernels": rows}

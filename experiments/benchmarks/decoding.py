@@ -12,8 +12,8 @@ from torch import nn
 from tqdm import tqdm
 
 from experiments.benchmarks.measuring import Result, check_errors, in_turns, relative_error, timed
-from experiments.benchmarks.peers import LABML, LabmlLM
-from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, from_labml
+from experiments.benchmarks.peers import LABML, two_alike
+from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.common.machine import describe_environment
 from memformers.models.memory import Memory
 
@@ -54,9 +54,7 @@ def vector_products(size: int, dtype: torch.dtype) -> Callable[[], object]:
 def writing(rounds: int, tokens: int) -> Result:
     """Tokens a second of one stream with a full memory, interleaved; and that both sides agree."""
     torch.manual_seed(0)
-    theirs = LabmlLM(replace(CONFIG, positions="learned")).eval()
-    learned = MemoryLM(replace(CONFIG, positions="learned")).eval()
-    learned.load_state_dict(from_labml(theirs.state_dict(), max_positions=CONFIG.longest_attention))
+    learned, theirs = two_alike(replace(CONFIG, positions="learned"))
     sinusoidal, half = MemoryLM(CONFIG).eval(), MemoryLM(CONFIG).eval().to(torch.bfloat16)
     token = torch.randint(CONFIG.vocab_size, (1, 1))
     decoders = {

@@ -2,10 +2,10 @@
 result, the rate of matrix products, and the memory of a separate process."""
 
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from memformers.common.machine import peak_memory
 
-ROOT = Path(__file__).parents[2]
 Result = dict[str, Any]
 """The measurements in ``results.json``, or a part of them."""
 
@@ -108,14 +107,7 @@ def memory_above(compute: Callable[[], object]) -> int | None:
     return None if peak is None else peak - int(lines["VmRSS"].split()[0]) * 1024
 
 
-def in_child(module: str, function: str, *arguments: str | int) -> int | None:
-    """Bytes that ``function`` of a ``module`` here returns in a separate process, or None if unknown.
-
-    Raises RuntimeError, with what the process said, if it failed.
-    """
-    call = f"from experiments.benchmarks import {module}; print({module}.{function}{tuple(arguments)!r})"
-    done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{call} failed: {done.stderr[-2000:]}")
-    answer = done.stdout.split()[-1]
-    return None if answer == "None" else int(answer)
+def in_child(function: Callable[..., int | None], *arguments: str | int) -> int | None:
+    """What a ``function`` of a module returns in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

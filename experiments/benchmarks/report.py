@@ -5,21 +5,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from experiments.benchmarks import attention as a
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
 from memformers.common.files import write_text
 from memformers.kernels import blocked
-from memformers.report.markdown import DASH, number, table
+from memformers.report.markdown import DASH, TEMPLATES, number, table
 
 HERE = Path(__file__).parent
-PAGES = Environment(
-    loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    keep_trailing_newline=True,
-)  # fmt: skip
 milliseconds = partial(spread, scale=1e3)
 PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
@@ -27,7 +21,8 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
     """Write the page of this ``name`` with the ``values`` of its text."""
-    write_text(folder / name, PAGES.get_template(name.replace(".md", ".in.md")).render(values))
+    text = (HERE / name).with_suffix(".in.md").read_text(encoding="utf-8")
+    write_text(folder / name, TEMPLATES.from_string(text).render(values).rstrip() + "\n")
 
 
 def packages_of(environment: Result) -> str:
@@ -36,64 +31,43 @@ def packages_of(environment: Result) -> str:
 
 
 def write_speeds(results: Result, folder: Path) -> None:
-    """Write ``RESULTS.md``, with a section for each measurement that was made."""
-    steps, alone = results.get("training", []), results.get("attention", [])
-    rates = [x for r in steps + alone for x in r["torch.mm, FLOP/s"]]
-    errors = [error for r in alone for error in r["errors"].values()]
-    names = dict.fromkeys(r["case"] for r in steps)
+    """Write ``RESULTS.md``: whole training steps beside labml-nn and in bfloat16, and attention alone."""
+    steps, alone = results["training"], results["attention"]
+    names, speeds, modes, rows = dict.fromkeys(r["case"] for r in steps), [], [], []
+    for r in steps:
+        case, seconds = [r["case"], r["model"]], r["seconds"]
+        ours, theirs = (f"{r['tokens'] / median(seconds[side]):,.0f}" for side in (OURS, LABML))
+        ratios = [f"{times_as_fast(seconds[OURS], seconds[side])}" for side in (LABML, LABML_FUSED)]
+        speeds.append([*case, ours, theirs, *ratios, share_of_mm(r, OURS)])
+        modes.append([*case, ours, f"{times_as_fast(seconds[BFLOAT16], seconds[OURS])}"])
+    for r in alone:
+        for name in a.IMPLEMENTATIONS:
+            seconds, memory = r["seconds"][name], r["extra memory"].get(name)
+            ms, a_key = f"{spread(seconds, 1e3):.0f}", f"{1e6 * median(seconds) / r['keys']:.0f}"
+            faster = f"{times_as_fast(seconds, r['seconds'][a.NAIVE])}"
+            mib = number(memory and memory / 2**20, ",.0f")
+            lengths = str(r["memory_len"]), str(r["keys"])
+            rows.append([*lengths, name, ms, a_key, faster, mib, share_of_mm(r, name)])
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": a,
-        "packages": packages_of(results["environment"]), "gigaflops": median(rates or [0.0]) / 1e9,
-        "training": bool(steps), "parity": max((r["parity error"] for r in steps), default=0.0),
-        "attention_error": max(errors, default=0.0), "kept": 4 * blocked.KEPT / 2**20,
+        "packages": packages_of(results["environment"]), "kept": 4 * blocked.KEPT / 2**20,
+        "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
+        "parity": max(r["parity error"] for r in steps),
+        "attention_error": max(error for r in alone for error in r["errors"].values()),
         "shapes": table(["case", "D", "H", "FFN", "layers", "S", "M", "C", "c", "B"],
                         [[name, *map(str, SIZES[name][:-1])] for name in names]),
-        "attention": attention_table(alone),
-    }  # fmt: skip
-    write_page("RESULTS.md", folder, values | steps_tables(steps))
-
-
-def steps_tables(steps: list[Result]) -> dict[str, str]:
-    """Whole training steps: beside labml-nn, and in bfloat16."""
-    speeds, modes = [], []
-    for r in steps:
-        name, ours = [r["case"], r["model"]], tokens_per_second(r, OURS)
-        share = r["flops"] / median(r["seconds"][OURS]) / median(r["torch.mm, FLOP/s"])
-        ratios = ratio(r, OURS, LABML), ratio(r, OURS, LABML_FUSED), f"{share:.0%}"
-        speeds.append([*name, ours, tokens_per_second(r, LABML), *ratios])
-        modes.append([*name, ours, ratio(r, BFLOAT16, OURS)])
-    return {
         "speeds": table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
                          "ratio with fused AdamW", "share of torch.mm"], speeds),
         "modes": table(["case", "model", "float32, tokens/s", "bfloat16"], modes),
+        "attention": table(["M", "K", "implementation", "ms", "µs a key", "times as fast as naive", "MiB",
+                            "share of torch.mm"], rows),
     }  # fmt: skip
+    write_page("RESULTS.md", folder, values)
 
 
-def attention_table(results: list[Result]) -> str:
-    """Time and memory of attention alone; empty without results."""
-    rows = []
-    for r in results:
-        for name in a.IMPLEMENTATIONS:
-            seconds, memory = r["seconds"][name], r["extra memory"].get(name)
-            cells = [
-                f"{spread(seconds, 1e3):.0f}",
-                f"{1e6 * median(seconds) / r['keys']:.0f}",
-                f"{times_as_fast(seconds, r['seconds'][a.NAIVE])}",
-                number(memory and memory / 2**20, ",.0f"),
-                f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
-            ]
-            rows.append([str(r["memory_len"]), str(r["keys"]), name, *cells])
-    heads = [
-        "M",
-        "K",
-        "implementation",
-        "ms",
-        "µs a key",
-        "times as fast as naive",
-        "MiB",
-        "share of torch.mm",
-    ]
-    return table(heads, rows) if rows else ""
+def share_of_mm(r: Result, side: str) -> str:
+    """A side's operations a second as a share of those of ``torch.mm``."""
+    return f"{r['flops'] / median(r['seconds'][side]) / median(r['torch.mm, FLOP/s']):.0%}"
 
 
 def write_decoding(results: Result, folder: Path) -> None:
@@ -145,13 +119,3 @@ def write_compiled(results: Result, folder: Path) -> None:
         body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
         gpus[gpu] = table(["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)], body)
     write_page("COMPILED.md", folder, {"triton": results["triton"], "gpus": gpus})
-
-
-def tokens_per_second(r: Result, side: str) -> str:
-    """A side's speed."""
-    return f"{r['tokens'] / median(r['seconds'][side]):,.0f}"
-
-
-def ratio(r: Result, side: str, reference: str) -> str:
-    """A side's speed as a multiple of the reference's."""
-    return f"{times_as_fast(r['seconds'][side], r['seconds'][reference])}"

@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.benchmarks.measuring import (
-    MatrixMultiply,
-    Result,
-    check_errors,
-    in_turns,
-    relative_error,
-)
+from experiments.benchmarks.measuring import MatrixMultiply, Result, check_errors, in_turns, relative_error
 from experiments.benchmarks.peers import LABML, TOLERANCE, LabmlLM, check_parity, two_alike
 from experiments.scaling import step_of
 from memformers import MemoryLM, ModelConfig

@@ -1,7 +1,6 @@
 """What memories of one's own are worth: three of them beside the package's, on recall and on two texts.
 
-Run it with ``python -m experiments.memories --out FOLDER`` in the top folder of a clone; ``--quick`` is a
-trial of some minutes. Finished training runs are kept; ``--resume`` continues, and adds seeds.
+Run it with ``python -m experiments.memories --out FOLDER`` in the top folder of a clone.
 """
 
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, correct, prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.common.fields import Count
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment
@@ -21,7 +20,7 @@ from memformers.report.recall import right_between
 from memformers.runs.plan import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-SHAKESPEARE, PYTHON = "tiny-shakespeare", "python-source"
+SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
 TEXT = TrainConfig(model=MEMORIES, evaluation=EvaluationConfig(evaluations=2))
 FILES = "experiments/memories"
 
@@ -76,10 +75,8 @@ class Memories(ArmsCommand):
         text = replace(TEXT, tokens=QUICK_TOKENS if self.quick else self.text_tokens)
         texts = {SHAKESPEARE: text}
         if not self.quick:
-            model, data = (
-                replace(MEMORIES, vocab_size=2048),
-                self.data or prepared_python_source(folder, 2048),
-            )
+            data = self.data or prepared_python_source(folder, SUBWORDS)
+            model = replace(MEMORIES, vocab_size=SUBWORDS)
             texts[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
         shared = asdict(recall.train) | recall.more
         own = self.chosen(shared, arms_of(recall.train, compression_start="mean"))
@@ -89,19 +86,15 @@ class Memories(ArmsCommand):
             found[task] = Experiment(TextTask(probed=False), train, {}, arms, *self.how)
         return found
 
-    def parts(self, tasks: Tasks) -> Parts:
-        """The tasks, and what is measured on each; one layer of Transformer-XL looks 192 positions back in
-        recall."""
-        near, far = (
+    def measures(self, task: str) -> Sequence[Measure]:
+        """One layer of Transformer-XL looks 192 positions back in recall."""
+        if task != RECALL.name:
+            unit = Measure("bits per byte", "bits_per_byte") if task == PYTHON else BITS
+            return [replace(unit, label=f"{unit.label}, {task}")]
+        return [
             correct(f"recall, set {a} to {b} positions ago", right_between(a, b))
             for a, b in ((0, 192), (192, 384))
-        )
-        measures = (
-            (RECALL.name, near, near.label), (RECALL.name, far, far.label),
-            (SHAKESPEARE, BITS, f"{BITS.label}, {SHAKESPEARE}"),
-            (PYTHON, Measure("bits per byte", "bits_per_byte"), f"bits per byte, {PYTHON}"),
-        )  # fmt: skip
-        return {"": [Column(name, m, tasks[task]) for task, m, name in measures if task in tasks]}
+        ]
 
 
 if __name__ == "__main__":

@@ -45,10 +45,8 @@ class MemoryTokens(CustomMemory):
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """m slots, in the first layer, which stand for at least the last segment."""
         rate = -(-config.segment_len // config.own.tokens_of_memory)
-        return [
-            MemorySizes(0, config.own.tokens_of_memory, rate),
-            *[MemorySizes(0)] * (config.n_layers - 1),
-        ]
+        first = MemorySizes(0, config.own.tokens_of_memory, rate)
+        return [first, *[MemorySizes(0)] * (config.n_layers - 1)]
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
@@ -86,11 +84,8 @@ class MemoryTokens(CustomMemory):
         return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
 
     def update_memory(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        sizes: Sequence[MemorySizes],
+        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes],
         doc_starts: Tensor | None,
-    ) -> tuple[Memory, Tensor]:
+    ) -> tuple[Memory, Tensor]:  # fmt: skip
         """The memory that ``forward`` returned, ``[m, B, D]``, and no loss."""
         return Memory((), tuple(inputs)), inputs[0].new_zeros(())

@@ -10,7 +10,6 @@ from experiments import ablation, arms, recipes
 from experiments.ablation import ROWS, Ablation
 from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
-from experiments.recipes import work_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
 from memformers.common.errors import UserError
@@ -77,7 +76,7 @@ def pretended_trainings(commands, jobs, **options):
 
 def tiny_ablation(folder, **changes):
     """An ablation of three arms and two seeds in ``folder``."""
-    usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "device": "cpu", "out": folder}
+    usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "out": folder}
     config = Ablation(**(usual | changes))
     return config.experiment(config.out)
 
@@ -243,11 +242,8 @@ def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():
 
 
 def test_only_recipes_whose_steps_have_the_same_work_share_a_speed():
-    listed = {arm.name: arm for arm in recipes.ARMS}
-    default = {name for name, arm in listed.items() if work_of(arm) == work_of(listed["default"])}
-    assert {"beta2", "no-decay", "in-order"} <= default
-    assert not default & {"streams-32", "full-memory", "float32", "mem-128"}
-    assert len({work_of(listed[name]) for name in ("default", "beta2", "in-order", "float32")}) == 2
+    same = {arm.name for arm in recipes.ARMS if arm.settings.keys() <= recipes.NO_WORK}
+    assert same == {"default", "slow", "fast", "warm-up", "beta2", "no-decay", "in-order"}
 
 
 def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():

@@ -14,7 +14,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.scaling import OnGPU, count, full_inputs, held, loss, row_of, step_of
+from experiments.scaling import (
+    GIGABYTES,
+    TERAFLOPS,
+    OnGPU,
+    count,
+    full_inputs,
+    held,
+    loss,
+    row_of,
+    step_of,
+)
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import changed
 from memformers.data.streams import Segment
@@ -161,4 +171,6 @@ def test_a_rank_of_ddp_reduces_each_gradient_once():
     "name", ["enwik8-12l", *(pytest.param(n, marks=pytest.mark.long) for n in preset_names())]
 )
 def test_the_page_has_what_a_preset_costs(name):
-    assert table([], [row_of(name)]).splitlines()[-1] in PAGE.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    assert table([], [row_of(name)]).splitlines()[-1] in page
+    assert f"at {TERAFLOPS:g} TFLOP/s and sending at {GIGABYTES:g} GB/s" in page

@@ -1,1 +1,0 @@
-"""An agent that remembers: PPO on memory transformers and nn.GRU."""
