@@ -47,8 +47,6 @@ class Pretraining:
     """The file of Tiny Shakespeare; by default the one that a training run uses."""
     tokens: int = 8_000_000
     """The number of tokens on which each model is trained."""
-    seed: int = 0
-    """The seed of the initial weights and of the order of the text."""
     runs: Path = Path("runs/pretrained")
     """Folder of the two training runs."""
     out: Path = PACKAGED
@@ -59,8 +57,7 @@ class Pretraining:
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
-            config = TrainConfig(model=network, data=self.data, tokens=self.tokens, seed=self.seed,
-                                 memory_warmup=0.0)  # fmt: skip
+            config = TrainConfig(model=network, data=self.data, tokens=self.tokens, memory_warmup=0.0)
             run = train(config, self.runs / name, resume=True, dashboard="off").folder
             recipe = put(run, self.out / name)
             print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {self.out / name}")

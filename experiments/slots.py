@@ -57,11 +57,9 @@ class Slots(ArmsCommand):
     seeds: Count = 1
     memory: Literal["compressive", "transformer-xl"] = "compressive"
     """The arm of the recall experiment whose settings change."""
-    tokens: Count | None = None
-    """Tokens of each training run; those of the recall experiment if not given."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
+        setting = RecallConfig(quick=self.quick).setting
         setting = replace(setting, recall=replace(setting.recall, measured_for="choosing"))
         usual = setting.arm(self.memory).settings
         arms = tuple(

@@ -51,9 +51,7 @@ class LabmlLM(nn.Module):
 
     def forward(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
         """Logits, the next memory and the reconstruction loss."""
-        mem: list[Tensor]
-        c_mem: list[Tensor]
-        mem, c_mem = memory or ([], [])
+        mem, c_mem = memory or (list[Tensor](), list[Tensor]())
         S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
         mask = causal_mask(S, past + S, tokens.device)[:, :, None]
         x, no_loss = self.src_embed(tokens), torch.zeros(())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
-from memformers.common.fields import Count
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RecallConfig, compressive, transformer_xl
@@ -21,7 +20,7 @@ from memformers.runs.plan import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
-TEXT = TrainConfig(model=MEMORIES, evaluation=EvaluationConfig(evaluations=2))
+TEXT = TrainConfig(model=MEMORIES, tokens=800_000, evaluation=EvaluationConfig(evaluations=2))
 FILES = "experiments/memories"
 
 
@@ -58,10 +57,6 @@ class Memories(ArmsCommand):
         "that read and write memories, not those that compress."
     )
     base: ClassVar = "transformer-xl"
-    recall_tokens: Count = 3_000_000
-    """The tokens of each training run on the recall stream."""
-    text_tokens: Count = 800_000
-    """The tokens of each training run on a text."""
     data: str = ""
     """The long text, as for training; the Python source code of this machine if not given. With --quick, it
     is left out."""
@@ -71,8 +66,8 @@ class Memories(ArmsCommand):
         return arms_of(TEXT)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        recall = RecallConfig(quick=self.quick, tokens=None if self.quick else self.recall_tokens).setting
-        text = replace(TEXT, tokens=QUICK_TOKENS if self.quick else self.text_tokens)
+        recall = RecallConfig(quick=self.quick).setting
+        text = replace(TEXT, tokens=QUICK_TOKENS) if self.quick else TEXT
         texts = {SHAKESPEARE: text}
         if not self.quick:
             data = self.data or prepared_python_source(folder, SUBWORDS)

@@ -46,7 +46,7 @@ def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_p
 @pytest.mark.long
 def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_path):
     path = tmp_path / "results.csv"
-    Soak("large-text", size=2_000_000, tokens=20_480, vocab_size=300, out=path).run()
+    Soak("large-text", size=2_000_000, tokens=20_480, out=path).run()
     with path.open(encoding="utf-8") as file:
         found = {row["what"]: row["measured"] for row in csv.DictReader(file)}
     assert found["resumed after SIGKILL"] == "the same bits"
