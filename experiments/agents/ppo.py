@@ -29,7 +29,6 @@ from memformers.common.fields import Checked, Count, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.comparison.experiment import Settings, Task
-from memformers.evaluation.evaluate import BASELINE
 from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.base import memory_facts
 from memformers.models.core import CoreOutput
@@ -391,13 +390,12 @@ def train_agent(folder: Path) -> None:
                     seen.zero_()
         finally:
             save_tensors(agent.state_dict(), folder / "model.safetensors")
-        begun, found = time.perf_counter(), {BASELINE: evaluate(agent, run)}
+        begun, own = time.perf_counter(), evaluate(agent, run)
         controls = {} if is_gru else controls_of(train.model.memory_sizes)
-        found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
+        under = {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
-        own = found.pop(BASELINE)
         track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": own["success"]})
-    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **own, "controls": found}
+    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **own, "controls": under}
     print(f"{folder.name}: {own['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
     write_json(folder / RESULT, result)
 

@@ -7,12 +7,9 @@ from tests.processes import run_module
 
 
 @pytest.mark.usefixtures("quick_runs")
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [*((name, SMALL_RUN) for name in ("transformer_xl", "compressive_transformer", "compare"))],
-)  # fmt: skip
-def test_an_experiment_ends_with_a_report(name, arguments, tmp_path):
-    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *arguments)
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "compare"])
+def test_an_experiment_ends_with_a_report(name, tmp_path):
+    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *SMALL_RUN)
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "report.html").is_file()
     assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out
@@ -28,9 +25,7 @@ def test_an_experiment_ends_with_a_report(name, arguments, tmp_path):
      ("ablation", ["--arms", "min"], "arm 'min' is unknown; there are transformer-xl, bptt, max, "),
      ("ablation", ["--arms", "max", "max"], "arms=max max must name each arm once."),
      ("ablation", ["--resume"], "name the experiment to resume as --out."),
-     ("ablation", ["--seeds", 0], "seeds=0"),
-     ("ablation", ["--text-tokens", 0], "text_tokens=0"),
-     ("ablation", ["--recall-tokens", 0], "recall_tokens=0")],
+     ("ablation", ["--seeds", 0], "seeds=0")],
 )  # fmt: skip
 def test_a_mistake_gets_one_line(module, arguments, message):
     assert run_module(f"experiments.{module}", *arguments).said(message)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import ablation, arms, recipes
+from experiments import ablation, recipes
 from experiments.ablation import ROWS, Ablation
 from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
@@ -247,10 +247,5 @@ def test_only_recipes_whose_steps_have_the_same_work_share_a_speed():
 
 
 def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():
-    class Chain(arms.ArmsCommand):
-        base = "c"
-        listed = classmethod(lambda cls: [arms.Arm("a", {}, rival="b"), arms.Arm("b", {}), arms.Arm("c", {})])
-
-    assert [[*Chain(arms=("a",)).rivals_of(name)] for name in ("a", "b", "c", "mine")] == [
-        ["b", "c"], ["c"], [], ["c"],
-    ]  # fmt: skip
+    assert [*RecallGrid().rivals_of("both-losses-2")] == ["compressive-2", "transformer-xl-2", ""]
+    assert [[*Slots().rivals_of(name)] for name in ("c2", "mine", "usual")] == [["usual"], ["usual"], []]

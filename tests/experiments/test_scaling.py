@@ -14,17 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.scaling import (
-    GIGABYTES,
-    TERAFLOPS,
-    OnGPU,
-    count,
-    full_inputs,
-    held,
-    loss,
-    row_of,
-    step_of,
-)
+from experiments import scaling
+from experiments.scaling import OnGPU, count, full_inputs, held, loss, row_of, step_of
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import changed
 from memformers.data.streams import Segment
@@ -173,4 +164,4 @@ def test_a_rank_of_ddp_reduces_each_gradient_once():
 def test_the_page_has_what_a_preset_costs(name):
     page = PAGE.read_text(encoding="utf-8")
     assert table([], [row_of(name)]).splitlines()[-1] in page
-    assert f"at {TERAFLOPS:g} TFLOP/s and sending at {GIGABYTES:g} GB/s" in page
+    assert f"at {scaling.TERAFLOPS:g} TFLOP/s and sending at {scaling.GIGABYTES:g} GB/s" in page
