@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.benchmarks.measuring import (
-    MatrixMultiply,
     Result,
+    beside_products,
     check_errors,
     in_child,
-    in_turns,
     memory_above,
     relative_error,
 )
@@ -75,16 +74,13 @@ def measure(memory_len: int, *, repeats: int) -> Result:
     expected = forward_and_backward(naive.relative_attention, inputs)
     errors = {n: check_parity(one, inputs, expected) for n, one in IMPLEMENTATIONS.items() if n != NAIVE}
     sides = {name: partial(forward_and_backward, one, inputs) for name, one in IMPLEMENTATIONS.items()}
-    matrix_multiply = MatrixMultiply()
-    seconds = in_turns(sides, repeats, f"attention, M = {memory_len}", between=matrix_multiply)
     return {
         "memory_len": memory_len,
         "keys": K,
         # Three products forward, of content, of positions and with values; two for each backward.
         "flops": 9 * 2 * B * H * S * K * E,
         "errors": errors,
-        "seconds": seconds,
-        "torch.mm, FLOP/s": matrix_multiply.rates,
+        **beside_products(sides, repeats, f"attention, M = {memory_len}"),
         "extra memory": {name: in_child(extra_memory, name, memory_len) for name in sides},
     }
 

@@ -65,18 +65,18 @@ def in_turns(
     return seconds
 
 
-class MatrixMultiply:
-    """``torch.mm`` in float32, timed in between other measurements, so that both see the same machine."""
+def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said: str) -> Result:
+    """Seconds of every side in every round, and the floating-point operations a second of ``torch.mm`` in
+    between, so that both see the same machine. They are at their highest: the matrices are in caches, and the
+    output is allocated already."""
+    size, rates = 1024, list[float]()
+    a, b, out = (torch.randn(size, size) for _ in range(3))
 
-    def __init__(self, size: int = 1024):
-        self.a, self.b, self.out = (torch.randn(size, size) for _ in range(3))
-        self.rates: list[float] = []
+    def multiply() -> None:
+        [seconds] = timed(lambda: torch.mm(a, b, out=out), 1)
+        rates.append(2 * size**3 / seconds)
 
-    def __call__(self) -> None:
-        """Measure the floating-point operations a second at their highest: the matrices are in caches, and
-        the output is allocated already."""
-        seconds = timed(lambda: torch.mm(self.a, self.b, out=self.out), 1)
-        self.rates.append(2 * len(self.a) ** 3 / seconds[0])
+    return {"seconds": in_turns(sides, rounds, said, between=multiply), "torch.mm, FLOP/s": rates}
 
 
 def relative_error(came: Tensor, expected: Tensor) -> float:

@@ -2,6 +2,7 @@
 both were shown to agree: ours, ours in bfloat16, and labml-nn's. Raw measurements come
 out, seconds a step."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.benchmarks.measuring import MatrixMultiply, Result, check_errors, in_turns, relative_error
-from experiments.benchmarks.peers import LABML, TOLERANCE, LabmlLM, check_parity, two_alike
+from experiments.benchmarks.measuring import Result, beside_products, check_errors, relative_error
+from experiments.benchmarks.peers import LABML, TOLERANCE, check_parity, two_alike
 from experiments.scaling import step_of
-from memformers import MemoryLM, ModelConfig
+from memformers import ModelConfig
 from memformers.comparison.arms import keys_of_layers
 from memformers.models.config import ModelName
 from memformers.training.config import TrainConfig
@@ -76,12 +77,6 @@ class Trainer:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
 
-    @torch.no_grad()
-    def fill(self, case: Case) -> None:
-        """Read without learning, until both memories are full."""
-        for i in range(-(-case.config.remembered_positions // case.config.segment_len) + 1):
-            self.read(i)
-
     def read(self, number: int) -> tuple[Tensor, Tensor]:
         """Read segment ``number``, and remember it; returns its logits ``[S, B, vocab_size]`` and its
         reconstruction loss."""
@@ -108,17 +103,16 @@ def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
     batches, config = case.batches(), case.config
     ours, theirs = two_alike(config)
     error = check_parity(ours, theirs, batches)
-    twins = LabmlLM(config), MemoryLM(config)
-    for twin, like in zip(twins, (theirs, ours), strict=True):
-        twin.load_state_dict(like.state_dict())
     sides = {
         OURS: Trainer(ours, batches),
         LABML: Trainer(theirs, batches, fused=False),  # PyTorch's default on CPU
-        LABML_FUSED: Trainer(twins[0], batches),
-        BFLOAT16: Trainer(twins[1], batches, bfloat16=True),
+        LABML_FUSED: Trainer(deepcopy(theirs), batches),
+        BFLOAT16: Trainer(deepcopy(ours), batches, bfloat16=True),
     }
-    for trainer in sides.values():
-        trainer.fill(case)
+    with torch.no_grad():
+        for number in range(-(-config.remembered_positions // config.segment_len) + 1):
+            for trainer in sides.values():
+                trainer.read(number)
     return sides, error
 
 
@@ -133,9 +127,7 @@ def measure(case: Case, *, quick: bool = False) -> Result:
         errors[side] = check_errors(found, BFLOAT16_TOLERANCE if side == BFLOAT16 else TOLERANCE, side)
     for trainer in (*sides.values(),) * (0 if quick else 2):
         trainer.step()
-    matrix_multiply, steps = MatrixMultiply(), {side: trainer.step for side, trainer in sides.items()}
-    rounds = 2 if quick else case.steps
-    seconds = in_turns(steps, rounds, f"{name} {model}", between=matrix_multiply)
+    steps = {side: trainer.step for side, trainer in sides.items()}
     return {
         "case": name,
         "model": model,
@@ -143,6 +135,5 @@ def measure(case: Case, *, quick: bool = False) -> Result:
         "flops": step_of(TrainConfig(case.config, batch_size=case.batch_size), 1)["operations"],
         "parity error": error,
         "errors": errors,
-        "seconds": seconds,
-        "torch.mm, FLOP/s": matrix_multiply.rates,
+        **beside_products(steps, 2 if quick else case.steps, f"{name} {model}"),
     }
