@@ -4,7 +4,7 @@ Run it with ``python -m experiments.agents --out FOLDER``; ``--quick`` shows in 
 solved with memory and not without. It needs ``pip install '.[agents]'`` in a clone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from experiments.agents.ppo import AgentSettings, AgentTask
 from experiments.arms import ArmsCommand, Column, Parts, Tasks
 from memformers.common.fields import Count, Share, changed
-from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
@@ -27,14 +26,16 @@ BASE = changed(
     optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, precision="float32", device="cpu",
 )  # fmt: skip
 """The training of all arms; its tokens are steps of the environments."""
-ARMS = {
-    "No memory": "none: model=transformer",
-    "nn.GRU": "gru: model=transformer core=gru",
-    "Transformer-XL": "transformer-xl: model=transformer-xl mem_len=32",
-    "Transformer-XL, gated": "transformer-xl-gated: model=transformer-xl mem_len=32 gate=gru",
-    "Compressive": "compressive: model=compressive",
-    "Compressive, gated": "compressive-gated: model=compressive gate=gru",
-}
+XL, GATED = {"model.model": "transformer-xl", "model.mem_len": 32}, {"model.gate": "gru"}
+COMPRESSIVE = {"model.model": "compressive"}
+ARMS = (
+    Arm("none", {"model.model": "transformer"}, "No memory"),
+    Arm("gru", {"model.model": "transformer", "agent.core": "gru"}, "nn.GRU"),
+    Arm("transformer-xl", XL, "Transformer-XL"),
+    Arm("transformer-xl-gated", XL | GATED, "Transformer-XL, gated"),
+    Arm("compressive", COMPRESSIVE, "Compressive"),
+    Arm("compressive-gated", COMPRESSIVE | GATED, "Compressive, gated"),
+)
 """No memory but the window; nn.GRU; 32 keys as positions, and as 16 positions and 16 slots; and both with
 gates in place of sums."""
 QUICK = ("none", "gru", "transformer-xl", "compressive")
@@ -54,6 +55,7 @@ class Agents(ArmsCommand):
         "what is written into it is learned within the window alone."
     )
     base: ClassVar = "transformer-xl"
+    known: ClassVar = ARMS
     seeds: Count = 5
     tasks: tuple[str, ...] = ("t-maze-16", "t-maze-24", "t-maze-60", "t-maze-80")
     """T-mazes by their corridors' lengths, or ids of gymnasium environments."""
@@ -61,11 +63,6 @@ class Agents(ArmsCommand):
     """Steps of all environments together, in each training run."""
     entropy: Share = AgentSettings.entropy
     """The weight of the policy's entropy: how much an agent is made to explore."""
-
-    @classmethod
-    def listed(cls) -> Sequence[Arm]:
-        shared = asdict(BASE) | {AgentTask.name: asdict(AgentSettings())}
-        return [replace(parse_arm(text, shared), label=label) for label, text in ARMS.items()]
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         train = replace(BASE, tokens=min(self.steps, 100_000) if self.quick else self.steps)
