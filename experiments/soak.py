@@ -101,7 +101,10 @@ class Soak:
         """Do it, and write what came out."""
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
             if self.only == "faults":
-                text, out = soak(self), self.out or DOCS / "soak.md"
+                try:
+                    text, out = soak(self), self.out or DOCS / "soak.md"
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    sys.exit(str(error))
             else:
                 text = large_text(self, Path(folder))
                 out = self.out or DOCS / "results/data/large_text/results.csv"
@@ -125,7 +128,7 @@ def faults(soak: Soak) -> list[Fault]:
 
 def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
     """Train in ``folder`` as torchrun's processes, from the newest checkpoint on, to the end or to a
-    ``fault``. Returns from which step, after which one the fault came, and how the training ended."""
+    ``fault``. Returns the step it started from, the last step before the fault, and how it ended."""
     (step, kind, rank), tokens = fault or (0, "", 0), soak.steps * TOKENS_A_STEP
     command = [
         *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
@@ -139,7 +142,10 @@ def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[i
         env=module_environment() | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while (struck := last_step(folder)) < step and process.poll() is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"step {step} didn't come in {PATIENCE_SECONDS:.0f} seconds")
             time.sleep(0.02)
         if kind and process.poll() is None:
             strike(process.pid, kind, rank)
@@ -165,7 +171,9 @@ def last_step(folder: Path) -> int:
 def strike(torchrun: int, kind: str, rank: int) -> None:
     """Do to a rank what the ``kind`` of a fault says."""
     below = psutil.Process(torchrun).children(recursive=True)
-    struck = next(process for process in below if process.environ().get("RANK") == str(rank))
+    struck = next((process for process in below if process.environ().get("RANK") == str(rank)), None)
+    if struck is None:
+        raise RuntimeError(f"rank {rank} is not running")
     if kind == "disk full":  # from now on, no file may grow beyond a byte
         struck.rlimit(psutil.RLIMIT_FSIZE, (1, 1))
     else:

@@ -32,7 +32,7 @@ def experiments() -> dict[str, dict[str, str]]:
 
 @cache
 def about(experiment: str) -> dict[str, Any]:
-    """An experiment's ``results.json``: how it was made, its settings, and what each of its arms costs."""
+    """An experiment's ``results.json``: how it was made, and what each of its arms costs."""
     return dict(json.loads((DATA / experiment / "results.json").read_text(encoding="utf-8")))
 
 

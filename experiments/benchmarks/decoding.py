@@ -55,6 +55,7 @@ def writing(rounds: int, tokens: int) -> Result:
     """Tokens a second of one stream with a full memory, interleaved; and that both sides agree."""
     torch.manual_seed(0)
     learned, theirs = two_alike(replace(CONFIG, positions="learned"))
+    learned.eval(), theirs.eval()
     sinusoidal, half = MemoryLM(CONFIG).eval(), MemoryLM(CONFIG).eval().to(torch.bfloat16)
     token = torch.randint(CONFIG.vocab_size, (1, 1))
     decoders = {

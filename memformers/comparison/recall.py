@@ -159,8 +159,8 @@ class RecallConfig:
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
     value_tokens: Annotated[int, Range(1, 16)] | None = None
-    """Tokens of a value that follow its key and answer a question, as in multi-query associative recall; if
-    not given, one token is both key and value, which suits slots."""
+    """How many tokens a value has, after the token of its key, as in multi-query associative recall; by
+    default, one token says both the key and its value."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""

@@ -47,7 +47,7 @@ def read_stream(folder: Path) -> Stream:
     stream, S = run.recall.stream, run.train.model.segment_len
     if stream.value_tokens:
         raise UserError(
-            f"{folder} has values of tokens of their own, which --show can't show; see its report."
+            f"{folder} was trained with --value-tokens, which --show doesn't know; read its report."
         )
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(stream, 1, S, CLAIMING_SEED + run.train.seed)

@@ -3,8 +3,8 @@
 A token either sets a key to a value, or asks for a key; after a question, the model must predict the value
 that was last set for that key. Keys are set again all the time, so weights can't learn the answers, and the
 key of a question doesn't show how long ago it was set. This distance is known for each question. With
-``value_tokens``, a value follows its key in tokens of its own, and the answer has as many (multi-query
-associative recall, as in Arora et al. 2023, arXiv 2312.04927, but on an endless stream).
+``value_tokens``, a value follows its key in tokens of its own, and the answer has as many, which are not read
+(multi-query associative recall, as in Arora et al. 2023, arXiv 2312.04927, but on an endless stream).
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,8 @@ class RecallStream(Checked):
 
     Token ids: first the values, which are only targets and never inputs; then, for each pair of a key and a
     value, the token that sets it, all values of a key together; then, for each key, the token that asks for
-    it. With ``value_tokens``, the values are inputs too, and each key has one token that sets it.
+    it. With ``value_tokens``, the values are inputs too, each key has one token that sets it, and the last id
+    stands after a question, in place of its answer.
     """
 
     keys: Count = 16
@@ -49,10 +50,21 @@ class RecallStream(Checked):
     value_tokens: Annotated[int, Range(1, 16)] | None = None
     """The number of tokens of a value after its key; None: the token that sets a key says the value too."""
 
+    def __post_init__(self) -> None:
+        """Raise UserError for settings out of range, and for more values than 63 bits can number."""
+        super().__post_init__()
+        if self.values ** (self.value_tokens or 1) >= 2**63:
+            raise UserError(
+                f"{self.values} values in each of value_tokens={self.value_tokens} are too many to be drawn; "
+                "use fewer of either."
+            )
+
     @property
     def vocab_size(self) -> int:
         """The number of different tokens: values, those that set a key, and those that ask for one."""
-        return self.values + self.keys * (1 if self.value_tokens else self.values) + self.keys
+        if self.value_tokens:
+            return self.values + 2 * self.keys + 1
+        return self.values + self.keys * self.values + self.keys
 
     @property
     def chance(self) -> float:
@@ -105,7 +117,8 @@ def recall_segments(
         ask_token = stream.values + stream.keys * (1 if n else stream.values) + asked
         inputs = np.where(sets, set_token, ask_token)
         targets = np.where(sets, IGNORED, answer)
-        distances = np.where(sets, NOTHING, (position[:, None] - set_at) * width)
+        # To the token of the value, which with ``value_tokens`` is the one after its key.
+        distances = np.where(sets, NOTHING, (position[:, None] - set_at) * width - bool(n))
         if n:
             inputs, targets, distances = with_values(stream, inputs, np.where(sets, value, answer), distances)
         parts = (torch.from_numpy(x).split(segment_len) for x in (inputs, targets, distances))
@@ -117,15 +130,16 @@ def recall_segments(
 def with_values(
     stream: RecallStream, keys: np.ndarray, values: np.ndarray, distances: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and distances ``[S·(1 + n), B]`` where the n tokens of each of ``values [S, B]`` follow
-    the token of its key, of ``keys [S, B]``: those of an answer are to be predicted, one after the other, at
-    the same of ``distances [S, B]``."""
-    places = range(stream.value_tokens or 0)
-    tokens = [values // stream.values**i % stream.values for i in places]  # [S, B] each
+    """Inputs, targets and distances ``[S·(1 + n), B]`` of pairs ``[S, B]``: after a token of ``keys`` come
+    the n tokens of its value, or after a question as many that say nothing. The answer is predicted from
+    the question on; each token of it has the distance of its pair, of ``distances [S, B]``."""
+    n = stream.value_tokens or 0
+    tokens = [values // stream.values**i % stream.values for i in range(n)]  # [S, B] each
     asked = distances != NOTHING
-    predicted = [np.where(asked, token, IGNORED) for token in tokens]
-    ignored, nothing = (np.full_like(distances, value) for value in (IGNORED, NOTHING))
-    rows = (keys, *tokens), (*predicted, ignored), (*(distances for _ in places), nothing)
+    silent, ignored, nothing = (np.full_like(keys, x) for x in (stream.vocab_size - 1, IGNORED, NOTHING))
+    read = [np.where(asked, silent, token) for token in tokens]
+    predicted = [np.where(asked, token, ignored) for token in tokens]
+    rows = (keys, *read), (*predicted, ignored), (*[distances] * n, nothing)
     inputs, targets, ago = (np.stack(row, axis=1).reshape(-1, keys.shape[1]) for row in rows)
     return inputs, targets, ago
 

@@ -190,7 +190,7 @@ class StridedCompression(PoolingCompression):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return by_slot(mem, self.compression_rate)[:, -1]
+        return by_slot(mem, self.compression_rate)[:, -1].clone()  # a view would keep all
 
 
 class MostUsedCompression(PoolingCompression):

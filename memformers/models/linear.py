@@ -45,10 +45,11 @@ def joined_linear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor) -
     """``F.linear`` of ``first [m, B, in]``, then of ``second [s, B, in]``: ``[m + s, B, out]``. On CPU, both
     are written to where they belong: to join them afterwards takes 3 % of a training step."""
     how = weight, bias
-    if not has_values(first) or is_transformed(second, *how):
+    # In a transformation there is no rule for a function of our own, whatever it is of.
+    if not has_values(first) or torch._C._are_functorch_transforms_active() or is_transformed(second, *how):
         return torch.cat((F.linear(first, *how), F.linear(second, *how)))
     maps = [how]
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") and second.dtype != torch.float64:
         dtype = torch.get_autocast_dtype("cpu")
         first, second = first.to(dtype), second.to(dtype)
         # As autocast does, which casts a parameter once, and all else for each product.
@@ -73,14 +74,16 @@ class JoinedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of what ``forward`` takes."""
-        (*xs, _, _), weights = ctx.saved_tensors, ctx.saved_tensors[2:]
-        parts = [part.flatten(0, 1) for part in grads[0].split([len(x) for x in xs])]
-        of_xs = [
-            (part @ weight).view_as(x) if needed else None
-            for x, weight, part, needed in zip(xs, weights, parts, ctx.needs_input_grad, strict=False)
+        first, second, *weights = ctx.saved_tensors
+        xs, needed = (first, second), ctx.needs_input_grad
+        parts = [part.reshape(-1, part.shape[-1]) for part in grads[0].split([len(x) for x in xs])]
+        found: list[Tensor | None] = [
+            (parts[i] @ weights[i]).view_as(x) if needed[i] else None for i, x in enumerate(xs)
         ]
-        of_maps = [(part.T @ x.flatten(0, 1), part.sum(0)) for x, part in zip(xs, parts, strict=True)]
-        return *of_xs, *of_maps[0], *of_maps[1]
+        for i, x in enumerate(xs):
+            found.append(parts[i].T @ x.flatten(0, 1) if needed[2 + 2 * i] else None)
+            found.append(parts[i].sum(0) if needed[3 + 2 * i] else None)
+        return tuple(found)
 
 
 def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from memformers.models import positions as positions_module
 from memformers.models.linear import joined_linear
 from memformers.models.positions import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
-from tests.texts import EXACT, tokens
+from tests.texts import EXACT, same, tokens
 
 
 @pytest.mark.usefixtures("float64")
@@ -147,26 +147,39 @@ def test_the_gate_is_that_of_the_paper():
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)
 
 
-@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "lower"), [(torch.float64, True), (torch.float32, False), (torch.float32, True)]
+)
 @pytest.mark.parametrize(("m", "folded"), [(0, True), (5, True), (5, False)])
-def test_two_products_written_into_one_tensor_have_the_bits_of_joined_ones(m, folded, precision):
-    dtype = torch.promote_types(precision, torch.float32)
+def test_two_products_written_into_one_tensor_have_the_bits_of_joined_ones(m, folded, dtype, lower):
     sizes = (m, 3, 7), (3, 4, 7), (2, 7), (2,)
     given = [torch.randn(size, dtype=dtype, requires_grad=True) for size in sizes]
     first, second, weight, bias = given
     if folded:
         weight, bias = weight * 2, bias + 1
     second = second.transpose(0, 1)[:, :3]  # [s, B, in], not contiguous, which F.linear rounds in another way
-    second = second if precision == torch.float64 else second.contiguous()
-    with torch.autocast("cpu", enabled=precision == torch.bfloat16):
+    second = second if dtype == torch.float64 else second.contiguous()
+    with torch.autocast("cpu", enabled=lower):
         joined = joined_linear(first, second, weight, bias)
         apart = torch.cat([F.linear(x, weight, bias) for x in (first, second)])
     grad = torch.randn_like(joined)
     assert torch.equal(joined, apart)
     found, wanted = (torch.autograd.grad(out, given, grad, retain_graph=True) for out in (joined, apart))
     assert all(map(torch.equal, found, wanted))
-    if precision == torch.float64:
-        fresh = [x.detach().requires_grad_() for x in (first, second, weight, bias)]
-        torch.autograd.gradgradcheck(joined_linear, fresh)
-        mapped = torch.func.vmap(joined_linear, (None, None, 0, None))(*fresh[:2], weight[None], bias)
-        torch.testing.assert_close(mapped[0], joined)
+    batched = torch.autograd.grad(joined, given[:2], grad[None], retain_graph=True, is_grads_batched=True)
+    assert all(torch.equal(one[0], all_) for one, all_ in zip(batched, wanted, strict=False))
+
+
+@pytest.mark.usefixtures("float64")
+def test_joined_products_have_second_derivatives_and_transformations_and_ask_frozen_maps_for_nothing():
+    given = [torch.randn(size, requires_grad=True) for size in ((2, 3, 4), (3, 3, 4), (5, 4), (5,))]
+    torch.autograd.gradgradcheck(joined_linear, given)
+    wanted = joined_linear(*given)
+    shifted = torch.func.vmap(lambda x: joined_linear(*given) + x)(torch.arange(2.0))
+    same(
+        torch.func.vmap(joined_linear, (None, None, 0, None))(*given[:2], given[2][None], given[3]), [wanted]
+    )
+    same(shifted, [wanted, wanted + 1])
+    first, second, *maps = (x.detach() for x in given)
+    (alone,) = torch.autograd.grad(joined_linear(first, second.requires_grad_(), *maps).sum(), second)
+    same([alone], [maps[0].sum(0).expand_as(second)])
