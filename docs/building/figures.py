@@ -6,13 +6,14 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from docs.building.other_tables import AGENTS, COMPRESSIONS, MAZES, MEMORIES, of_file
 from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
 from docs.building.recall_tables import MODELS, STREAMS, in_slots
-from docs.building.results import mean, rows, seeds, stored, verdicts
-from docs.building.text_tables import DISTANCES, SHAKESPEARE, SWAPPED
+from docs.building.results import about, mean, rows, seeds, stored, verdicts
+from docs.building.text_tables import DISTANCES, FAR, SHAKESPEARE, SWAPPED
 from memformers.common.intervals import Mean, paired
 
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
@@ -98,9 +99,10 @@ def slots() -> Figure:
 
 
 def long_text() -> Figure:
-    """What memories save by the budget of the training, and by how far back a word last began."""
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """What memories save by the budget of the training, and by how far back a word last began; and one head
+    that looks far, beside three that look near: what it saves, and where it looks; a line is a seed."""
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+    (left, right), (low_left, low_right) = figure.subplots(2, 2)
     for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
         gains = [
             (tokens, paired(*(seeds("text", a, f"bits per byte, {tokens:,} tokens") for a in ("none", arm))))
@@ -122,11 +124,37 @@ def long_text() -> Figure:
         xlabel="tokens since the word last began",
         ylabel="nats per token saved",
     )
-    right.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
-    for axes in (left, right):
+    far_head(low_left, low_right)
+    for axes in (right, low_left):
+        axes.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
+    for axes in (left, right, low_left):
         axes.axhline(0, color=GREY, linewidth=0.8)
     key(figure, MODELS, ["Transformer-XL, 256 positions", "Compressive, 64 positions and 192 slots"])
     return figure
+
+
+def far_head(left: Axes, right: Axes) -> None:
+    """What one head that looks far saves from each seed, by how far back a word last began; and how much of
+    its attention goes farther than the other heads can look."""
+    looks = about("text_heads")["arms"]["64 positions, 832 in one head"]["attention"]
+    for (arm, *_), style in zip(FAR, ("-", ":"), strict=True):
+        both = [[seeds("text_heads", name, d) for d in DISTANCES] for name in ("xl-256", arm)]
+        for seed in both[1][0]:
+            saved = [base[seed] - ours[seed] for base, ours in zip(*both, strict=True)]
+            left.plot(saved, style, color=INK, linewidth=1, marker="o", markersize=3)
+    for found in looks.values():
+        beyond = [
+            100 * sum(share for edge, share in zip(found["nearest"], layer[-1], strict=True) if edge >= 64)
+            for layer in found["by_distance"]
+        ]
+        right.plot(range(1, len(beyond) + 1), beyond, color=INK, linewidth=1, marker="o", markersize=3)
+    left.set(
+        title="832 in one head (dotted: in one layer), against 256",
+        xlabel="tokens since the word last began",
+        ylabel="nats per token saved",
+    )
+    right.set(title="attention of that head beyond 64 positions", xlabel="layer", ylabel="%", ylim=(0, 100))
+    right.set_xticks(range(1, len(beyond) + 1))
 
 
 def tiny_shakespeare() -> Figure:

@@ -28,6 +28,7 @@ from docs.building.recall_tables import both_losses, reach, slot_settings, slots
 from docs.building.results import experiments
 from docs.building.source import ROOT, excerpt
 from docs.building.text_tables import (
+    far_memory,
     growth,
     long_text,
     longer_training,
@@ -44,6 +45,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 TABLES: dict[str, Callable[..., str]] = {
     "reach": reach, "slots": slots, "slot_settings": slot_settings, "both_losses": both_losses,
     "long_text": long_text, "text_distances": text_distances, "text_variants": text_variants,
+    "far_memory": far_memory,
     "longer_training": longer_training, "tiny_shakespeare": tiny_shakespeare, "growth": growth,
     "recipes": recipes, "compression": compression, "gates": gates, "agents": agents, "memories": memories,
     "large_text": large_text, "data": data, "commands": commands, "file": of_file,

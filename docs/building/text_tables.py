@@ -8,6 +8,8 @@ from memformers.report.markdown import DASH, number, table
 UPPER = (("xl-upper", "192 positions, 320 in the upper layers", "192 positions, 320 in the upper two layers"),
          ("most-positions-upper", "192 positions, 128 slots in the upper layers",
           "192 positions, slots in the upper two layers"))  # fmt: skip
+FAR = (("head-832", "832 in one head of four", "832 in one head"),
+       ("xl-last", "832 in the last layer", "832 in the last layer"))  # fmt: skip
 EVERYWHERE = ("xl-256", "256 positions in every layer", "256 positions")
 TEXTS = (
     ("Python", "text", (
@@ -20,6 +22,8 @@ TEXTS = (
         "most-positions-upper-c2", "the same, slots of 2 positions",
         "192 positions, slots in the upper two layers, c = 2"))),
     ("Prose (RFCs)", "text_rfc", (EVERYWHERE, *UPPER)),
+    ("Python, a third collection", "text_heads", (
+        EVERYWHERE, *((arm, *(f"64 positions, {long}" for long in longs)) for arm, *longs in FAR))),
 )  # fmt: skip
 """Texts; arms, as a page shows them, and their labels in the files."""
 
@@ -61,6 +65,22 @@ def longer_training() -> str:
         loss = mean(seeds(f"text_longer{part}", arm, "bits per byte, 24,000,000 tokens"))
         body.append([shown, cost(keys, state(keys * 4, 128)), bits(loss)])
     return table(["memory", "keys · state", "bits per byte"], body, numbers=True)
+
+
+def far_memory() -> str:
+    """Long memories for one head or one layer, by seed, over the whole text and by how far back a word last
+    began."""
+    of, base, body = "text_heads", "xl-256", []
+    numbers = sorted(seeds(of, base, COLUMN.measure))
+    for arm, shown, _ in FAR:
+        for measure in (COLUMN.measure, *DISTANCES[:-1]):
+            ours, theirs = (seeds(of, name, measure) for name in (arm, base))
+            found = [ours[seed] - theirs[seed] if seed in ours else None for seed in numbers]
+            each = [number(less, ".3f", signed=True) for less in found]
+            what = "bits per byte" if measure == COLUMN.measure else f"nats, {measure} back"
+            body.append([f"{shown}: {what}", *each, more_bits(paired(ours, theirs))])
+    head = ["minus 256 in every head", *(f"seed {seed}" for seed in numbers), "all"]
+    return table(head, body, numbers=True)
 
 
 DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047")

@@ -113,8 +113,9 @@ class MemoryWorth(ArmsCommand):
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
 
     def about(self, arm: ArmRuns) -> dict[str, Any]:
-        """Also the attention of its first run by layer, head and distance."""
-        return super().about(arm) | {ATTENTION: (arm.first.result or {}).get(ATTENTION)}
+        """Also the attention of each seed, by layer, head and distance."""
+        found = {seed: result[ATTENTION] for seed, result in arm.results.items() if result.get(ATTENTION)}
+        return super().about(arm) | {ATTENTION: found}
 
     def parts(self, tasks: Tasks) -> Parts:
         """The bits per byte after each budget; after the largest, the losses by how far back a word last

@@ -62,27 +62,29 @@ class JoinedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> Tensor:
-        """As [`joined_linear`][] has it."""
+        """As [`joined_linear`][] has it: ``[m + s, B, out]``."""
         xs, weights, biases = given[:2], given[2::2], given[3::2]
-        m, s, B, out = len(xs[0]), len(xs[1]), xs[1].shape[1], len(weights[0])
+        ctx.m, m, s, B, out = len(xs[0]), len(xs[0]), len(xs[1]), xs[1].shape[1], len(weights[0])
         joined = xs[1].new_empty(m + s, B, out)
         for x, weight, bias, part in zip(xs, weights, biases, joined.split((m, s)), strict=True):
             torch.addmm(bias, x.flatten(0, 1), weight.T, out=part.view(-1, out))
-        ctx.save_for_backward(*xs, *weights)
+        of_xs, of_maps = ctx.needs_input_grad[:2], ctx.needs_input_grad[2::2]
+        kept = (*zip(xs, of_maps, strict=True), *zip(weights, of_xs, strict=True))
+        ctx.save_for_backward(*(x if needed else None for x, needed in kept))
         return joined
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of what ``forward`` takes."""
+        """The gradients of what ``forward`` takes, from that of its output, ``[m + s, B, out]``."""
         first, second, *weights = ctx.saved_tensors
-        xs, needed = (first, second), ctx.needs_input_grad
-        parts = [part.reshape(-1, part.shape[-1]) for part in grads[0].split([len(x) for x in xs])]
-        found: list[Tensor | None] = [
-            (parts[i] @ weights[i]).view_as(x) if needed[i] else None for i, x in enumerate(xs)
-        ]
-        for i, x in enumerate(xs):
-            found.append(parts[i].T @ x.flatten(0, 1) if needed[2 + 2 * i] else None)
-            found.append(parts[i].sum(0) if needed[3 + 2 * i] else None)
+        (grad,), needed, found = grads, ctx.needs_input_grad, list[Tensor | None]()
+        lengths, B, out = (ctx.m, len(grad) - ctx.m), *grad.shape[1:]
+        parts = [part.reshape(-1, out) for part in grad.split(lengths)]
+        for n, part, weight in zip(lengths, parts, weights, strict=True):
+            found.append(None if weight is None else (part @ weight).reshape(n, B, weight.shape[1]))
+        for i, (part, x) in enumerate(zip(parts, (first, second), strict=True)):
+            found.append(None if x is None else part.T @ x.flatten(0, 1))
+            found.append(part.sum(0) if needed[3 + 2 * i] else None)
         return tuple(found)
 
 

@@ -42,6 +42,17 @@ def test_what_memory_saves_of_python_source_is_a_paired_difference():
     assert f"saves {saved.mean:.3f} of {mean(none).mean:.3f} bits per byte" in HOME
 
 
+def test_what_one_long_layer_saves_is_a_paired_difference():
+    base, last = (
+        seeds("text_heads", arm, "bits per byte, 6,400,000 tokens") for arm in ("xl-256", "xl-last")
+    )
+    saved = paired(base, last)
+    assert saved.leaves_out_zero
+    said = f"{saved.mean:.3f} ± {saved.half_width:.3f} more"
+    assert said in README
+    assert said in HOME
+
+
 @pytest.mark.parametrize(
     ("experiment", "band"), [("recall_three_layers", "192 – 384"), ("recall_far", "512 – 2048")]
 )

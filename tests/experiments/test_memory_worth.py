@@ -71,7 +71,8 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     assert found["made"]["name"] == "128"
     assert found["arms"]["no memory"]["state per stream"] == 0 < found["arms"]["mine"]["state per stream"]
     assert row["bits per byte, 128 tokens"]["mean"] == pytest.approx(sum(gains) / 2)
-    for layer in found["arms"]["mine"]["attention"]["by_distance"]:
+    assert {*found["arms"]["mine"]["attention"]} == {"0", "1"}
+    for layer in found["arms"]["mine"]["attention"]["1"]["by_distance"]:
         assert [sum(head) for head in layer] == pytest.approx([1.0] * program.BASE.model.heads)
     assert (out / "figures/memory-worth.svg").is_file()
     (out / "report.md").unlink()
