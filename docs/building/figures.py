@@ -149,7 +149,7 @@ def far_head(left: Axes, right: Axes) -> None:
         ]
         right.plot(range(1, len(beyond) + 1), beyond, color=INK, linewidth=1, marker="o", markersize=3)
     left.set(
-        title="832 in one head (dotted: in one layer), against 256",
+        title="832 in one head (dotted: one layer)",
         xlabel="tokens since the word last began",
         ylabel="nats per token saved",
     )
