@@ -38,11 +38,9 @@ METHOD = (
     "each task, with its settings and curves, is in the folder of its name."
 )
 COSTS = {
-    "keys per layer, without the segment's": "keys",
-    "state per stream": "state_bytes",
-    "attention operations per token": "attention_operations",
-    "parameters": "parameters",
-}
+    "keys per layer, without the segment's": "keys", "state per stream": "state_bytes",
+    "attention operations per token": "attention_operations", "parameters": "parameters",
+}  # fmt: skip
 """What a memory costs, by the names of the report's table, and as a run's facts name it."""
 Tasks = Mapping[str, Sequence[ArmRuns]]
 """The arms of each task that has begun, by its name."""

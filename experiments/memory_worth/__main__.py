@@ -105,9 +105,8 @@ class MemoryWorth(ArmsCommand):
             group, names = word_groups(distances, EDGES)
             found = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
             found[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
-            attention = attention_distribution(model, tokens, documents=held_out, segments=4)
-            measured = {"documents": len(reading.lengths), DISTANCE: found, ATTENTION: attention}
-            write_json(run.folder / MEASURED, measured)
+            looks = {ATTENTION: attention_distribution(model, tokens, documents=held_out, segments=4)}
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found, **looks})
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}

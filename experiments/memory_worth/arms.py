@@ -63,9 +63,8 @@ HEADS = listed({
     "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "head-1984": ("64 positions, 1,984 in one head", f"{XL}=64,64,64,1984", "head-832"),
 })  # fmt: skip
-"""The mean over heads and layers is 256 keys; a head with 448 positions and 384 slots reaches 1,984 or, with
-c = 16, 6,592 positions. One arm has as many in all heads of one layer; the last one has these 1,984 positions
-as they are: the most that such slots could be worth."""
+"""The mean over heads and layers is 256 keys. 448 positions and 384 slots reach 1,984 or, with c = 16, 6,592
+positions; the last arm has these 1,984 as they are: the most that such slots could be worth."""
 VARIANTS = listed({
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
     "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),

@@ -1,1 +1,0 @@
-"""What memory is worth on a long text, by budget and by distance."""
