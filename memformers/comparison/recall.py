@@ -4,14 +4,14 @@ asks for them."""
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range, changed, check_fields
+from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings
 from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
-from memformers.data.recall_stream import RecallStream
+from memformers.data.recall_stream import RecallStream, ValueTokens
 from memformers.models.config import ModelConfig
 from memformers.runs.plan import Arm
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
@@ -158,7 +158,7 @@ class RecallConfig:
     """The number of threads of each training run. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
-    value_tokens: Annotated[int, Range(1, 16)] | None = None
+    value_tokens: ValueTokens = None
     """How many tokens a value has, after the token of its key, as in multi-query associative recall; by
     default, one token says both the key and its value."""
 

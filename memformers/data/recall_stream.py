@@ -26,6 +26,7 @@ NOTHING = -1
 """The distance of positions without a question."""
 NEVER = -(2**62)
 """The time at which a key was set that was never set."""
+ValueTokens = Annotated[int, Range(1, 16)] | None
 FOREVER = 2**61
 """A limit above all distances, and below the distance of a key that was never set."""
 
@@ -47,7 +48,7 @@ class RecallStream(Checked):
     set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
     """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
     positions old when it is set again, ``1 + value_tokens`` times as many if it has its own."""
-    value_tokens: Annotated[int, Range(1, 16)] | None = None
+    value_tokens: ValueTokens = None
     """The number of tokens of a value after its key; None: the token that sets a key says the value too."""
 
     def __post_init__(self) -> None:

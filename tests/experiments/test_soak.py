@@ -20,7 +20,7 @@ def test_a_text_has_the_size_that_was_asked_for_and_is_utf_8(size, tmp_path):
     assert "þ" in raw.decode()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil tells the PSS of a process on Linux only")
 def test_the_memory_of_a_process_is_what_it_holds():
     before, held = in_ram(os.getpid()), bytearray(os.urandom(2**20) * 64)
     assert in_ram(os.getpid()) - before == pytest.approx(len(held), rel=0.1)
@@ -33,7 +33,7 @@ def test_each_interval_has_a_fault_and_each_kind_as_many():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="a rank's process is found in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil limits the files of a process on Linux only")
 def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
     arguments = ["--steps", 45, "--every", 15, "--out", tmp_path / "soak.md"]
     ended = run_module("experiments.soak", *arguments)
