@@ -138,9 +138,21 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Copy the notebooks that their pages offer for download."""
+    """Copy the notebooks that their pages offer for download, and mend the search.
+
+    lunr compares the nodes of its index by their edges, written without a separator: an edge "1" to node 234
+    and the edges "1" to 2 and "3" to 4 are both "1234". So words with digits made words that no page has, and
+    what begins like them found nothing.
+    """
+    site = Path(config.site_dir)
     for notebook in (ROOT / "experiments/notebooks").glob("*.ipynb"):
-        shutil.copyfile(notebook, Path(config.site_dir) / "notebooks" / notebook.name)
+        shutil.copyfile(notebook, site / "notebooks" / notebook.name)
+    (worker,) = site.glob("assets/javascripts/workers/search.*.js")
+    ambiguous, separated = "e=e+s+o.id}", 'e=e+s+o.id+","}'
+    code = worker.read_text(encoding="utf-8")
+    if ambiguous not in code:
+        raise PluginError(f"{worker.name} has no {ambiguous} to mend; see whether its lunr still needs it")
+    worker.write_text(code.replace(ambiguous, separated), encoding="utf-8")
 
 
 def unbroken(code: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
@@ -207,9 +208,10 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
         "dashboard": "dashboard",
         "learning rate": "how-to/train",
     }
-    asked = [*guides, *questions, "truncate_memory", "MemoryLM"]
+    asked = [*guides, *questions, *ascii_lowercase, "truncate_memory", "MemoryLM"]
     command = ["node", ROOT / "tests/docs/search.js", *files, *asked]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert all(found.pop(letter) for letter in ascii_lowercase)  # words of every beginning are in the index
     assert found.pop("truncate_memory")[0] == "api/memformers.models.memory_update.html"
     assert "api/MemoryLM.html" in found.pop("MemoryLM")
     for question, page in questions.items():  # a newcomer's, each answered by one of the first pages
