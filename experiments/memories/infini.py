@@ -24,6 +24,7 @@ from torch.nn.functional import elu
 
 from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
 from memformers.kernels.dispatch import relative_attention
+from memformers.models.attention import Reads
 from memformers.models.config import NetworkConfig
 
 
@@ -36,7 +37,7 @@ class InfiniLayer(TransformerXLLayer):
 
     def attend(
         self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None,
-        reads: Sequence[int] | None = None,
+        reads: Reads = None,
     ) -> Tensor:  # fmt: skip
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""

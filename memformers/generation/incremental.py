@@ -16,6 +16,7 @@ from memformers.kernels.dispatch import KernelName, relative_attention
 from memformers.models import base, custom_memory, documents, layers
 from memformers.models.attention import (
     BY_DISTANCE,
+    Divided,
     Heads,
     RelativeMultiHeadAttention,
     grouped,
@@ -29,9 +30,9 @@ from memformers.models.memory import Memory, check_memory
 
 @dataclass(frozen=True)
 class HeadCache:
-    """Keys and values that some heads of a layer read, of compressed memory, memory and running segment, in
-    order of time. Keys and distances are transposed, since a row times a plain matrix is fast everywhere, in
-    every precision."""
+    """Keys and values that some heads of a layer read, of compressed memory (or of the positions that heads
+    divide), memory and running segment, in order of time. Keys and distances are transposed, since a row
+    times a plain matrix is fast everywhere, in every precision."""
 
     heads: Heads
     terms: dict[str, Any]
@@ -39,6 +40,7 @@ class HeadCache:
     key: Tensor  # [B, h, E, C + M + S]
     value: Tensor  # [B, h, C + M + S, E]
     hidden: int = 0  # how many older keys the layer has, which other heads read
+    divided: Callable[[Tensor], Tensor] | None = None  # from an index of the layer's keys to that of these
 
     def attend(
         self,
@@ -57,6 +59,7 @@ class HeadCache:
         first = 0 if window is None else max(begin + 1 - window, 0)
         key, value = self.key[..., first:end], self.value[:, :, first:end]
         terms = {n: x[..., first - end :] if n in BY_DISTANCE else x for n, x in self.terms.items()}
+        key_start = self.divided(key_start) if self.divided and key_start is not None else key_start
         key_start = None if key_start is None else (key_start - self.hidden - first).clamp(min=0)
         if alone:  # what the naive kernel computes, by products of rows with plain matrices
             (B, H, E, K), u, v, s = key.shape, terms["u"], terms.get("v"), terms.get("s")
@@ -154,6 +157,10 @@ class Stepper:
         self.caches: list[LayerCache] = []  # none where the segment is read again with each step
         with base.eval_mode(model):
             plain = all(is_plain(layer.self_attn, RelativeMultiHeadAttention) for layer in each)
+            # With segments of another length, each divides the positions anew.
+            plain = plain and not any(
+                x.divided and self.config.segment_len % x.divided_by for x in self.sizes
+            )
             keeps_keys = plain and self.transformer.keeps_keys and not self.slides
             for layer, own in zip(each if keeps_keys else (), self.sizes, strict=keeps_keys):
                 attention = layer.self_attn
@@ -189,16 +196,28 @@ class Stepper:
             for group, spare in zip(cache.groups, self.spare[i].groups, strict=True):
                 m, c = own.of_group(group.heads, M, C)
                 new_m, new_c = own.of_group(group.heads, new_M, new_C)
+                projected, hidden, first = (key, value), new_M + new_C - new_m - new_c, None
+                if own.divided:  # what heads divide is read as slots are, but made of keys
+                    reads, H = Divided(own.mem_len - own.divided), own.divided_by
+                    (m, c), (new_m, new_c) = (
+                        (min(x, reads.newest), reads.split(x, H)[1]) for x in (M, new_M)
+                    )
+                    hidden, first = 0, partial(reads.first_seen, before=new_M, heads=H)
+                    if keeps:
+                        left = slice(c, c + m + S - new_m)
+                        projected, reads = (group.key[..., left].mT, group.value[:, :, left]), Divided(0)
+                    before = projected[0].shape[2]
+                    projected = reads.of_heads(projected[0], before), reads.of_heads(projected[1], before)
+                    n = projected[0].shape[2]
                 made = min(n, new_c) if keeps else new_c + new_m  # the newest of what is projected
                 old_slots, old_positions = (new_c - made, new_m) if keeps else (0, 0)
                 slots, recent = slice(c - old_slots, c), slice(c + m + S - old_positions, c + m + S)
-                newest = key[:, group.heads, len(new) - made :], value[:, group.heads, len(new) - made :]
+                newest = tuple(x[:, group.heads, x.shape[2] - made :] for x in projected)
                 rest = value.new_zeros(1).expand(*group.value.shape[:2], S, group.value.shape[3])
                 keys = group.key[..., slots], newest[0].mT, group.key[..., recent], rest.mT
                 values = group.value[:, :, slots], newest[1], group.value[:, :, recent], rest
                 cached = joined(keys, 3, spare.key), joined(values, 2, spare.value)
-                hidden = new_M + new_C - new_m - new_c
-                groups.append(replace(group, key=cached[0], value=cached[1], hidden=hidden))
+                groups.append(replace(group, key=cached[0], value=cached[1], hidden=hidden, divided=first))
                 # Of the caches and not of the memory, which has lost what is hidden and not finite.
                 checked += newest if self.finite else cached
             caches.append(replace(cache, groups=tuple(groups)))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -25,8 +26,41 @@ BY_DISTANCE = ("r", "s")
 """The kernel's terms that have a column for each distance."""
 Heads = slice | list[int]
 """Some heads of a layer."""
-Reads = Sequence[int] | None
-"""How many of the newest keys before the segment each head reads; None where all read all."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Which keys before a segment a head reads, where all read the ``newest`` and divide those before: of H
+    successive ones, counted from the newest, head h reads place h. Fewer than H oldest ones are not read."""
+
+    newest: int
+
+    def split(self, before: int, heads: int) -> tuple[int, int]:
+        """Of the ``before`` keys before the segment: how many are not read, and how many a head reads of
+        those that ``heads`` divide."""
+        n, unread = divmod(max(before - self.newest, 0), heads)
+        return unread, n
+
+    def of_heads(self, x: Tensor, before: int) -> Tensor:
+        """What each head reads of ``x [B, H, K, E]``, whose first ``before`` keys are before the segment:
+        ``[B, H, k, E]``."""
+        unread, n = self.split(before, H := x.shape[1])
+        old, new = x[:, :, unread : unread + n * H], x[:, :, unread + n * H :]
+        own = old.unflatten(2, (n, H)).diagonal(dim1=1, dim2=3)  # [B, n, E, H]
+        return torch.cat((own.permute(0, 3, 1, 2), new), dim=2)
+
+    def first_seen(self, key_start: Tensor, before: int, heads: int) -> Tensor:
+        """``key_start [B, S]`` among the keys that a head reads: of a document, H positions are seen where
+        all are."""
+        unread, n = self.split(before, heads)
+        place = key_start - unread
+        return torch.where(
+            place < n * heads, (place.clamp(min=0) + heads - 1) // heads, place - n * (heads - 1)
+        )
+
+
+Reads = Sequence[int] | Divided | None
+"""How many of the newest keys before the segment each head reads, or [`Divided`][]; None if all read all."""
 Project = Callable[[Heads, int], tuple[Tensor, Tensor]]
 """The keys and values ``[B, h, k, E]`` of h heads, for the newest k keys."""
 
@@ -117,6 +151,11 @@ class RelativeMultiHeadAttention(nn.Module):
         """
         self._check_shapes(query, key, value, reads)
         query, key, value = self.query(query), self.by_head(self.key(key)), self.by_head(self.value(value))
+        mask, key_start = checked(mask, key_start, len(query), key.shape[2], query.shape[1])
+        if isinstance(reads, Divided):
+            before = key.shape[2] - len(query)
+            mask, key_start = self.divided_bounds(reads, mask, key_start, before)
+            key, value, reads = reads.of_heads(key, before), reads.of_heads(value, before), None
 
         def project(heads: Heads, k: int) -> tuple[Tensor, Tensor]:
             return key[:, heads, -k:], value[:, heads, -k:]
@@ -139,8 +178,8 @@ class RelativeMultiHeadAttention(nn.Module):
         x, past = layer_norm_no_affine(norm, x), layer_norm_no_affine(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
+        mask, key_start = checked(mask, key_start, len(x), len(past) + len(x), x.shape[1])
         if mask is None and reads is None and self._worth_absorbing(x, past):
-            _, key_start = checked(None, key_start, len(x), len(past) + len(x), x.shape[1])
             # All keys have one bias, which changes no softmax; all values have one, which is added once.
             maps = [rearrange(weight, "(h e) d -> h e d", h=self.heads) for weight, _ in (key_map, value_map)]
             terms = self.distance_terms(len(past) + len(x))
@@ -148,16 +187,24 @@ class RelativeMultiHeadAttention(nn.Module):
             attended = absorbed.relative_attention(self.by_head(query), past, x, *maps, **how)
             return self.output(rearrange(attended, "b h s e -> s b (h e)") + value_map[1])
 
+        H, older = self.heads, past[:0]
+        if isinstance(reads, Divided):
+            mask, key_start = self.divided_bounds(reads, mask, key_start, len(past))
+            unread, n = reads.split(len(past), H)
+            older, past, reads = past[unread : unread + n * H], past[unread + n * H :], None
+
         def project(heads: Heads, k: int) -> tuple[Tensor, Tensor]:
-            seen, both = past[len(past) + len(x) - k :], []
+            seen, both = past[max(len(past) + len(x) - k, 0) :], []
             for weight, bias in (key_map, value_map):
-                w = weight.unflatten(0, (self.heads, -1))[heads].flatten(0, 1)  # [h·E, D]
-                b = bias.unflatten(0, (self.heads, -1))[heads].flatten()
-                projected = joined_linear(seen, x, w, b)  # [k, B, h·E]
-                both.append(rearrange(projected, "k b (h e) -> b h k e", e=self.d_model // self.heads))
+                w, b = weight.unflatten(0, (H, -1)), bias.unflatten(0, (H, -1))  # [H, E, D], [H, E]
+                projected = joined_linear(seen, x, w[heads].flatten(0, 1), b[heads].flatten())  # [k, B, h·E]
+                if len(older):  # of each H positions, a head projects its own
+                    own = [F.linear(older[h::H], w[h], b[h]) for h in range(H)]  # [n, B, E] each
+                    projected = torch.cat((torch.cat(own, dim=-1), projected))
+                both.append(rearrange(projected, "k b (h e) -> b h k e", e=self.d_model // H))
             return both[0], both[1]
 
-        return self.attend(query, project, len(past) + len(x), mask, key_start, reads)
+        return self.attend(query, project, len(older) // H + len(past) + len(x), mask, key_start, reads)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
         """Whether to project the queries and not the memory: for a segment at most half as long as a head is
@@ -180,12 +227,12 @@ class RelativeMultiHeadAttention(nn.Module):
         K: int,
         mask: Tensor | None,
         key_start: Tensor | None,
-        reads: Reads,
+        reads: Sequence[int] | None,
     ) -> Tensor:
         """``forward`` of a projected ``query [S, B, D]``: ``[S, B, D]``. One kernel computes all heads that
-        read as many keys, which ``project`` gives, with values, for the newest k of all K."""
-        query, (S, B), kernel = self.by_head(query), query.shape[:2], self.kernel
-        mask, key_start = checked(mask, key_start, S, K, B)
+        read as many keys, which ``project`` gives, with values, for the newest k of all K. The bounds are
+        [`checked`][]."""
+        query, S, kernel = self.by_head(query), len(query), self.kernel
         terms, drop = self.distance_terms(K), self.dropout_prob if self.training else 0.0
         parts: list[Tensor] = []
         groups: list[Heads] = []
@@ -202,6 +249,15 @@ class RelativeMultiHeadAttention(nn.Module):
             groups.append(heads)
         return linear(self.output, rearrange(in_order(parts, groups), "b h s e -> s b (h e)"))
 
+    def divided_bounds(
+        self, reads: Divided, mask: Tensor | None, key_start: Tensor | None, before: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """A [`checked`][] ``mask [B or 1, 1, S, K]`` and ``key_start [B, S]``, of the keys of each head."""
+        if mask is not None:
+            by_key = mask.expand(-1, self.heads, -1, -1).mT  # [B or 1, H, K, S]
+            mask = reads.of_heads(by_key, before).mT
+        return mask, None if key_start is None else reads.first_seen(key_start, before, self.heads)
+
     def by_head(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
         return rearrange(x, "t b (h e) -> b h t e", h=self.heads)
@@ -216,6 +272,14 @@ class RelativeMultiHeadAttention(nn.Module):
         S, K = len(query), len(key)
         mask, key_start = checked(mask, key_start, S, K, query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
+        if isinstance(reads, Divided):
+            where = torch.arange(K, device=key.device).expand(1, self.heads, 1, K).mT  # [1, H, K, 1]
+            where = reads.of_heads(where, K - S).mT  # [1, H, 1, k]
+            mask, key_start = self.divided_bounds(reads, mask, key_start, K - S)
+            key = reads.of_heads(key, K - S)
+            bounds: dict[str, Any] = {"mask": mask, "key_start": key_start}
+            found = attention_probabilities(query, key, **self.distance_terms(key.shape[2]), **bounds)
+            return found.new_zeros(*found.shape[:3], K).scatter(3, where.expand_as(found), found)
         if reads is not None:
             mask = seen_by_heads(reads, S, K, key.device) & (True if mask is None else mask)
         terms = self.distance_terms(K)
@@ -242,6 +306,8 @@ class RelativeMultiHeadAttention(nn.Module):
         if len(key) < len(query):
             raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
         past = len(key) - len(query)
+        if isinstance(reads, Divided):
+            return
         if reads is not None and (len(reads) != self.heads or not all(0 <= n <= past for n in reads)):
             raise UserError(f"expected {self.heads} numbers of 0 to {past} keys as reads, got {reads}.")
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
 from memformers.models import documents
-from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.attention import Divided, Reads, RelativeMultiHeadAttention
 from memformers.models.config import NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer
 from memformers.models.memory import Memory, check_memory
@@ -209,13 +209,16 @@ class MemoryStack(nn.Module):
         return self.memory_layers[0].norm_ff.weight
 
 
-def keys_by_head(memory: Memory, sizes: Sizes | None, n_layers: int) -> list[tuple[int, ...] | None]:
-    """How many of the newest keys of ``memory`` each head reads, a layer; None where all read all."""
-    if not sizes or not any(own.heads for own in sizes):
+def keys_by_head(memory: Memory, sizes: Sizes | None, n_layers: int) -> list[Reads]:
+    """Which keys of ``memory`` each head reads, a layer; None where all read all."""
+    if not sizes or not any(own.heads or own.divided for own in sizes):
         return [None] * n_layers
-    lengths = zip(sizes, memory.lengths(n_layers), strict=True)
-    each = [own.of_heads(M, C) for own, (M, C) in lengths]
-    return [None if heads is None else tuple(map(sum, heads)) for heads in each]
+    found = list[Reads]()
+    for own, (M, C) in zip(sizes, memory.lengths(n_layers), strict=True):
+        newest, heads = own.mem_len - own.divided, own.of_heads(M, C)
+        divided = Divided(newest) if own.divided and newest < M else None
+        found.append(divided if heads is None else tuple(map(sum, heads)))
+    return found
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

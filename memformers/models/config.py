@@ -23,7 +23,7 @@ WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "strided", "mo
 """Compressions in which there is nothing to learn."""
 OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("mem_len", "tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
-    "same_length": ("transformer-xl",),
+    **dict.fromkeys(("same_length", "divided_len"), ("transformer-xl",)),
     **dict.fromkeys(("c_mem_len", "compression_rate", "bptt"), ("compressive",)),
     **dict.fromkeys(("compression", "compression_start", "compression_loss"), ("compressive",)),
 }
@@ -101,6 +101,9 @@ class NetworkConfig:
     one for each head (transformer-xl, compressive)."""
     same_length: bool = False
     """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
+    divided_len: Length | tuple[Length, ...] = 0
+    """How many positions before those of mem_len are remembered too, divided among the heads: each is read by
+    one head, in turn. A multiple of heads, for all layers or by layer (transformer-xl)."""
     c_mem_len: ByLayer = 64
     """Compressed memory length C, in slots; likewise for all, by layer or by head (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
@@ -137,7 +140,7 @@ class NetworkConfig:
         object.__setattr__(self, "own", own)
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
-        for name in ("mem_len", "c_mem_len", "compression_rate"):
+        for name in ("mem_len", "c_mem_len", "compression_rate", "divided_len"):
             self.of_layers(name)
         check_gate(self.gate, self.norm)
         check_used(self, self.model)
@@ -146,6 +149,7 @@ class NetworkConfig:
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
         if self.same_length and any(isinstance(own, tuple) for own in self.by_layer("mem_len")):
             raise UserError("same_length=True gives all heads one window; use a length for all heads.")
+        self.check_divided()
         sizes = kind.memory_sizes(self)
         fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
@@ -157,6 +161,19 @@ class NetworkConfig:
                 if isinstance(own, tuple) and len(set(own)) > 1 and not of_layer.heads:
                     raise UserError(f"{name}={own} is by head, which {self.model} doesn't know; give one.")
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
+
+    def check_divided(self) -> None:
+        """Raise UserError where heads can't divide positions among them as ``divided_len`` says."""
+        lengths = [N for N in self.of_layers("divided_len") if N]
+        wrong, use = "", f"use a multiple of heads={self.heads}"
+        if any(N % self.heads for N in lengths):
+            wrong = "has not as many positions for each head"
+        elif lengths and (
+            self.same_length or any(isinstance(own, tuple) for own in self.by_layer("mem_len"))
+        ):
+            wrong, use = "is for heads that all read mem_len", "leave out same_length and lengths by head"
+        if wrong:
+            raise UserError(f"divided_len={self.divided_len} {wrong}; {use}.")
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""

@@ -42,6 +42,10 @@ class MemorySizes(Checked):
     """How many of the newest keys a query sees, its own among them; None for all."""
     heads: tuple[tuple[int, int], ...] | None = None
     """M and C of each head, of which the layer remembers the longest; None where all heads read all."""
+    divided: Length = 0
+    """How many of the oldest of the M positions the heads divide among them: each is read by one."""
+    divided_by: Count = 1
+    """By how many heads."""
 
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
@@ -73,7 +77,7 @@ class MemorySizes(Checked):
     def keys(self) -> int:
         """The number of keys without the segment's, M + C; the mean over heads, rounded."""
         each = [M + C for M, C in self.heads or [(self.mem_len, self.c_mem_len)]]
-        return round(sum(each) / len(each))
+        return round(sum(each) / len(each)) - self.divided + self.divided // self.divided_by
 
     def of_heads(self, M: int, C: int) -> list[tuple[int, int]] | None:
         """How many of the newest of ``M`` positions and ``C`` slots each head reads; None where all read all.

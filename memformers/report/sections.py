@@ -27,9 +27,9 @@ ROUNDING = 0.03
 """The change of final losses, in bits per character, that rounding alone has made: the same sums in another
 order."""
 MAY_DIFFER = {
-    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
-    "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
-    "model.bptt",
+    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.divided_len",
+    "model.c_mem_len", "model.compression_rate", "model.compression", "model.compression_start",
+    "model.compression_loss", "model.bptt",
 }  # fmt: skip
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""

@@ -20,8 +20,8 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
 
 MAY_DIFFER = {
-    "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
-    "compression_loss",
+    "segment_len", "mem_len", "divided_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel",
+    "bptt", "compression_loss",
 }  # fmt: skip
 """Settings of a network in which a training may differ from the weights that it begins with."""
 

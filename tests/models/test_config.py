@@ -22,8 +22,8 @@ BAD = {
     "mem_len": (-1, True, (1, 2.0, 3, 4), [1, 2, 3, 4], 10**99), "c_mem_len": (-1, (1, -1, 0, 1)),
     "compression_rate": (0, (1, 1, 0, 1)), "bptt": (-1,),
 }  # fmt: skip
-UNUSED = {"same_length": True, "compression": "mean", "compression_start": "mean", "bptt": 1,
-          "compression_loss": "auto-encoding"}  # fmt: skip
+UNUSED = {"same_length": True, "divided_len": 8, "compression": "mean", "compression_start": "mean",
+          "bptt": 1, "compression_loss": "auto-encoding"}  # fmt: skip
 COMPRESSIVE = [
     ({"compression": "mean", "compression_start": "mean"}, "nothing to learn"),
     ({"compression": "max", "compression_loss": "auto-encoding"}, "nothing to learn"),

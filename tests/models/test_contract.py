@@ -36,6 +36,7 @@ CONFIGS = {
     "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"},
     "xl, by layer, gated": XL | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10},
     "xl, by head": XL | {"mem_len": ((2, 8, 2), (4, 4, 1)), "positions": "learned"},
+    "xl, divided": XL | {"mem_len": (3, 0), "divided_len": (6, 9), "positions": "learned"},
     "conv": COMPRESSIVE,
     "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
     "dilated, auto-encoding, by layer": COMPRESSIVE | DILATED | BY_LAYER,

@@ -1,4 +1,4 @@
-"""Lengths by head, against the definition: one kernel for all heads, with a mask for each."""
+"""Lengths by head and divided memory, against the definition: one head after the other."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from memformers import MemoryLM, MemorySizes, ModelConfig, Stepper
 from memformers.common.files import config_from_dict
 from memformers.kernels import naive
-from memformers.models.attention import RelativeMultiHeadAttention, seen_by_heads
+from memformers.models.attention import BY_DISTANCE, Divided, RelativeMultiHeadAttention
 from memformers.models.base import memory_facts
 from tests.builders import fill_zeros
 from tests.texts import gradients, same, tokens
@@ -21,37 +21,53 @@ CASES = {
     "slots by head": COMPRESSIVE | {"mem_len": ((3, 8, 0, 8), 6), "c_mem_len": ((0, 2, 0, 5), (0, 4, 4, 1))},
     "most-used": COMPRESSIVE | {"mem_len": ((2, 2, 2, 5),), "c_mem_len": ((0, 0, 0, 5),),
                                 "compression": "most-used"},
+    "divided": XL | {"mem_len": (3, 9), "divided_len": (16, 24), "segment_len": 8},
+    "divided, learned": XL | {"mem_len": (0, 5), "divided_len": (8, 0), "positions": "learned"},
 }  # fmt: skip
 each = pytest.mark.parametrize("name", CASES)
 
 
 def lm_of(name):
     sizes = {"vocab_size": 11, "d_model": 16, "heads": 4, "n_layers": 2, "d_ff": 16, "segment_len": 7}
-    return fill_zeros(MemoryLM(ModelConfig(**sizes, **CASES[name])))
+    return fill_zeros(MemoryLM(ModelConfig(**sizes | CASES[name])))
 
 
-def masked(attention, query, project, K, mask, key_start, reads):
-    """Attention as the definition has it, of all heads to all keys."""
-    query, (key, value) = attention.by_head(query), project(slice(0, attention.heads), K)
-    S = query.shape[2]
-    seen = seen_by_heads(reads or [K - S] * attention.heads, S, K, query.device)
-    terms = attention.distance_terms(K)
-    context = naive.relative_attention(query, key, value, **terms, mask=seen, key_start=key_start)
-    return attention.output(context.permute(2, 0, 1, 3).flatten(2))
+def head_by_head(attention, x, past, norm, mask, key_start, reads=None):
+    """Attention as the definitions have it: of each head, over a list of keys."""
+    z, S, H, before = norm(torch.cat((past, x))), len(x), attention.heads, len(past)
+    query, key, value = (attention.by_head(m(y)) for m, y in zip(
+        (attention.query, attention.key, attention.value), (z[before:], z, z), strict=True))  # fmt: skip
+    terms, found = attention.distance_terms(before + S), []
+    for h in range(H):
+        newest = before if reads is None else reads.newest if isinstance(reads, Divided) else reads[h]
+        keys = list(range(max(before - newest, 0), before + S))
+        known = list(keys)  # from which first seen key on each is seen
+        if isinstance(reads, Divided):
+            blocks = range((before - newest) % H, before - newest, H)
+            keys, known = [block + h for block in blocks] + keys, [*blocks, *known]
+        seen = torch.tensor(keys) <= before + torch.arange(S)[:, None]  # [S, k]
+        if key_start is not None:
+            seen = seen & (torch.tensor(known) >= key_start[:, None, :, None])  # [B, 1, S, k]
+        own = {n: x[h : h + 1, : len(keys)] if n in BY_DISTANCE else x[h : h + 1] for n, x in terms.items()}
+        parts = query[:, h : h + 1], key[:, h : h + 1, keys], value[:, h : h + 1, keys]
+        found.append(naive.relative_attention(*parts, **own, mask=seen))
+    return attention.output(torch.cat(found, dim=1).permute(2, 0, 1, 3).flatten(2))
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("bounded", [False, True])
 @each
-def test_heads_in_groups_equal_one_kernel_with_a_mask_by_head(name, bounded, monkeypatch):
+def test_heads_in_groups_equal_one_head_after_the_other(name, bounded, monkeypatch):
     """Logits, memories, reconstruction losses and every gradient; called maps too, and step by step."""
-    lm, text = lm_of(name), tokens(35, 3)
-    starts = torch.rand(35, 3) < 0.08 if bounded else None
+    lm = lm_of(name)
+    S = lm.config.segment_len
+    text = tokens(7 * S, 3)
+    starts = torch.rand(7 * S, 3) < 0.05 if bounded else None
 
     def read():
         memory, found, loss = None, [], 0.0
-        for i, part in enumerate(text.split(7)):
-            output = lm(part, memory, doc_starts=None if starts is None else starts[7 * i : 7 * i + 7])
+        for i, part in enumerate(text.split(S)):
+            output = lm(part, memory, doc_starts=None if starts is None else starts[S * i : S * i + S])
             memory, loss = output.memory, loss + output.auxiliary_loss + output.logits.square().sum()
             found += [output.logits, *memory.mem, *memory.c_mem]
         return [*found, *gradients(lm, loss)]
@@ -67,10 +83,10 @@ def test_heads_in_groups_equal_one_kernel_with_a_mask_by_head(name, bounded, mon
     same(read(), grouped)  # by maps that are called
     for hook in hooks:
         hook.remove()
-    monkeypatch.setattr(RelativeMultiHeadAttention, "attend", masked)
+    monkeypatch.setattr(RelativeMultiHeadAttention, "forward_with_memory", head_by_head)
     wanted = read()
     same(grouped, wanted)
-    same([torch.stack(steps)], [torch.cat([x for x in wanted if x.shape == (7, 3, 11)])])
+    same([torch.stack(steps)], [torch.cat([x for x in wanted if x.shape == (S, 3, 11)])])
 
 
 def test_a_head_projects_and_caches_only_what_it_reads():
@@ -97,7 +113,12 @@ def test_lengths_by_layer_are_lengths_by_head_that_are_alike():
     [({"mem_len": ((1, 2),)}, "mem_len=1,2 is for 2 heads"), ({"mem_len": ((1, 2, 3, 4),) * 2}, "2 layers"),
      ({"mem_len": ((1, 2, 3, -4),)}, "at least 0"),
      ({"mem_len": ((5, 5, 5, 9),), "same_length": True}, "window"),
-     ({"model": "compressive", "mem_len": ((1, 2, 3, 4),), "c_mem_len": ((1, 0, 0, 0),)}, "slots")],
+     ({"model": "compressive", "mem_len": ((1, 2, 3, 4),), "c_mem_len": ((1, 0, 0, 0),)}, "slots"),
+     ({"divided_len": 6}, "divided_len=6 has not as many positions for each head; use a multiple of heads=4"),
+     ({"divided_len": (8, 8)}, "for 2 layers"),
+     ({"divided_len": 8, "same_length": True}, "leave out"),
+     ({"divided_len": 8, "mem_len": ((1, 2, 3, 4),)}, "leave out"),
+     ({"divided_len": 8, "model": "compressive"}, "is for model='transformer-xl'")],
 )  # fmt: skip
 def test_lengths_that_do_not_fit_the_heads_are_refused(given, word):
     with pytest.raises(ValueError, match=word):
@@ -112,3 +133,17 @@ def test_more_positions_than_are_stored_are_refused_for_the_longest_head():
     for reads in ((3, 9), (3,), (-1, 3)):
         with pytest.raises(ValueError, match="of 0 to 8 keys"):
             attention(query=x[-2:], key=x, value=x, reads=reads)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("reads", [Divided(5), (2, 17, 9, 0)])
+def test_attention_under_a_mask_is_its_probabilities_times_the_values(reads):
+    attention, x = RelativeMultiHeadAttention(4, 16, 0.0), torch.randn(21, 3, 16)
+    mask = (torch.rand(4, 21, 3) < 0.5) | (torch.arange(21) == 17 + torch.arange(4)[:, None])[..., None]
+    mask &= (torch.arange(21) <= 17 + torch.arange(4)[:, None])[..., None]
+    looks = attention.probabilities(query=x[17:], key=x, mask=mask, reads=reads)  # [B, H, S, K]
+    context = looks @ attention.by_head(attention.value(x))
+    wanted = attention.output(context.permute(2, 0, 1, 3).flatten(2))
+    same([attention(query=x[17:], key=x, value=x, mask=mask, reads=reads)], [wanted])
+    assert not looks[~mask.permute(2, 0, 1)[:, None].expand_as(looks)].any()
+    assert (looks[:, :, :, :12] > 0).sum(1).amax() == 1 or reads != Divided(5)  # read by one head
