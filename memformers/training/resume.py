@@ -58,8 +58,11 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words; empty if there are none."""
-    # As JSON has them, which knows no tuples.
-    old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
+    # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
+    usual, old, new = (
+        dict(flatten(json.loads(json.dumps(config)))) for config in (asdict(TrainConfig()), before, now)
+    )
+    old = {name: value for name, value in usual.items() if name in new} | old
     may_differ = MAY_DIFFER - {"accumulate"} if new.get("model.dropout") else MAY_DIFFER
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names -= {name for name in names if name.rpartition(".")[2] in may_differ}

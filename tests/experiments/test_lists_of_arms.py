@@ -1,6 +1,7 @@
 """The experiments that are lists of arms, at a size of moments and in this process."""
 
 import csv
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -223,6 +224,16 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     with pytest.raises(UserError, match=r"report\.md that no run wrote"):
         tiny_ablation(tmp_path)
     assert (tmp_path / "report.md").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("pretended")
+def test_an_experiment_of_a_program_that_had_fewer_settings_goes_on(tmp_path):
+    tiny_ablation(tmp_path / "a")
+    for path in (tmp_path / "a").glob("*/experiment.json"):
+        plan = json.loads(path.read_text())
+        del plan["settings"]["model"]["divided_len"]
+        path.write_text(json.dumps(plan))
+    tiny_ablation(tmp_path / "a", resume=True)
 
 
 def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count_nothing():
