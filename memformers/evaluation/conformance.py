@@ -104,7 +104,7 @@ class Checks:
 
     def segments(self) -> str:
         """Reading in segments equals reading in one pass, as long as the memory keeps every position."""
-        M = min(m for own in self.sizes for m, _ in own.heads or [(own.mem_len - own.divided, 0)])
+        M = min(m for own in self.sizes for m, _ in own.heads or [(own.newest, 0)])
         if not M:
             return ""  # nothing is kept as it is
         text = self.tokens(M + self.S)

@@ -165,7 +165,7 @@ class Stepper:
             for layer, own in zip(each if keeps_keys else (), self.sizes, strict=keeps_keys):
                 attention = layer.self_attn
                 maps = stacked([attention.query, attention.key, attention.value])
-                longest = own.c_mem_len + own.longest_memory + self.config.segment_len
+                longest = own.most_keys + own.longest_memory - own.mem_len + self.config.segment_len
                 terms, none, groups = attention.distance_terms(longest), attention.by_head(like[:0]), []
                 terms = {n: term.flip(1) if n in BY_DISTANCE else term for n, term in terms.items()}
                 terms["r"] = terms["r"].mT.contiguous()
@@ -198,7 +198,7 @@ class Stepper:
                 new_m, new_c = own.of_group(group.heads, new_M, new_C)
                 projected, hidden, first = (key, value), new_M + new_C - new_m - new_c, None
                 if own.divided:  # what heads divide is read as slots are, but made of keys
-                    reads, H = Divided(own.mem_len - own.divided), own.divided_by
+                    reads, H = Divided(own.newest), own.divided_by
                     (m, c), (new_m, new_c) = (
                         (min(x, reads.newest), reads.split(x, H)[1]) for x in (M, new_M)
                     )

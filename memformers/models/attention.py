@@ -38,8 +38,8 @@ class Divided:
     def split(self, before: int, heads: int) -> tuple[int, int]:
         """Of the ``before`` keys before the segment: how many are not read, and how many a head reads of
         those that ``heads`` divide."""
-        n, unread = divmod(max(before - self.newest, 0), heads)
-        return unread, n
+        older = max(before - self.newest, 0)
+        return older % heads, older // heads
 
     def of_heads(self, x: Tensor, before: int) -> Tensor:
         """What each head reads of ``x [B, H, K, E]``, whose first ``before`` keys are before the segment:

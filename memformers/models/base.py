@@ -213,11 +213,11 @@ def keys_by_head(memory: Memory, sizes: Sizes | None, n_layers: int) -> list[Rea
     """Which keys of ``memory`` each head reads, a layer; None where all read all."""
     if not sizes or not any(own.heads or own.divided for own in sizes):
         return [None] * n_layers
-    found = list[Reads]()
+    found: list[Reads] = []
     for own, (M, C) in zip(sizes, memory.lengths(n_layers), strict=True):
-        newest, heads = own.mem_len - own.divided, own.of_heads(M, C)
-        divided = Divided(newest) if own.divided and newest < M else None
-        found.append(divided if heads is None else tuple(map(sum, heads)))
+        heads, divided = own.of_heads(M, C), own.divided and own.newest < M
+        each = None if heads is None else tuple(map(sum, heads))
+        found.append(Divided(own.newest) if divided else each)
     return found
 
 

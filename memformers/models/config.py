@@ -242,7 +242,8 @@ class NetworkConfig:
     @property
     def longest_attention(self) -> int:
         """The most keys K = C + M + S one query's segment can meet in any layer, in positions and slots."""
-        longest = max(own.c_mem_len + own.longest_memory for own in self.memory_sizes) + self.segment_len
+        each = (own.most_keys + own.longest_memory - own.mem_len for own in self.memory_sizes)
+        longest = max(each) + self.segment_len
         return max([longest, *(K for _, K in lookup("model", self.model).attention_sizes(self))])
 
     @property

@@ -74,6 +74,22 @@ class MemorySizes(Checked):
         return self.mem_len + self.c_mem_len + self.slot_input_positions
 
     @property
+    def newest(self) -> int:
+        """How many of the newest positions no heads divide."""
+        return self.mem_len - self.divided
+
+    def positions_of(self, keys: int) -> int:
+        """How many positions a memory has of which a head reads the newest ``keys``."""
+        if keys < self.newest:
+            return keys - keys % self.compression_rate
+        return self.newest + (keys - self.newest) * self.divided_by if self.divided else self.longest_memory
+
+    @property
+    def most_keys(self) -> int:
+        """The keys of the head that reads the most, without those that wait for a whole slot."""
+        return self.newest + self.divided // self.divided_by + self.c_mem_len
+
+    @property
     def keys(self) -> int:
         """The number of keys without the segment's, M + C; the mean over heads, rounded."""
         each = [M + C for M, C in self.heads or [(self.mem_len, self.c_mem_len)]]

@@ -34,13 +34,12 @@ class TransformerXL(MemoryStack):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions, and ``divided_len`` older ones."""
-        lengths = (config.of_layers(name) for name in ("mem_len", "divided_len"))
-        each, H = zip(*lengths, config.sizes_by_head(slots=False), strict=True), config.heads
-        windows = [M if config.same_length else None for M in config.of_layers("mem_len")]
+        lengths = map(config.of_layers, ("mem_len", "divided_len"))
         return [
-            MemorySizes(M + N, window=window, heads=own, divided=N, divided_by=H)
-            for (M, N, own), window in zip(each, windows, strict=True)
-        ]
+            MemorySizes(M + N, window=M if config.same_length else None, heads=own, divided=N,
+                        divided_by=config.heads)
+            for M, N, own in zip(*lengths, config.sizes_by_head(slots=False), strict=True)
+        ]  # fmt: skip
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":

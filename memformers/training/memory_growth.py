@@ -31,8 +31,8 @@ def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Me
         kept = zip(tensors, lengths, strict=bool(tensors))
         return tuple(cut([x], max(len(x) - length, 0)) for x, length in kept)
 
-    keys = [(own, int(share * (own.mem_len + own.c_mem_len))) for own in layers]
-    mem = [n - n % own.compression_rate if n < own.mem_len else own.longest_memory for own, n in keys]
+    keys = [(own, int(share * own.most_keys)) for own in layers]
+    mem = [own.positions_of(n) for own, n in keys]
     slots = [max(n - own.mem_len, 0) for own, n in keys]
     inputs = [n * own.compression_rate for own, n in zip(layers, slots, strict=True)]
     slot_inputs = newest(memory.slot_inputs, inputs)

@@ -6,7 +6,7 @@ import torch
 from memformers import MemoryLM, MemorySizes, ModelConfig, Stepper
 from memformers.common.files import config_from_dict
 from memformers.kernels import naive
-from memformers.models.attention import BY_DISTANCE, Divided, RelativeMultiHeadAttention
+from memformers.models.attention import Divided, RelativeMultiHeadAttention
 from memformers.models.base import memory_facts
 from tests.builders import fill_zeros
 from tests.texts import gradients, same, tokens
@@ -37,7 +37,7 @@ def head_by_head(attention, x, past, norm, mask, key_start, reads=None):
     z, S, H, before = norm(torch.cat((past, x))), len(x), attention.heads, len(past)
     query, key, value = (attention.by_head(m(y)) for m, y in zip(
         (attention.query, attention.key, attention.value), (z[before:], z, z), strict=True))  # fmt: skip
-    terms, found = attention.distance_terms(before + S), []
+    found = []
     for h in range(H):
         newest = before if reads is None else reads.newest if isinstance(reads, Divided) else reads[h]
         keys = list(range(max(before - newest, 0), before + S))
@@ -48,7 +48,7 @@ def head_by_head(attention, x, past, norm, mask, key_start, reads=None):
         seen = torch.tensor(keys) <= before + torch.arange(S)[:, None]  # [S, k]
         if key_start is not None:
             seen = seen & (torch.tensor(known) >= key_start[:, None, :, None])  # [B, 1, S, k]
-        own = {n: x[h : h + 1, : len(keys)] if n in BY_DISTANCE else x[h : h + 1] for n, x in terms.items()}
+        own = {name: x[h : h + 1] for name, x in attention.distance_terms(len(keys)).items()}
         parts = query[:, h : h + 1], key[:, h : h + 1, keys], value[:, h : h + 1, keys]
         found.append(naive.relative_attention(*parts, **own, mask=seen))
     return attention.output(torch.cat(found, dim=1).permute(2, 0, 1, 3).flatten(2))
