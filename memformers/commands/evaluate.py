@@ -66,6 +66,8 @@ class Evaluate(ModelCommand):
     c_mem_len: ByLayer | None = None
     """Compressed memory length C, if it should differ from that of the training; one number for all layers,
     or one for each."""
+    divided_len: ByLayer | None = None
+    """How many older positions heads divide, if it should differ from that of the training; likewise."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
@@ -79,8 +81,8 @@ class Evaluate(ModelCommand):
             except UserError:  # no evaluation wrote it
                 check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
-        lengths = {name: getattr(self, name) for name in ("segment_len", "mem_len", "c_mem_len")}
-        model = with_lengths(model, **lengths)
+        names = ("segment_len", "mem_len", "c_mem_len", "divided_len")
+        model = with_lengths(model, **{name: getattr(self, name) for name in names})
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         self.measure(model, tokenizer, self.read(tokenizer))

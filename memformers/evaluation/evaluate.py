@@ -230,6 +230,7 @@ def with_lengths(
     segment_len: int | None = None,
     mem_len: ByLayer | None = None,
     c_mem_len: ByLayer | None = None,
+    divided_len: ByLayer | None = None,
 ) -> MemoryLM:
     """The same model, which now reads in other segments or has longer or shorter memories than in training.
 
@@ -237,6 +238,7 @@ def with_lengths(
     positions than there are learned ones.
     """
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
+    lengths["divided_len"] = divided_len
     given: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
     for name, length in given.items():
         if not is_used(name, model.config.model):

@@ -278,6 +278,7 @@ class Stepper:
         result = self.model.predict(output[-1:]) if isinstance(self.model, MemoryLM) else output[-t:]
         if len(running) == S and not self.slides:
             after, _ = self.transformer.remember(self.past, inputs, self.sizes, doc_starts, S)
+            self.finite = finite
             self.begin(after, inputs)
         else:
             self.running, self.doc_starts, self.finite = running, doc_starts, finite

@@ -32,7 +32,8 @@ class MemformersLM(TemplateLM):
             Transformer-XL, or the name of a model of the package.
         device: Where to compute; ``cuda:0``, the default of the command, is a GPU if there is one.
         batch_size: How many documents are read side by side.
-        lengths: ``segment_len``, ``mem_len`` and ``c_mem_len``, where they are to be others than in training.
+        lengths: ``segment_len``, ``mem_len``, ``c_mem_len`` and ``divided_len``, where they are to be others
+            than in training.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class MemformersLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise UserError(f"expected batch_size as a number, at least 1, got {batch_size!r}.")
-        if unknown := sorted(set(lengths) - {"segment_len", "mem_len", "c_mem_len"}):
+        if unknown := sorted(set(lengths) - {"segment_len", "mem_len", "c_mem_len", "divided_len"}):
             raise UserError(f"{', '.join(unknown)}: no argument of this model; see MemformersLM.")
         at, is_here = choose_device("auto" if device == "cuda:0" else device), Path(pretrained).exists()
         loaded = load_checkpoint(Path(pretrained), at) if is_here else load_packaged(pretrained, at)

@@ -50,8 +50,8 @@ class Divided:
         return torch.cat((own.permute(0, 3, 1, 2), new), dim=2)
 
     def first_seen(self, key_start: Tensor, before: int, heads: int) -> Tensor:
-        """``key_start [B, S]`` among the keys that a head reads: of a document, H positions are seen where
-        all are."""
+        """``key_start [B, S]`` among the keys that a head reads; of H positions, each head sees its own only
+        if all are to be seen."""
         unread, n = self.split(before, heads)
         place = key_start - unread
         return torch.where(
@@ -146,8 +146,8 @@ class RelativeMultiHeadAttention(nn.Module):
 
         ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look, None for causal;
         ``key_start`` int64 ``[B, S]``, the first key that each may see, at most its own, K − S + i;
-        ``reads`` how many of the newest K − S keys each head may see, None for all. Raises
-        ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
+        ``reads`` how many of the newest K − S keys each head may see, or how heads divide them, None for all.
+        Raises ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
         """
         self._check_shapes(query, key, value, reads)
         query, key, value = self.query(query), self.by_head(self.key(key)), self.by_head(self.value(value))
@@ -236,12 +236,15 @@ class RelativeMultiHeadAttention(nn.Module):
         terms, drop = self.distance_terms(K), self.dropout_prob if self.training else 0.0
         parts: list[Tensor] = []
         groups: list[Heads] = []
-        for heads, n in grouped(reads or [K - S] * self.heads):
+        # Without lengths by head, none is asked for its value: a compiled model would be built for each.
+        for heads, n in grouped(reads) if reads else [(slice(None), K - S)]:
             k, before = n + S, K - S - n  # how many keys these heads read, and how many are older
             own = {name: x[heads, :k] if name in BY_DISTANCE else x[heads] for name, x in terms.items()}
             given = query[:, heads], *project(heads, k)  # [B, h, S, E] and twice [B, h, k, E]
             seen = None if mask is None else mask[..., before:]
             first = key_start if key_start is None or not before else (key_start - before).clamp(min=0)
+            if seen is not None and has_values(seen) and not bool(seen.any(dim=-1).all()):
+                raise UserError("the mask hides every key that a head reads from a query; show it its own.")
             if kernel != "auto" and (why := unsupported_reason(kernel, seen, *given, *own.values())):
                 raise UserError(f"kernel='{kernel}' {why}; use kernel='auto' or 'naive'.")
             how: dict[str, Any] = {**own, "mask": seen, "key_start": first, "dropout_prob": drop}
@@ -306,9 +309,9 @@ class RelativeMultiHeadAttention(nn.Module):
         if len(key) < len(query):
             raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
         past = len(key) - len(query)
-        if isinstance(reads, Divided):
-            return
-        if reads is not None and (len(reads) != self.heads or not all(0 <= n <= past for n in reads)):
+        if isinstance(reads, Sequence) and (
+            len(reads) != self.heads or not all(0 <= n <= past for n in reads)
+        ):
             raise UserError(f"expected {self.heads} numbers of 0 to {past} keys as reads, got {reads}.")
 
 

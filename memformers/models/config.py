@@ -103,7 +103,8 @@ class NetworkConfig:
     """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
     divided_len: Length | tuple[Length, ...] = 0
     """How many positions before those of mem_len are remembered too, divided among the heads: each is read by
-    one head, in turn. A multiple of heads, for all layers or by layer (transformer-xl)."""
+    one head, in turn. A multiple of heads, as segment_len must be for a fast generation; for all layers or by
+    layer (transformer-xl)."""
     c_mem_len: ByLayer = 64
     """Compressed memory length C, in slots; likewise for all, by layer or by head (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
@@ -156,6 +157,8 @@ class NetworkConfig:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
             )
+        if own := next((own for own in sizes if own.divided and own.divided_by != self.heads), None):
+            raise UserError(f"expected divided_by={own.divided_by} of {own} to be heads={self.heads}.")
         for name in ("mem_len", "c_mem_len") if ":" in self.model else ():
             for own, of_layer in zip(self.by_layer(name), sizes, strict=True):
                 if isinstance(own, tuple) and len(set(own)) > 1 and not of_layer.heads:

@@ -141,7 +141,8 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``, likewise.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            reads: How many of the newest keys before the segment each head reads; None for all.
+            reads: How many of the newest keys before the segment each head reads, or how heads divide them;
+                None for all.
             cached: Attention over keys and values that are kept already, in place of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]

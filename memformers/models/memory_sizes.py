@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from memformers.common.fields import Checked, Count, Range
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, Range, check_fields
 
 LONGEST = 2**31
 """The most that a length or a compression rate may be: products of two fit into 64 bits."""
@@ -18,7 +19,7 @@ ones, late, may do (arXiv 2007.03356)."""
 
 
 @dataclass(frozen=True)
-class MemorySizes(Checked):
+class MemorySizes:
     """How much one layer remembers; uncompressed, C is 0 and c is 1. Raises ValueError for what can't be.
 
     Examples:
@@ -41,11 +42,21 @@ class MemorySizes(Checked):
     window: Length | None = None
     """How many of the newest keys a query sees, its own among them; None for all."""
     heads: tuple[tuple[int, int], ...] | None = None
-    """M and C of each head, of which the layer remembers the longest; None where all heads read all."""
+    """M and C of each head, of which the layer remembers the longest; None where they are alike."""
     divided: Length = 0
     """How many of the oldest of the M positions the heads divide among them: each is read by one."""
     divided_by: Count = 1
     """By how many heads."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what can't be."""
+        check_fields(self)
+        alone = not (self.c_mem_len or self.heads or self.window is not None)
+        if self.divided and (self.divided > self.mem_len or self.divided % self.divided_by or not alone):
+            raise UserError(
+                f"expected divided={self.divided} to be at most mem_len={self.mem_len}, a multiple of "
+                f"divided_by={self.divided_by}, and without slots, lengths by head and window."
+            )
 
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
@@ -91,7 +102,8 @@ class MemorySizes(Checked):
 
     @property
     def keys(self) -> int:
-        """The number of keys without the segment's, M + C; the mean over heads, rounded."""
+        """The number of keys without the segment's, M + C less what other heads read of what they divide; the
+        mean over heads, rounded."""
         each = [M + C for M, C in self.heads or [(self.mem_len, self.c_mem_len)]]
         return round(sum(each) / len(each)) - self.divided + self.divided // self.divided_by
 

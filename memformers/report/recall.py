@@ -228,7 +228,8 @@ def control_figure(arms: Sequence[ArmRuns], folder: Path) -> list[str]:
             arm.label,
         )
         model = arm.first.config["model"]
-        memory, slots = places([model["segment_len"] + longest(model["mem_len"]), sees_back(arm)], arm)
+        near = longest(model["mem_len"]) + longest(model.get("divided_len", 0))
+        memory, slots = places([model["segment_len"] + near, sees_back(arm)], arm)
         plotting.mark(axes, [memory, slots])
         if slots > memory:
             axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)

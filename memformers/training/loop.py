@@ -132,9 +132,10 @@ def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
 
 
 def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
-    """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
-    full memory: so all steps have the same shapes, and one compilation is enough."""
-    if segment.doc_starts is None or not config.step.compile:
+    """What the streams of a ``segment`` begin with. For a compiled step on documents or with lengths by head,
+    that is as long as a full memory: so all steps have the same shapes, and one compilation is enough."""
+    one_shape = segment.doc_starts is not None or any(own.heads for own in config.model.memory_sizes)
+    if not (one_shape and config.step.compile):
         return Memory(())
     dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1]
     return Memory.empty(model.config, batch, dtype=dtype, device=model.device)

@@ -222,7 +222,7 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied, max", "averages"]
+    "name", ["conv", "xl, learned, post-norm", "xl, divided", "bptt", "adaptive, tied, max", "averages"]
 )
 def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     """And the same graph for every segment where the memory has its length from the beginning."""

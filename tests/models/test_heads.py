@@ -5,9 +5,12 @@ import torch
 
 from memformers import MemoryLM, MemorySizes, ModelConfig, Stepper
 from memformers.common.files import config_from_dict
+from memformers.evaluation.evaluate import with_lengths
 from memformers.kernels import naive
 from memformers.models.attention import Divided, RelativeMultiHeadAttention
 from memformers.models.base import memory_facts
+from memformers.models.memory import Memory
+from memformers.training.memory_growth import shortened
 from tests.builders import fill_zeros
 from tests.texts import gradients, same, tokens
 
@@ -125,6 +128,29 @@ def test_lengths_that_do_not_fit_the_heads_are_refused(given, word):
         ModelConfig(**given)
 
 
+@pytest.mark.parametrize("sizes", [(8, 0, 12), (8, 0, 6), (8, 4, 4)])
+def test_sizes_that_heads_can_not_divide_are_refused(sizes):
+    mem_len, c_mem_len, divided = sizes
+    with pytest.raises(
+        ValueError, match=f"divided={divided} to be at most mem_len=8, a multiple of divided_by=4"
+    ):
+        MemorySizes(mem_len, c_mem_len, divided=divided, divided_by=4)
+
+
+def test_divided_memory_grows_by_as_many_keys_as_a_plain_one():
+    plain, divided = (ModelConfig(**sizes).memory_sizes for sizes in ({"mem_len": 256},
+                      {"mem_len": 128, "divided_len": 512}))  # fmt: skip
+    for share in (0.125, 0.5, 0.75, 1.0):
+        full = (Memory((torch.zeros(own[0].mem_len, 1, 1),) * 4) for own in (plain, divided))
+        found = [
+            len(shortened(one, share, own).mem[0]) for one, own in zip(full, (plain, divided), strict=True)
+        ]
+        assert found[0] == 256 * share
+        assert min(found[1], 128) + max(found[1] - 128, 0) / 4 == found[0]
+    lm = with_lengths(MemoryLM(ModelConfig(mem_len=8, divided_len=8)), mem_len=0, divided_len=0)
+    assert lm.config.remembered_positions == 0
+
+
 def test_more_positions_than_are_stored_are_refused_for_the_longest_head():
     attention = RelativeMultiHeadAttention(2, 8, 0.0, max_positions=9)
     x = torch.randn(10, 1, 8)
@@ -133,6 +159,11 @@ def test_more_positions_than_are_stored_are_refused_for_the_longest_head():
     for reads in ((3, 9), (3,), (-1, 3)):
         with pytest.raises(ValueError, match="of 0 to 8 keys"):
             attention(query=x[-2:], key=x, value=x, reads=reads)
+    mask = torch.zeros(2, 10, 1, dtype=torch.bool)
+    mask[:, 0] = True
+    for reads in ((3, 8), Divided(2)):
+        with pytest.raises(ValueError, match="hides every key that a head reads"):
+            RelativeMultiHeadAttention(2, 8)(query=x[-2:], key=x, value=x, mask=mask, reads=reads)
 
 
 @pytest.mark.usefixtures("float64")

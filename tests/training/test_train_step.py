@@ -193,3 +193,19 @@ def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
     whole = [segment for segment in segments if len(segment.inputs) == 16]
     train_here(MemoryLM(config.model), config, itertools.cycle(whole))
     assert compiled.frame_count == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [({"mem_len": 192}, 4), ({"mem_len": 16, "divided_len": 176}, 6), ({"mem_len": ((16, 192),)}, 2),
+     ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 44}, 6)],
+)  # fmt: skip
+def test_a_compiled_training_in_which_the_memory_fills_for_long_compiles_few_times(model, most, monkeypatch):
+    compiled = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    torch.compiler.reset()
+    config = small_training(compile=True, tokens=64 * 14, precision="bfloat16")
+    config = replace(config, model=replace(config.model, **{"n_layers": 1, "vocab_size": 11, **model}))
+    train_here(MemoryLM(config.model), config, segments_of(config))
+    assert 0 < compiled.frame_count <= most
