@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
-from memformers.models.config import ModelConfig
+from memformers.models.config import LENGTHS, ModelConfig, is_used
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
@@ -29,10 +30,17 @@ MAY_DIFFER = {
 @cache
 def load_initial(place: str) -> tuple[MemoryLM, Tokenizer]:
     """The model and the tokenizer of a run, a checkpoint, ``save_pretrained``, Hugging Face's Transformer-XL,
-    or, by its name, of the package; else UserError."""
-    if place in packaged_names() and not Path(place).exists():
-        return load_packaged(place, torch.device("cpu"))
-    return load_checkpoint(Path(place), torch.device("cpu"))
+    or, by its name, of the package; else UserError. Lengths without use, which the arms of an experiment
+    share, are at their defaults."""
+    packaged = place in packaged_names() and not Path(place).exists()
+    cpu = torch.device("cpu")
+    model, tokenizer = load_packaged(place, cpu) if packaged else load_checkpoint(Path(place), cpu)
+    kind = model.config.model
+    usual = {
+        f.name: f.default for f in fields(model.config) if f.name in LENGTHS and not is_used(f.name, kind)
+    }
+    model.config = changed(model.config, **usual)
+    return model, tokenizer
 
 
 def begun_with(

@@ -11,18 +11,20 @@ import pytest
 import torch
 
 from memformers import ModelConfig, TrainConfig, train
+from memformers.commands.train import Train, parse_train
 from memformers.common.errors import UserError
 from memformers.common.fields import changed
 from memformers.common.files import read_json
 from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
+from memformers.data.tokenizers import ByteTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
-from memformers.training.config import read_train_config
+from memformers.training.config import check_all_used, read_train_config
 from memformers.training.data_module import find_text
 from memformers.training.initial import copy_weights, load_initial
 from memformers.training.run import build_model
@@ -56,6 +58,15 @@ def text(tmp_path_factory):
 def trained(text, tmp_path_factory):
     """The folder of a finished training."""
     return train_run(replace(CONFIG, data=text), tmp_path_factory.mktemp("trained") / "run", "off")
+
+
+def test_a_training_begins_with_an_arm_that_shares_lengths_without_use_with_others(tmp_path):
+    network = replace(NETWORK, model="transformer-xl", vocab_size=256, c_mem_len=3, compression_rate=3)
+    MemoryLM(network).save_pretrained(tmp_path / "arm")
+    save_tokenizer(ByteTokenizer(), tmp_path / "arm")
+    command = parse_train(["--init-from", str(tmp_path / "arm"), "--mem-len", "4"], Train())
+    check_all_used(command.config)
+    assert command.config.model == replace(network, mem_len=4, c_mem_len=64, compression_rate=4)
 
 
 class Killed(Exception):
