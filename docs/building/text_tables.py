@@ -24,8 +24,12 @@ TEXTS = (
     ("Prose (RFCs)", "text_rfc", (EVERYWHERE, *UPPER)),
     ("Python, a third collection", "text_heads", (
         EVERYWHERE, *((arm, *(f"64 positions, {long}" for long in longs)) for arm, *longs in FAR))),
+    ("The same, with fewer keys", "text_divided", (
+        ("xl-last-256", "64 positions, 256 in the last layer", "64 positions, 256 in the last layer"),
+        ("last-divided-256", "64 positions, 128 and 512 divided in the last layer",
+         "64 positions, 128 and 512 divided in the last layer"))),
 )  # fmt: skip
-"""Texts; arms, as a page shows them, and their labels in the files."""
+"""Texts; arms, as a page shows them, and their labels in the files. Differences are to the first."""
 
 
 COLUMN = Column("bits per byte", "bits per byte, 6,400,000 tokens", "256 positions")
@@ -36,8 +40,8 @@ def long_text() -> str:
     body = []
     for title, experiment, arms in TEXTS:
         priced = [(arm, shown, cost_of(experiment, label)) for arm, shown, label in arms]
-        body += titled(title, compared(experiment, "xl-256", priced, [COLUMN]))
-    return table(["memory", COST, *COLUMN.heads], body, numbers=True)
+        body += titled(title, compared(experiment, arms[0][0], priced, [COLUMN]))
+    return table(["memory", COST, COLUMN.head, "minus the first"], body, numbers=True)
 
 
 VARIANTS = (
@@ -68,18 +72,18 @@ def longer_training() -> str:
 
 
 def far_memory() -> str:
-    """Long memories for one head or one layer, by seed, over the whole text and by how far back a word last
-    began."""
-    of, base, body = "text_heads", "xl-256", []
-    numbers = sorted(seeds(of, base, COLUMN.measure))
-    for arm, shown, _ in FAR:
+    """Long memories for one head or one layer, and divided ones, by seed, over the whole text and by how far
+    back a word last began."""
+    body, numbers = list[list[str]](), sorted(seeds("text_heads", "xl-256", COLUMN.measure))
+    far = [(shown, "text_heads", arm, "xl-256") for arm, shown, _ in FAR]
+    for shown, of, *pair in (*far, ("512 divided", "text_divided", "last-divided-256", "xl-last-256")):
         for measure in (COLUMN.measure, *DISTANCES[:-1]):
-            ours, theirs = (seeds(of, name, measure) for name in (arm, base))
+            ours, theirs = (seeds(of, name, measure) for name in pair)
             found = [ours[seed] - theirs[seed] if seed in ours else None for seed in numbers]
             each = [number(less, ".3f", signed=True) for less in found]
             what = "bits per byte" if measure == COLUMN.measure else f"nats, {measure} back"
             body.append([f"{shown}: {what}", *each, more_bits(paired(ours, theirs))])
-    head = ["minus 256 in every head", *(f"seed {seed}" for seed in numbers), "all"]
+    head = ["minus 256 positions", *(f"seed {seed}" for seed in numbers), "all"]
     return table(head, body, numbers=True)
 
 
