@@ -53,9 +53,6 @@ HEADS = listed({
     "heads-upper": ("128, then 704 in two heads of the upper layers",
                     f"{XL}='128 128 64,64,704,704 64,64,704,704'", "xl-256"),
     "head-slots": ("64 positions, 448 and 384 slots in one head", FAR, "head-832"),
-    "head-slots-task": ("64 positions, 448 and 384 slots in one head, weighted by the model's loss",
-                        f"{FAR} compression=weighted compression_start=mean compression_loss=none bptt=1",
-                        "head-slots"),
     "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "last-slots": ("64 positions, 448 and 384 slots in the last layer",
                    f"{COMPRESSIVE}=[64,64,64,448] c_mem_len=[0,0,0,384]", "xl-last"),
@@ -64,9 +61,6 @@ HEADS = listed({
     "xl-last-256": ("64 positions, 256 in the last layer", f"{XL}=[64,64,64,256]"),
     "last-divided-256": ("64 positions, 128 and 512 divided in the last layer",
                          f"{XL}=[64,64,64,128] divided_len=[0,0,0,512]", "xl-last-256"),
-    "last-strided-256": ("64 positions, 128 and every second of 256 in the last layer",
-                         f"{COMPRESSIVE}=[64,64,64,128] c_mem_len=[0,0,0,128] compression=strided "
-                         "compression_rate=2", "xl-last-256"),
 })  # fmt: skip
 """The mean over heads and layers is 256 keys, or 112 where the name ends in 256. 448 positions with 384 slots
 or 1,536 divided ones reach 1,984."""
