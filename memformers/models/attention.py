@@ -36,8 +36,7 @@ class Divided:
     newest: int
 
     def split(self, before: int, heads: int) -> tuple[int, int]:
-        """Of the ``before`` keys before the segment: how many are not read, and how many a head reads of
-        those that ``heads`` divide."""
+        """How many of ``before`` keys are not read, and how many divided ones each of ``heads`` reads."""
         older = max(before - self.newest, 0)
         return older % heads, older // heads
 
@@ -54,9 +53,8 @@ class Divided:
         if all are to be seen."""
         unread, n = self.split(before, heads)
         place = key_start - unread
-        return torch.where(
-            place < n * heads, (place.clamp(min=0) + heads - 1) // heads, place - n * (heads - 1)
-        )
+        block = (place.clamp(min=0) + heads - 1) // heads
+        return torch.where(place < n * heads, block, place - n * (heads - 1))
 
 
 Reads = Sequence[int] | Divided | None
@@ -309,9 +307,8 @@ class RelativeMultiHeadAttention(nn.Module):
         if len(key) < len(query):
             raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
         past = len(key) - len(query)
-        if isinstance(reads, Sequence) and (
-            len(reads) != self.heads or not all(0 <= n <= past for n in reads)
-        ):
+        wrong = isinstance(reads, Sequence) and not all(0 <= n <= past for n in reads)
+        if wrong or (isinstance(reads, Sequence) and len(reads) != self.heads):
             raise UserError(f"expected {self.heads} numbers of 0 to {past} keys as reads, got {reads}.")
 
 

@@ -167,16 +167,14 @@ class NetworkConfig:
 
     def check_divided(self) -> None:
         """Raise UserError where heads can't divide positions among them as ``divided_len`` says."""
-        lengths = [N for N in self.of_layers("divided_len") if N]
-        wrong, use = "", f"use a multiple of heads={self.heads}"
-        if any(N % self.heads for N in lengths):
-            wrong = "has not as many positions for each head"
-        elif lengths and (
-            self.same_length or any(isinstance(own, tuple) for own in self.by_layer("mem_len"))
-        ):
-            wrong, use = "is for heads that all read mem_len", "leave out same_length and lengths by head"
-        if wrong:
-            raise UserError(f"divided_len={self.divided_len} {wrong}; {use}.")
+        lengths, H = self.of_layers("divided_len"), self.heads
+        if any(N % H for N in lengths):
+            raise UserError(f"heads={H} can't divide divided_len={self.divided_len} equally; use a multiple.")
+        by_head = any(isinstance(own, tuple) for own in self.by_layer("mem_len"))
+        if any(lengths) and (by_head or self.same_length):
+            raise UserError(
+                "with divided_len, all heads read mem_len; leave out same_length and lengths by head."
+            )
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""

@@ -51,11 +51,11 @@ class MemorySizes:
     def __post_init__(self) -> None:
         """Raise UserError for what can't be."""
         check_fields(self)
-        alone = not (self.c_mem_len or self.heads or self.window is not None)
-        if self.divided and (self.divided > self.mem_len or self.divided % self.divided_by or not alone):
+        plain = (self.c_mem_len, self.heads, self.window) == (0, None, None)
+        if (n := self.divided) and not (plain and n <= self.mem_len and n % self.divided_by == 0):
             raise UserError(
-                f"expected divided={self.divided} to be at most mem_len={self.mem_len}, a multiple of "
-                f"divided_by={self.divided_by}, and without slots, lengths by head and window."
+                f"expected a multiple of divided_by={self.divided_by} up to mem_len={self.mem_len}, without "
+                f"slots, lengths by head or window, got divided={n}."
             )
 
     def n_evicted(self, length: int) -> int:
