@@ -19,9 +19,10 @@ from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.runs.card import read_card
+from memformers.runs.folder import read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announce, api_address, note_comparison
-from memformers.tracking.feeding import feed
+from memformers.tracking.recorder import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2
@@ -105,16 +106,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def bring_in(runs: list[Path], url: str) -> None:
     """Send whole runs to the dashboard at ``url``, and print which of them arrived."""
-    over = threading.Event()
-    over.set()
     for run in runs:
         try:
-            arrived = feed(run, lambda: api_address(url), over)
-        except (ValueError, KeyError, OverflowError) as error:
+            card = read_card(run)
+            read_metrics(run)
+            arrived = import_run(run, api_address(url))
+        except (OSError, ValueError) as error:
             arrived = False
             say(f"{run} can't be read as a run: {error}")
         if arrived:
-            print(f"imported: {read_card(run).name}  {url}/run/{read_card(run).run}", flush=True)
+            print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
         else:
             say(f"{run} was not imported.")
 

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -28,14 +29,14 @@ DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
 labml's own."""
 
 
-def find_dashboard(wish: str) -> str:
+def find_dashboard(dashboard: str) -> str:
     """Where a run is sent: to a labml server's address, ``http://host:port/api/v1/token``; nowhere, "off"; or
-    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``wish`` is that of the
-    environment, else "auto". ValueError for any other word."""
-    wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
-    if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
-        raise UserError(f"dashboard={wish!r} must be auto, off or an address with http:// or https://.")
-    return wish
+    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``dashboard`` means what
+    the environment says, else "auto". ValueError for any other word."""
+    name = dashboard or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
+    if name not in (AUTO, OFF) and not name.startswith(("http://", "https://")):
+        raise UserError(f"dashboard={name!r} must be auto, off or an address with http:// or https://.")
+    return name
 
 
 def sent_to(dashboard: str) -> str:
@@ -89,13 +90,19 @@ def announce(url: str) -> None:
     write_json(state_folder() / "dashboard.json", {"url": url, "process": os.getpid()})
 
 
+def running() -> dict[str, Any]:
+    """The ``url`` and the ``process`` of the dashboard that was started last; empty if it doesn't run."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        note = read_json(state_folder() / "dashboard.json")
+        if ask_json(note["url"] + WHO, ANSWER_SECONDS)["process"] == note["process"]:
+            return note
+    return {}
+
+
 def find_running() -> str:
     """The address for runs of the dashboard that was started last, if it runs; else an empty string."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = read_json(state_folder() / "dashboard.json")
-        if ask_json(said["url"] + WHO, ANSWER_SECONDS)["process"] == said["process"]:
-            return api_address(said["url"])
-    return ""
+    note = running()
+    return api_address(note["url"]) if note else ""
 
 
 def comparison_id(folder: Path) -> str:
