@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from memformers.commands.options import GROUPS, ExperimentCommand
+from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
@@ -24,9 +24,10 @@ class Compare(ExperimentCommand):
     """
 
     name: ClassVar = "compare"
-    first: ClassVar = ("data", "scale", "seeds", "models", "out")
-    groups: ClassVar = GROUPS
+    first: ClassVar = ("out", "resume", "scale", "seeds", "models", *FIRST_OF_TRAINING)
+    brief: ClassVar = True
     config: CompareConfig = field(default_factory=CompareConfig)
+    """What is compared."""
 
     def experiment(self, folder: Path) -> Path:
         """Compare; returns the report's page."""
@@ -51,6 +52,7 @@ class Recall(ExperimentCommand):
     """The folder of an experiment whose trained models to show in place of training any: what each still has
     of a stream when it is asked, and whether it answers correctly, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
+    """What is trained and asked."""
 
     def run(self) -> None:
         """Train, measure and report, or show what was trained."""

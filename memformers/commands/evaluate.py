@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from torch import Tensor
 
-from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_report
+from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
@@ -66,8 +66,6 @@ class Evaluate(ModelCommand):
     c_mem_len: ByLayer | None = None
     """Compressed memory length C, if it should differ from that of the training; one number for all layers,
     or one for each."""
-    divided_len: ByLayer | None = None
-    """How many older positions heads divide, if it should differ from that of the training; likewise."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
@@ -81,7 +79,7 @@ class Evaluate(ModelCommand):
             except UserError:  # no evaluation wrote it
                 check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
-        names = ("segment_len", "mem_len", "c_mem_len", "divided_len")
+        names = ("segment_len", "mem_len", "c_mem_len")
         model = with_lengths(model, **{name: getattr(self, name) for name in names})
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
@@ -166,7 +164,7 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Probe(OwnCode):
+class Probe(CustomMemories):
     """Measure how much context and memory help trained models, and add the result to their report.
 
     Example: memformers probe runs/…
@@ -182,8 +180,8 @@ class Probe(OwnCode):
         """Measure, write the report again, say how much memory helps and where the report is."""
         from memformers.report.document import write_report  # not above: it takes 30 MiB
 
-        self.import_own()
-        self.check_own([run.config["model"] for run in read_runs(self.folder)])
+        self.import_memories()
+        self.check_memories([run.config["model"] for run in read_runs(self.folder)])
         found = probe(self.folder, self.config, choose_device(self.device))
         page = write_report(self.folder)
         print("\n".join(findings(read_json(found))))

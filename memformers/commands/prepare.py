@@ -6,9 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.text_format import counted
+from memformers.common.text import UserError, counted
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
 from memformers.data.sources import CorpusSpec, find

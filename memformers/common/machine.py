@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
 """Where Linux describes the processor."""
