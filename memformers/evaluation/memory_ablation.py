@@ -23,7 +23,7 @@ from memformers.evaluation.frequency_buckets import rarity_groups, repeat_distan
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.config import MemorySizes
 
 AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""

@@ -14,7 +14,7 @@ from memformers.common.fields import changed
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
-from memformers.models.config import LENGTHS, ModelConfig, is_used
+from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
@@ -37,7 +37,7 @@ def load_initial(place: str) -> tuple[MemoryLM, Tokenizer]:
     model, tokenizer = load_packaged(place, cpu) if packaged else load_checkpoint(Path(place), cpu)
     kind = model.config.model
     usual = {
-        f.name: f.default for f in fields(model.config) if f.name in LENGTHS and not is_used(f.name, kind)
+        f.name: f.default for f in fields(model.config) if f.name in SHARED_SETTINGS and not applies_to(f.name, kind)
     }
     model.config = changed(model.config, **usual)
     return model, tokenizer

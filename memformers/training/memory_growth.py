@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
-from memformers.models.memory_update import cut
+from memformers.models.config import MemorySizes
+from memformers.models.memory import cut
 from memformers.training.config import TrainConfig
 
 STAGES = 8

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.custom_memory import CustomMemory
-from memformers.models.documents import valid_afterwards
+from memformers.models.memory import valid_afterwards
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_update import compress_memory
+from memformers.models.memory import compress_memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
 
