@@ -16,8 +16,7 @@ from memformers.common.errors import UserError
 from memformers.models.config import LENGTHS, ModelConfig, is_used
 from memformers.models.memory_sizes import ByLayer
 from memformers.models.registry import PARTS, lookup, name_of
-from memformers.runs.folder import FIGURES, flatten
-from memformers.runs.plan import Arm
+from memformers.runs.folder import FIGURES, Arm, flatten
 from memformers.training.config import TrainConfig
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,11 +23,9 @@ from memformers.data.streams import Segment
 from memformers.models import positions
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, preset_names
 from memformers.training.distributed import Distributed
 from memformers.training.optimizers import build_optimizers
-from memformers.training.presets import preset_names
-from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"

@@ -10,7 +10,7 @@ from memformers.kernels import naive
 from memformers.models.attention import Divided, RelativeMultiHeadAttention
 from memformers.models.base import memory_facts
 from memformers.models.memory import Memory
-from memformers.training.memory_growth import shortened
+from memformers.training.loop import shortened
 from tests.builders import fill_zeros
 from tests.texts import gradients, same, tokens
 

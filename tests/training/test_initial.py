@@ -26,8 +26,7 @@ from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
 from memformers.training.data_module import find_text
-from memformers.training.initial import copy_weights, load_initial
-from memformers.training.run import build_model
+from memformers.training.run import build_model, copy_weights, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run
