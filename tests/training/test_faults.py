@@ -32,12 +32,13 @@ from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.training.checkpoints import (
     ABOUT,
     keep_best_and_newest,
+    random_states,
     read_checkpoint,
     restore_newest,
     save_checkpoint,
 )
 from memformers.training.distributed import Distributed
-from memformers.training.loop import TrainingState, random_states
+from memformers.training.loop import TrainingState
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
 from tests.builders import Bomb, small_training
