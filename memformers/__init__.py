@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
+    from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
     from memformers.models.compression import DilatedConvCompression as DilatedConvCompression
     from memformers.models.compression import MaxCompression as MaxCompression
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
     from memformers.models.config import CoreConfig as CoreConfig
+    from memformers.models.config import MemorySizes as MemorySizes
     from memformers.models.config import ModelConfig as ModelConfig
     from memformers.models.core import CoreOutput as CoreOutput
     from memformers.models.core import MemoryCore as MemoryCore
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from memformers.models.layers import GRUGate as GRUGate
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
-    from memformers.models.config import MemorySizes as MemorySizes
-    from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.registry import register_memory as register_memory
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
     from memformers.training.api import TrainedModel as TrainedModel

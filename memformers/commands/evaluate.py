@@ -25,9 +25,9 @@ from memformers.data.tokenizers import OWN
 from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, findings, probe
-from memformers.models.language_model import MemoryLM
 from memformers.models.config import Lengths
-from memformers.runs.folder import CONFIG, check_nothing_is_lost
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CONFIG, refuse_overwrite
 from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
 from memformers.training.data_module import spec_of
@@ -79,7 +79,7 @@ class Evaluate(ModelCommand):
             try:
                 read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
             except UserError:  # no evaluation wrote it
-                check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
+                refuse_overwrite(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
         names = ("segment_len", "mem_len", "c_mem_len", "divided_len")
         model = with_lengths(model, **{name: getattr(self, name) for name in names})

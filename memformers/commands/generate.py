@@ -11,9 +11,8 @@ from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
 from memformers.data.corpus_reader import read_text
 from memformers.data.utf8 import text_of
+from memformers.generation.generate import Sampling, TextStream, make_generator
 from memformers.generation.memory_file import check_target, load_memory, save_memory
-from memformers.generation.generate import Sampling, make_generator
-from memformers.generation.generate import TextStream
 from memformers.training.signals import Stopped, StopSignals
 
 

@@ -15,8 +15,7 @@ from memformers.common.command_line import lengths
 from memformers.common.errors import UserError
 from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
 from memformers.models.registry import lookup, name_of
-from memformers.runs.folder import FIGURES, flatten
-from memformers.runs.plan import Arm
+from memformers.runs.folder import FIGURES, Arm, flatten
 from memformers.training.config import TrainConfig
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"

@@ -13,7 +13,7 @@ from memformers.comparison.experiment import Experiment, Settings
 from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
 from memformers.data.recall_stream import RecallStream, ValueTokens
 from memformers.models.config import ModelConfig
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256

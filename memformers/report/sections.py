@@ -15,8 +15,7 @@ from memformers.common.intervals import Mean, mean_of_known
 from memformers.report.arms import ArmRuns, Column, Measure, arms_table
 from memformers.report.markdown import TEMPLATES, fenced, number, prose
 from memformers.report.plotting import line_styles
-from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
-from memformers.runs.plan import read_plan
+from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten, read_plan
 from memformers.runs.reader import Run, differing_settings
 
 STEADY = 1.5

@@ -5,8 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memformers.generation.generate import generate, batch_prompts
-from memformers.generation.generate import Sampling
+from memformers.generation.generate import Sampling, batch_prompts, generate
 from tests.builders import MODELS, small_lm
 from tests.texts import same, tokens
 

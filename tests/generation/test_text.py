@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
 from safetensors.torch import load_file, save_file
 
 from memformers.data.tokenizers import CharacterTokenizer, WordTokenizer
+from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from memformers.generation.incremental import Stepper
-from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
-from memformers.generation.generate import Sampling, make_generator
-from memformers.generation.generate import TextStream, continue_text
 from tests.builders import small_lm
 from tests.texts import documents, kept, read_on, same, tokens
 
