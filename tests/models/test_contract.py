@@ -43,7 +43,10 @@ CONFIGS = {
     "adaptive, tied, max": COMPRESSIVE | ADAPTIVE | MAX | {"norm": "post"},
     "averages": {"model": Averages, "mem_len": 3},
     "averages, read again": {"model": ReadsAgain, "memory_config": {"decay": 0.5}, "positions": "learned"},
-    "memory tokens": {"model": f"{MEMORIES}/memory_tokens.py:MemoryTokens", "memory_config": {"tokens_of_memory": 3}},
+    "memory tokens": {
+        "model": f"{MEMORIES}/memory_tokens.py:MemoryTokens",
+        "memory_config": {"tokens_of_memory": 3},
+    },
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
 }
 each = pytest.mark.parametrize("name", CONFIGS)
