@@ -26,8 +26,7 @@ from memformers.report.markdown import DASH, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_of, facts_table
 from memformers.report.sections import costs_table, warnings
-from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
-from memformers.runs.plan import Arm, read_plan
+from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
 
 QUICK_TOKENS = 16_384

@@ -15,7 +15,7 @@ from memformers.common.fields import Count, Share, changed
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 NETWORK = ModelConfig(

@@ -30,7 +30,7 @@ from memformers.evaluation.evaluate import BASELINE
 from memformers.evaluation.memory_ablation import beginnings, losses_under_controls
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.report.arms import ArmRuns, Measure
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 

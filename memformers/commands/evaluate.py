@@ -25,9 +25,9 @@ from memformers.data.tokenizers import OWN
 from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, findings, probe
+from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory_sizes import ByLayer
-from memformers.runs.folder import CONFIG, check_nothing_is_lost
+from memformers.runs.folder import CONFIG, refuse_overwrite
 from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
 from memformers.training.data_module import spec_of
@@ -60,10 +60,10 @@ class Evaluate(ModelCommand):
     result."""
     segment_len: int | None = None
     """Segment length S, if it should differ from that of the training."""
-    mem_len: ByLayer | None = None
+    mem_len: Lengths | None = None
     """Memory length M, if it should differ from that of the training; one number for all layers, or one for
     each."""
-    c_mem_len: ByLayer | None = None
+    c_mem_len: Lengths | None = None
     """Compressed memory length C, if it should differ from that of the training; one number for all layers,
     or one for each."""
     out: Path | None = None
@@ -77,7 +77,7 @@ class Evaluate(ModelCommand):
             try:
                 read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
             except UserError:  # no evaluation wrote it
-                check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
+                refuse_overwrite(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
         names = ("segment_len", "mem_len", "c_mem_len")
         model = with_lengths(model, **{name: getattr(self, name) for name in names})

@@ -23,8 +23,7 @@ class Export(Checked):
     to: Literal["tensorboard", "wandb"]
     """The tracker, which must be installed; wandb reads its settings from its environment variables."""
     out: Path | None = None
-    """Where the files go; by default TensorBoard's go into the runs' folders, and wandb's into the current
-    one."""
+    """Where the files go, a folder for each run; by default into the runs' folders."""
 
     def run(self) -> None:
         """Copy them, then say how many."""

@@ -11,8 +11,7 @@ from memformers.common.processes import Stopped, StopSignals
 from memformers.common.text import UserError
 from memformers.data.corpus_reader import read_text
 from memformers.data.utf8 import text_of
-from memformers.generation.sampling import Sampling, seeded
-from memformers.generation.text import TextStream
+from memformers.generation.generate import Sampling, TextStream, make_generator
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Generate(ModelCommand):
         signal ends it between two tokens, or while it waits for a line."""
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
-        generator = seeded(self.seed, stream.device)
+        generator = make_generator(self.seed, stream.device)
         self.read_prompt(stream, signals)
         if stream.reader.last is not None or not self.interactive:
             self.write(stream, generator, signals)

@@ -69,9 +69,8 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        paths = sorted(temporary.iterdir())
-        files = {path.name: fingerprint(path) for path in paths}
-        write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
+        paths = sorted(path for path in temporary.iterdir() if path.name != MANIFEST)
+        write_manifest(temporary, [path.name for path in paths])
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
             path.chmod(mode)
@@ -119,6 +118,11 @@ def remove_leftovers(parent: Path) -> None:
 def has_manifest(folder: Path) -> bool:
     """Whether ``folder`` has a manifest."""
     return os.path.lexists(folder / MANIFEST)
+
+
+def write_manifest(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of the files called ``names`` in ``folder``."""
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": {n: fingerprint(folder / n) for n in names}})
 
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:

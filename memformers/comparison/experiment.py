@@ -18,17 +18,26 @@ from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig
-from memformers.models.registry import places
-from memformers.runs.card import known_card, new_run_id, plan_run
+from memformers.models.registry import MODELS, import_path
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
     OF_AN_EXPERIMENT,
     RESULT,
+    Arm,
+    Plan,
+    Planned,
+    alone_in,
+    baseline_of,
     check_named,
-    check_nothing_is_lost,
+    compared_with,
+    known_card,
+    new_run_id,
+    plan_run,
+    read_plan,
+    refuse_overwrite,
+    runs_of,
 )
-from memformers.runs.plan import Arm, Plan, Planned, baseline_of, compared_with, read_plan, runs_of
 from memformers.tracking.discovery import (
     DASHBOARD,
     answers,
@@ -38,9 +47,9 @@ from memformers.tracking.discovery import (
     sent_to,
     show_comparison,
 )
+from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
-from memformers.training.resume import alone_in, differences
 
 ENDING_SECONDS = 20.0
 """How long a training run may take to end after the experiment that started it."""
@@ -183,7 +192,7 @@ def united(experiment: Experiment, saved: Plan | None, folder: Path, resume: boo
     first = experiment.train.seed
     runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
     new_names = [name for name in runs if name not in before.runs]
-    check_nothing_is_lost(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
+    refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
     return Plan(name, before.settings, tuple(arms.values()), runs, commands)
 
@@ -206,7 +215,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *places(due[n]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *code_of(due[n]["model"]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
@@ -243,3 +252,8 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
         if name != base:
             link = f"{page_address(api)}/run/{ids[name]}/compare"
             print(f"dashboard: {link}  ({name} beside {base})", flush=True)
+
+
+def code_of(model: str) -> list[str]:
+    """What another process must import for a ``model``, as ``FILE.py:Class``."""
+    return [import_path(MODELS[model])] if ":" in model else []

@@ -17,13 +17,11 @@ from memformers.evaluation.memory_ablation import controls_of
 from memformers.evaluation.recall_by_distance import RecallByDistance, distance_edges, recall_by_distance
 from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, FACTS, RESULT
+from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, train_config_from, unused_settings
-from memformers.training.loop import train_steps
-from memformers.training.resume import alone_in
+from memformers.training.loop import TrainingState, train_steps
 from memformers.training.run import build_model
-from memformers.training.state import TrainingState
 
 MODEL = "model"
 """The folder of the trained model, in the folder of its run."""

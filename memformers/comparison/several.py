@@ -5,7 +5,7 @@ from pathlib import Path
 
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.runs.folder import EXPERIMENT, OF_AN_EXPERIMENT, RESULT, check_named, check_nothing_is_lost
+from memformers.runs.folder import EXPERIMENT, OF_AN_EXPERIMENT, RESULT, check_named, refuse_overwrite
 
 
 def run_experiments(
@@ -26,7 +26,7 @@ def run_experiments(
     """
     check_named(folder)
     if not any(folder.glob(f"*/{EXPERIMENT}")):
-        check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
+        refuse_overwrite(folder, OF_AN_EXPERIMENT)
     elif not resume:
         raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
     failed = []

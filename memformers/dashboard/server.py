@@ -18,8 +18,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
-from memformers.runs.card import read_card
-from memformers.runs.folder import read_metrics
+from memformers.runs.folder import read_card, read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announce, api_address, note_comparison
 from memformers.tracking.recorder import import_run

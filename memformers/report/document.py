@@ -13,8 +13,7 @@ from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made, write_results
 from memformers.report.recall import write_recall_report
 from memformers.report.sections import bars, claims, costs_table, results_table, warnings
-from memformers.runs.folder import PROBE
-from memformers.runs.plan import read_plan
+from memformers.runs.folder import PROBE, read_plan
 from memformers.runs.reader import read_probe, read_runs
 
 MOST_PERPLEXITY = 10_000

@@ -10,9 +10,7 @@ from memformers.common.files import csv_text, write_json, write_text
 from memformers.report.arms import ArmRuns
 from memformers.report.markdown import DASH, prose, table
 from memformers.report.sections import all_runs, unfair_settings
-from memformers.runs.card import Card, known_card
-from memformers.runs.folder import RESULTS, TABLE, flatten
-from memformers.runs.plan import read_plan
+from memformers.runs.folder import RESULTS, TABLE, Card, flatten, known_card, read_plan
 from memformers.runs.reader import differing_settings
 
 

@@ -15,8 +15,7 @@ from memformers.common.intervals import Mean, mean_of_known
 from memformers.report.arms import ArmRuns, Column, Measure, arms_table
 from memformers.report.markdown import TEMPLATES, fenced, number, prose
 from memformers.report.plotting import line_styles
-from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
-from memformers.runs.plan import read_plan
+from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten, read_plan
 from memformers.runs.reader import Run, differing_settings
 
 STEADY = 1.5
@@ -86,7 +85,7 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     ``base``."""
     runs = all_runs(arms)
     every = differing_settings([dict(flatten(run.config)) for run in runs])
-    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.own.")]
+    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.memory_config.")]
     found += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
     seeds = {run.seed for run in base.runs}
     return found + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)

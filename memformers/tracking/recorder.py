@@ -24,8 +24,19 @@ from typing import Any
 
 from memformers.common.network import ask_json, split_login
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.card import Card, close_card, open_card, read_card
-from memformers.runs.folder import CARD, LOG, METRICS, TOKENS, Metrics, flatten, short_names
+from memformers.runs.folder import (
+    CARD,
+    LOG,
+    METRICS,
+    TOKENS,
+    Card,
+    Metrics,
+    close_card,
+    flatten,
+    open_card,
+    read_card,
+    short_names,
+)
 from memformers.tracking import discovery
 from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, DASHBOARD, LABML_URL, OFF, page_address
 

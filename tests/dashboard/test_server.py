@@ -9,9 +9,7 @@ import pytest
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.labml import open_records
 from memformers.dashboard.server import bring_in
-from memformers.runs.card import read_card
-from memformers.runs.folder import read_metrics
-from memformers.runs.plan import runs_of
+from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import api_address, find_running
 from memformers.tracking.recorder import Tracking

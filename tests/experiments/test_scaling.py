@@ -1,6 +1,5 @@
 """What is counted on models without numbers, against what models compute, keep, hold and send that run."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments import scaling
@@ -22,11 +19,10 @@ from memformers.data.streams import Segment
 from memformers.models import positions
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, preset_names
 from memformers.training.distributed import Distributed
+from memformers.training.loop import TrainingState, forward_of, train_step
 from memformers.training.optimizers import build_optimizers
-from memformers.training.presets import preset_names
-from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"
@@ -84,7 +80,7 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     with OnGPU(), hooks:
         loss(lm, tokens, memory, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(UnrolledSegments(lm), [Segment(tokens, tokens)], memory, config, Distributed())
+        train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
     memories, found = (*memory.mem, *memory.c_mem), count(config)
     assert found["operations"] == counter.get_total_flops()
     assert found["kept"] == held(kept, but=(*lm.parameters(), *memories))
@@ -99,48 +95,21 @@ def test_all_layers_follow_from_one_and_two():
     assert found["sent"] == 0
 
 
-class Sent(TorchDispatchMode):
-    """Counts what the collective operations of a rank send, in rings."""
-
-    def __init__(self, ranks):
-        super().__init__()
-        self.ranks, self.bytes = ranks, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        part = {torch.ops.c10d._allgather_base_.default: 1, torch.ops.c10d._reduce_scatter_base_.default: 0}
-        if function in part:
-            self.bytes += (self.ranks - 1) * args[part[function]].nbytes  # passed on by all but one
-        return function(*args, **(kwargs or {}))
-
-
-def bytes_after_a_step(config, ranks, watch, hook=None):
-    """A step of the first of PyTorch's fake processes: what it sends goes nowhere, but it is sent, by
-    ``hook`` with DDP; returns the bytes of its weights, gradients and optimizers' state."""
+def bytes_after_a_step(config, ranks, hook):
+    """A step of the first of PyTorch's fake processes, which sends by ``hook``; returns the bytes of its
+    weights, gradients and optimizers' state."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         lm, alone = MemoryLM(config.model), Distributed(parallel=config.step.parallel)
-        alone.place(lm, torch.device("cpu"))
-        optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
-        if hook:
-            forward.register_comm_hook(None, hook)
+        optimizers, forward = build_optimizers(lm, config), forward_of(lm, config, alone)
+        forward.register_comm_hook(None, hook)
         x = torch.randint(37, (16, config.batch_size // ranks))
-        with watch:
-            backward(forward, [Segment(x, x)], Memory(()), config, alone)
-        for optimizer in optimizers:
-            optimizer.step()
+        train_step(lm, forward, Segment(x, x), TrainingState(optimizers), config, alone)
     finally:
         dist.destroy_process_group()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
     tensors = [*lm.parameters(), *(p.grad for p in lm.parameters()), *moments]
-    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
-
-
-@pytest.mark.parametrize("ranks", [4, 7])
-def test_a_rank_of_fsdp_holds_and_sends_what_is_estimated(ranks):
-    config = training(4 * ranks, parallel="fsdp")
-    sent, guess = Sent(ranks), step_of(config, ranks)
-    assert guess["state"] == bytes_after_a_step(config, ranks, sent)
-    assert guess["sent"] == sent.bytes
+    return sum(t.nbytes for t in tensors)
 
 
 def test_a_rank_of_ddp_reduces_each_gradient_once():
@@ -153,7 +122,7 @@ def test_a_rank_of_ddp_reduces_each_gradient_once():
         return done
 
     guess = step_of(config, 4)
-    assert guess["state"] == bytes_after_a_step(config, 4, nullcontext(), note)
+    assert guess["state"] == bytes_after_a_step(config, 4, note)
     assert sum(reduced) == 4 * guess["parameters"]
     assert guess["sent"] == 2 * 3 * sum(reduced) / 4
 
