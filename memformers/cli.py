@@ -28,10 +28,9 @@ HOMES = {"probe": "evaluate", "recall": "compare"}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     with cli_errors():
-        name, options = command_name(given[:1]), given[1:]
+        name, options = command_name(words[:1]), words[1:]
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
         if name in ("train", "compare", "recall"):
@@ -45,11 +44,12 @@ def main(arguments: list[str] | None = None) -> None:
         command.run()
 
 
-def command_name(given: list[str]) -> str:
-    """The command that is given; --help, --version and an unknown command end the program."""
+def command_name(words: list[str]) -> str:
+    """The command that the first of ``words`` names; --help, --version and an unknown command end the
+    program."""
     parser = argparse.ArgumentParser(prog="memformers", description=ABOUT)
     parser.add_argument("--version", action="version", version=f"memformers {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
-    return str(parser.parse_args(given or ["--help"]).command)
+    return str(parser.parse_args(words or ["--help"]).command)

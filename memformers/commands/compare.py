@@ -30,7 +30,6 @@ class Compare(ExperimentCommand):
     """What is compared."""
 
     def experiment(self, folder: Path) -> Path:
-        """Compare; returns the report's page."""
         return compare(self.config, folder, self.dashboard, resume=self.resume)
 
 
@@ -55,7 +54,6 @@ class Recall(ExperimentCommand):
     """What is trained and asked."""
 
     def run(self) -> None:
-        """Train, measure and report, or show what was trained."""
         if not self.show:
             return super().run()
         shown = read_stream(self.show)
@@ -65,5 +63,4 @@ class Recall(ExperimentCommand):
         return None
 
     def experiment(self, folder: Path) -> Path:
-        """Train and measure; returns the report's page."""
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

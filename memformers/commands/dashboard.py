@@ -29,7 +29,6 @@ class Dashboard(Checked):
     """Whether to open the page in the browser."""
 
     def run(self) -> None:
-        """Start it, and stay until it is ended."""
         from memformers.dashboard.server import serve
 
         serve(self.folder, self.host, self.port, self.import_, self.open)

@@ -26,6 +26,5 @@ class Export(Checked):
     """Where the files go, a folder for each run; by default into the runs' folders."""
 
     def run(self) -> None:
-        """Copy them, then say how many."""
         number = export(self.runs, self.to, self.out)
         print(f"exported to {self.to}: {counted(number, 'run')}")

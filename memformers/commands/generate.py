@@ -40,7 +40,6 @@ class Generate(ModelCommand):
     carries the whole conversation."""
 
     def run(self) -> None:
-        """Print the prompt and what the model writes after it."""
         stream = TextStream(*self.load())
         ending: BaseException | None = None
         with StopSignals() as signals:
@@ -87,7 +86,6 @@ class Generate(ModelCommand):
         print(prompt, end="", flush=True)
 
     def write(self, stream: TextStream, generator: torch.Generator, signals: StopSignals) -> None:
-        """Print what the model writes, character by character."""
         for piece in stream.write(self.tokens, self.sampling, generator, self.stop):
             print(piece, end="", flush=True)
             signals.check()

@@ -105,7 +105,6 @@ class ExperimentCommand(TrackedCommand):
         """Train and measure in ``folder``; returns the report's page."""
 
     def run(self) -> None:
-        """Train and measure, then say where the report is."""
         if self.resume and self.out is None:
             raise UserError("name the experiment to resume as --out.")
         say_report(self.experiment(self.out or new_folder(self.name)))
@@ -113,7 +112,6 @@ class ExperimentCommand(TrackedCommand):
 
     @classmethod
     def main(cls) -> None:
-        """Run what the command line asks for."""
         with cli_errors():
             parse_arguments(cls).run()
 
@@ -130,7 +128,6 @@ class CustomMemories:
     file by itself."""
 
     def import_memories(self) -> None:
-        """Import them; UserError for what can't be imported."""
         from memformers.models.registry import name_of  # not above: other commands do without PyTorch
 
         for path in self.model:

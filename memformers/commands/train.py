@@ -54,7 +54,6 @@ class Train(TrackedCommand):
     trains on if --tokens is larger than before."""
 
     def folder(self) -> Path:
-        """Where the run goes, or is."""
         if self.resume is None:
             return self.out or new_folder(short_name(self.config.model.model))
         if len(self.resume) + (self.out is not None) > 1:
@@ -70,7 +69,6 @@ class Train(TrackedCommand):
         return runs[-1]
 
     def train(self) -> Path:
-        """Train; returns the run's folder."""
         folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
         return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
 

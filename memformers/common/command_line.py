@@ -145,7 +145,6 @@ def option_rules(command: type, is_brief: bool) -> Any:
 
 
 def default_hint(default: str) -> str:
-    """How help shows a default."""
     return "" if default in NO_DEFAULTS else f"(default: {default})"
 
 

@@ -116,12 +116,10 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether ``folder`` has a manifest."""
     return os.path.lexists(folder / MANIFEST)
 
 
 def write_manifest(folder: Path, names: Sequence[str]) -> None:
-    """Write the manifest of the files called ``names`` in ``folder``."""
     write_json(folder / MANIFEST, {"format": FORMAT, "files": {n: fingerprint(folder / n) for n in names}})
 
 
@@ -147,7 +145,6 @@ def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """The size of a file in bytes, and its checksum."""
     return {"size": path.stat().st_size, "sha256": checksum(path)}
 
 

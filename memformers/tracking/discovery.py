@@ -79,7 +79,6 @@ def page_address(api: str) -> str:
 
 
 def state_folder() -> Path:
-    """The folder of these files."""
     return platformdirs.user_state_path("memformers")
 
 
@@ -122,14 +121,14 @@ def note_comparison(folder: Path) -> None:
 
 
 def noted_comparisons() -> dict[str, Path]:
-    """The folders of all comparisons, by their ids; that which was begun last comes first."""
-    found = []
+    """The folders of all comparisons, by their ids, newest first."""
+    notes = []
     for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = Path(read_json(note)["folder"])
             if comparison_id(folder) == note.stem:
-                found.append((note.stat().st_mtime, note.stem, folder))
-    return {identity: folder for _, identity, folder in sorted(found, reverse=True)}
+                notes.append((note.stat().st_mtime, note.stem, folder))
+    return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 
 
 def show_comparison(folder: Path, dashboard: str) -> None:

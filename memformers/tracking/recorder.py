@@ -170,7 +170,6 @@ def relay(folder: Path, files: Path, is_last_try: bool) -> int:
 
 
 def restart(*more: str) -> None:
-    """Begin this process again."""
     sys.stderr.flush()
     command = module_command("memformers.tracking.recorder", *sys.argv[1:3], *filter(None, more))
     os.execv(command[0], command)
