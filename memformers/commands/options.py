@@ -1,8 +1,6 @@
 """Options and messages that several commands share."""
 
 import shlex
-import shutil
-import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.command_line import cli_errors, command_here, parse_arguments
 from memformers.common.fields import Checked
 from memformers.common.text import Progress, UserError
 from memformers.runs.folder import new_folder
@@ -40,17 +38,6 @@ def with_custom_memory(config: "ModelConfig", arguments: Sequence[str]) -> "Mode
     settings are options too."""
     model = last_value("--model", arguments)
     return replace(config, model=model) if ":" in model else config
-
-
-def command_here(command: str) -> str:
-    """How to type a ``memformers`` command in this terminal, where the program may not be on the path."""
-    program = Path(sys.executable).with_name("memformers")
-    if (on_path := shutil.which("memformers")) and Path(on_path).resolve() == program.resolve():
-        return f"memformers {command}"
-    if not program.is_file():
-        return f"{shlex.quote(sys.executable)} -m memformers {command}"
-    is_below = program.is_relative_to(Path.cwd())
-    return f"{shlex.quote(str(program.relative_to(Path.cwd()) if is_below else program))} {command}"
 
 
 def dashboard_here() -> str:

@@ -10,11 +10,10 @@ import tyro
 from memformers.commands.options import (
     FIRST_OF_TRAINING,
     TrackedCommand,
-    command_here,
     last_value,
     with_custom_memory,
 )
-from memformers.common.command_line import parse_arguments
+from memformers.common.command_line import command_here, parse_arguments
 from memformers.common.files import has_manifest
 from memformers.common.processes import is_first
 from memformers.common.text import UserError

@@ -165,6 +165,17 @@ def command_as_given() -> str:
     )
 
 
+def command_here(command: str) -> str:
+    """How to type a ``memformers`` command in this terminal, where the program may not be on the path."""
+    program = Path(sys.executable).with_name("memformers")
+    if (on_path := shutil.which("memformers")) and Path(on_path).resolve() == program.resolve():
+        return f"memformers {command}"
+    if not program.is_file():
+        return f"{shlex.quote(sys.executable)} -m memformers {command}"
+    is_below = program.is_relative_to(Path.cwd())
+    return f"{shlex.quote(str(program.relative_to(Path.cwd()) if is_below else program))} {command}"
+
+
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
     """One whole number, or one for each layer, with blanks or commas between them; else ValueError."""
     numbers = tuple(whole_number(word) for text in words for word in text.split(","))

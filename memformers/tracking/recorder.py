@@ -10,6 +10,8 @@ import contextlib
 import json
 import math
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from memformers.common.command_line import command_here
 from memformers.common.network import ask_json, split_login
 from memformers.common.processes import module_command, module_environment
 from memformers.runs.folder import (
@@ -103,7 +106,7 @@ class Tracking:
         if exit_code == UNSENT:
             _warn(
                 f"not all metrics reached the dashboard; all are in {self._file.name}, and "
-                f"memformers dashboard --import {self.folder} sends them again."
+                f"{command_here(f'dashboard --import {shlex.quote(str(self.folder))}')} sends them again."
             )
         elif exit_code:
             why = f"exit code {exit_code} (see {self.folder / LOG})"
@@ -224,8 +227,6 @@ def check_accepted(labml: Any) -> None:
 
 def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
     """Let labml write to ``files``, and send to the server at ``api`` if there is one."""
-    import shutil
-
     from labml import experiment, lab
     from labml.internal.computer.configs import computer_singleton
 

@@ -11,7 +11,9 @@ import pytest
 
 from memformers.cli import COMMANDS
 from memformers.commands import options
+from memformers.commands.train import Train, parse_train
 from memformers.common.files import read_json
+from memformers.common.text import UserError
 from memformers.data.utf8 import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
@@ -74,6 +76,14 @@ def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
     )
     ended = finish([sys.executable, "-c", program])
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("words", [["64", "64", "64", "832"], ["64,64,64,832"]])
+def test_lengths_with_blanks_or_commas_are_those_of_the_layers(words):
+    config = parse_train(["--mem-len", *words], Train()).config.model
+    assert [size.mem_len for size in config.memory_sizes] == [64, 64, 64, 832]
+    with pytest.raises(UserError, match="n_layers=3"):
+        parse_train(["--n-layers", "3", "--mem-len", *words], Train())
 
 
 def test_train_in_another_process_then_generate_then_report(tmp_path):
