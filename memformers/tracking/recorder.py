@@ -20,6 +20,7 @@ import traceback
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -182,15 +183,16 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
     """Track the run in ``folder`` as an experiment of labml's until it has ``ended``. RuntimeError for a
     server that refuses it."""
     from labml import experiment, tracker
-    from labml.internal.app.logs import APP_CONSOLE_LOGS
     from labml.internal.experiment import experiment_singleton
 
+    import_module("labml.internal.app.logs")
+    for stream in (sys.stdout, sys.stderr):
+        vars(stream).pop("write", None)  # labml's, which sends this process's output too
     card = read_card(folder)
     running = discovery.running() if dashboard == AUTO else {}
     api = discovery.sent_to(dashboard)
     create_experiment(card, folder, files, api)
     experiment.start()
-    APP_CONSOLE_LOGS.set_app_tracker(None, frequency=0)  # which would send this process's output too
     labml = experiment_singleton()
     if labml.app_experiment:
         labml.app_experiment.data["started"] = card.started  # which our dashboard shows
