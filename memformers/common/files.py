@@ -24,7 +24,7 @@ import dacite
 from filelock import FileLock
 
 from memformers.common.fields import check_keys, describe_type
-from memformers.common.text import UserError
+from memformers.common.text import UserError, counted
 
 T = TypeVar("T")
 MANIFEST, FORMAT = "manifest.json", 1
@@ -172,7 +172,7 @@ def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: b
         except UserError as error:
             if say:
                 print(f"checkpoint {folder} is skipped: {' '.join(str(error).split())}", file=sys.stderr)
-    raise UserError(f"{folders[0].parent} has no usable checkpoint among {len(folders)}.")
+    raise UserError(f"{folders[0].parent}: of {counted(len(folders), 'checkpoint')}, none can be used.")
 
 
 def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
