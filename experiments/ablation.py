@@ -14,9 +14,15 @@ from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
 from memformers.common.fields import Count, changed
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import SETTINGS, RecallConfig, compressive, paper_ablation, sees_back
+from memformers.comparison.recall import (
+    RECALL,
+    SETTINGS,
+    RecallConfig,
+    compressive,
+    paper_ablation,
+    sees_back,
+)
 from memformers.comparison.recall import transformer_xl as xl
-from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure

@@ -1,13 +1,16 @@
 """The attention of one word of a passage, drawn over its text."""
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from docs.building.pictures import WIDTH, legend, picture, words
 from memformers.convert.load import load_packaged
-from memformers.evaluation.attention_distribution import attention_of_layers
+from memformers.models.base import keys_by_head
+from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 
 MODEL = "compressive-shakespeare"
@@ -52,6 +55,22 @@ def attention_of_the_word() -> list[tuple[int, int, str, float]]:
         (first, end, place, weight)
         for (first, end), place, weight in zip(pairwise(ends), places, weights, strict=True)
     ]
+
+
+def attention_of_layers(
+    model: MemoryLM, inputs: list[Tensor], memory: Memory
+) -> Iterator[tuple[int, int, Tensor]]:
+    """C, M and the attention ``[B, H, S, K]`` of each layer to a segment, whose layers have these ``inputs
+    [S, B, D]``, and to the ``memory`` before it."""
+    sizes, S = model.config.memory_sizes, len(inputs[0])
+    key_start = model.transformer.first_seen(inputs[0], memory, None, sizes)
+    reads, lengths = keys_by_head(memory, sizes, len(inputs)), memory.lengths(len(inputs))
+    for i, layer in enumerate(model.transformer.memory_layers):
+        M, C = lengths[i]
+        past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
+        context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
+        bounds: dict[str, Any] = {"key_start": key_start[i], "reads": reads[i]}
+        yield C, M, layer.self_attn.probabilities(query=context[-S:], key=context, **bounds)
 
 
 def attention_map() -> str:

@@ -31,8 +31,7 @@ from docs.building.reference import (
 )
 from docs.building.source import ROOT
 from memformers.cli import COMMANDS
-from memformers.report.page import inline_svg
-from memformers.report.plotting import DARK
+from memformers.report.markdown import DARK, inline_svg
 
 ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",

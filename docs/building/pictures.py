@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from docs.building.drawings import SEGMENT, Cell, compressed, exactly, rolled
 from docs.building.source import ROOT
-from memformers.report.plotting import BLUE, DARK, GREEN, ORANGE
+from memformers.report.markdown import DARK
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH = 720
 IMAGES = ROOT / "docs/images"

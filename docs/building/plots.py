@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from memformers.common.intervals import Mean
-from memformers.report.plotting import BLUE, DARK, GREEN, ORANGE
+from memformers.report.markdown import DARK
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RecallConfig, compressive, transformer_xl
-from memformers.comparison.recall_training import RECALL
+from memformers.comparison.recall import RECALL, RecallConfig, compressive, transformer_xl
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between

@@ -13,11 +13,9 @@ from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
 from memformers.common.text_format import duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
-from memformers.report.markdown import DASH, Markup, number, plain, prose, table
-from memformers.report.page import html_of
-from memformers.report.plotting import DARK, line_styles
-from memformers.report.provenance import in_words
-from memformers.report.sections import bars, claims, results_table, trial
+from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
+from memformers.report.plotting import line_styles
+from memformers.report.sections import bars, claims, in_words, results_table, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
 from memformers.runs.reader import FINISHED, PLANNED, RUNNING, Run, Runs, differing_settings, totals
 from memformers.runs.reader import number as known
@@ -88,7 +86,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
         above += [f"> {warning}" for warning in trial(runs.folder)]
         if 0 < finished < len(runs.all):
             above.append(prose("so_far", finished=finished, planned=len(runs.all)))
-        above += claims(arms, base, [measure], runs.folder)[: 1 if finished < len(runs.all) else None]
+        above += claims(arms, base, measure, runs.folder)[: 1 if finished < len(runs.all) else None]
     except UserError as error:  # of a plan that is broken
         above.append(plain(str(error)))
     valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")

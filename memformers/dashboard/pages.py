@@ -19,7 +19,7 @@ from fastapi.responses import (
 
 from memformers.common.errors import UserError
 from memformers.dashboard import live
-from memformers.report.page import STYLE, TEMPLATE
+from memformers.report.markdown import STYLE, TEMPLATE
 from memformers.runs.folder import PAGE
 from memformers.tracking.discovery import COMPARISONS
 

@@ -47,6 +47,8 @@ class Plan:
     """By the names of their folders, in the order in which they are trained."""
     commands: tuple[str, ...] = ()
     """Those that began it and went on with it."""
+    scale: float = 1.0
+    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
     @property
     def seeds(self) -> int:

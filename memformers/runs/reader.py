@@ -72,7 +72,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text": (TEXT_FACTS_HAVE, RESULT_HAS),
 }
 """What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
-PROBE_HAS = dict.fromkeys(("effective_context", "attention", "memory_ablation"), dict[str, Any] | None)
+PROBE_HAS = {"memory_ablation": dict[str, Any] | None}
 PLANNED, RUNNING, FINISHED, STOPPED, FAILED = "planned", "running", "finished", "stopped", "failed"
 SILENT_SECONDS = 900.0
 """The time without a new record after which a run that has not ended has died with its machine."""
@@ -302,7 +302,12 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
         place.resolve().name == name and newest_checkpoint(place) == probed[name]
         for name, place in places.items()
     )
-    return read_json(folder / PROBE, PROBE_HAS) if probed and is_current else None
+    if not probed or not is_current:
+        return None
+    probe = read_json(folder / PROBE, PROBE_HAS)
+    return (
+        probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None
+    )  # else of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:

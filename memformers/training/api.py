@@ -18,9 +18,8 @@ from memformers.common.text_format import counted
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.evaluation.evaluate import summary
+from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RESULT, flatten, new_folder, read_metrics

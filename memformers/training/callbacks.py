@@ -117,7 +117,7 @@ class Callbacks:
             metrics["reconstruction_loss.valid"] = found.reconstruction_loss
         self._write(state, metrics)
         if self.evaluation is None:
-            self.bar.say(f"{self._over(found)}:")
+            self.bar.say(f"Evaluations during the training read {self._over(found)}:")
         self.evaluation, self.evaluated = found, state.tokens
         gained = state.lowest_loss is None or found.loss < state.lowest_loss
         state.lowest_loss = found.loss if gained else state.lowest_loss
@@ -172,7 +172,8 @@ class Callbacks:
         self.state.evaluation_seconds += time.perf_counter() - begun
         in_units = self.validation.comparable(found, whole=True)
         if found is not self.evaluation:
-            self.bar.say(f"{self._over(found)}: {in_units['bits_per_character']:.4f} {self.unit}")
+            bits = in_units["bits_per_character"]
+            self.bar.say(f"The last evaluation reads {self._over(found)}: {bits:.4f} {self.unit}")
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": found.loss,
@@ -239,7 +240,7 @@ class Callbacks:
 
     def _over(self, evaluation: Evaluation) -> str:
         n, whole = evaluation.tokens, self.validation.predictable
-        return f"over {f'all {n:,}' if n == whole else f'{n:,} of {whole:,}'} held-out tokens"
+        return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank

@@ -14,8 +14,14 @@ from memformers.data.ids import Ids
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.evaluation.bits_per_byte import comparable, units
-from memformers.evaluation.evaluate import Evaluation, evaluate, evaluate_reading, reading_of
+from memformers.evaluation.evaluate import (
+    Evaluation,
+    comparable,
+    evaluate,
+    evaluate_reading,
+    reading_of,
+    units,
+)
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
@@ -99,7 +105,7 @@ class Validation:
 
     def comparable(self, evaluation: Evaluation, whole: bool) -> dict[str, float]:
         """The loss of the ``whole`` text, or of its first tokens, in
-        [`comparable`][memformers.evaluation.bits_per_byte.comparable] units."""
+        [`comparable`][memformers.evaluation.evaluate.comparable] units."""
         of = units(self.tokenizer, *(self.all if whole else self.first))
         return comparable(evaluation.nats, of, self.tokenizer)
 

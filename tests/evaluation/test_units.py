@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memformers.data.subwords import learn_bpe
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, IdTokenizer, build_tokenizer
 from memformers.data.utf8 import bytes_of, text_of
-from memformers.evaluation import bits_per_byte
-from memformers.evaluation.bits_per_byte import Units, comparable, units
+from memformers.evaluation import evaluate
+from memformers.evaluation.evaluate import Units, comparable, units
 
 TEXTS = ["naïve kings, naïve crowns\n", "kings and  crowns\n"]
 
@@ -47,7 +47,7 @@ def test_units_are_the_same_however_many_tokens_are_decoded_at_once(text, at_onc
     for tokenizer in (ByteTokenizer(), CharacterTokenizer("aé \n"), build_tokenizer("word", text)):
         whole = units(tokenizer, tokenizer.numbers(text))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bits_per_byte, "BLOCK", at_once)
+            patch.setattr(evaluate, "AT_ONCE", at_once)
             assert units(tokenizer, tokenizer.numbers(text)) == whole
 
 
@@ -62,3 +62,14 @@ def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(t
     assert {name: x for name, x in found.items() if x == x} == pytest.approx({**bits, **perplexities})
     assert comparable(1e9, Units(1, 1, 1, 1), tokenizer)["bits_per_byte"] > 1e9
     assert all(map(math.isnan, comparable(1.0, Units(0, 0, 0, 0), tokenizer).values()))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("The king's men -- all of them -- came, and 30 went. " * 9, 98),
+                        ("self.x[i] = f(i, j) if i > 0 else g(x)\n" * 9, 0)],
+)  # fmt: skip
+def test_a_perplexity_per_word_is_of_texts_whose_words_are_words(text, words):
+    assert units(ByteTokenizer(), ByteTokenizer().numbers(text)).words == words
+    tokenizer = learn_bpe([text])
+    measured = comparable(10.0, units(tokenizer, tokenizer.numbers(text)), tokenizer)
+    assert math.isnan(measured["word_perplexity"]) == (words == 0)
