@@ -56,13 +56,11 @@ class Evaluate(ModelCommand):
     streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
     result."""
     segment_len: int | None = None
-    """Segment length S, if it should differ from that of the training."""
+    """Segment length S, to differ from the training."""
     mem_len: ByLayer | None = None
-    """Memory length M, if it should differ from that of the training; one number for all layers, or one for
-    each."""
+    """Memory length M, to differ from the training; one number for all layers, or one for each."""
     c_mem_len: ByLayer | None = None
-    """Compressed memory length C, if it should differ from that of the training; one number for all layers,
-    or one for each."""
+    """Compressed memory length C, to differ from the training; one number for all layers, or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
@@ -87,23 +85,23 @@ class Evaluate(ModelCommand):
         if self.text:
             name = tokenizer.name if tokenizer.name in OWN else "bpe"
             how = self.document_separator, self.text_field, name
-            found = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
+            corpus = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
         elif self.document_separator or self.text_field != "text":
             raise UserError(
                 "text_field and document_separator are for the file of --text; name it, or don't set them."
             )
         elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
-            found = common_corpus(read_runs(self.checkpoint))
-            if found.tokenizer.saved() != tokenizer.saved():
+            corpus = common_corpus(read_runs(self.checkpoint))
+            if corpus.tokenizer.saved() != tokenizer.saved():
                 raise UserError(
-                    f"{found.info.source} has other tokens than in the training; name a text with --text."
+                    f"{corpus.info.source} has other tokens than in the training; name a text with --text."
                 )
         else:
             raise UserError("name a text with --text; only a run knows what it was trained on.")
-        split = self.split or (TEST if TEST in found.splits else VALIDATION)
-        if split not in found.splits:
-            raise UserError(f"{found.info.source} has no {split} part, but {', '.join(found.splits)}.")
-        read = found.splits[split]
+        split = self.split or (TEST if TEST in corpus.splits else VALIDATION)
+        if split not in corpus.splits:
+            raise UserError(f"{corpus.info.source} has no {split} part, but {', '.join(corpus.splits)}.")
+        read = corpus.splits[split]
         names = read.names or [f"{split}:{n}" for n in range(1, len(read.documents) + 1)]
         return replace(read, names=names)
 
@@ -150,9 +148,11 @@ class Evaluate(ModelCommand):
                 for before, loss, uncertainty in by_memory
             ]
             if lengths:
-                found = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
+                documents = zip(
+                    split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True
+                )
                 details["documents"] = [
-                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in found
+                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in documents
                 ]
             write_json(self.out / NUMBERS, details)
             from memformers.report.plotting import save_loss_by_position  # not above: it takes 30 MiB

@@ -76,7 +76,7 @@ def recall_by_distance(
     Raises UserError if there is only one stream, since controls exchange them.
     """
     pairs, bins, places = list(segments), [], []
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    by_control: dict[str, list[tuple[Tensor, Tensor]]] = {}
     with eval_mode(model):
         read = read_segments(model, (segment for segment, _ in pairs), controls, warm_up)
         for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
@@ -89,7 +89,7 @@ def recall_by_distance(
             places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
             for name, of_asks in scores.items():
                 answers = of_asks.correct.cpu()[asked], of_asks.losses.cpu()[asked]
-                found.setdefault(name, []).append(answers)
+                by_control.setdefault(name, []).append(answers)
     bin_of, place_of = torch.cat(bins), torch.cat(places)
 
     def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:
@@ -106,7 +106,7 @@ def recall_by_distance(
             loss=loss,
         )
 
-    return {name: recall(answers) for name, answers in found.items()}
+    return {name: recall(answers) for name, answers in by_control.items()}
 
 
 def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:

@@ -136,7 +136,8 @@ def samples(arms: Sequence[ArmRuns]) -> list[Part]:
         return []
     parts: list[Part] = ["## Samples", prose("samples")]
     if shared := len(set(prompts.values())) == 1:
-        parts.append(f"All models continue the same prompt:\n\n{fenced(next(iter(prompts.values())))}")
+        title = "All models continue the same prompt:" if len(runs) > 1 else "The prompt:"
+        parts.append(f"{title}\n\n{fenced(next(iter(prompts.values())))}")
     for label, run in runs.items():
         parts.append(f"**{plain(label)}**")
         if not shared:

@@ -98,8 +98,8 @@ TEMPLATES, PLAIN_TEMPLATES = _environment(plain), _environment(str)
 def prose(name: str, **values: Any) -> Markup:
     """The paragraph ``name`` of ``prose.md``, with these ``values``, on one line."""
     markdown, text = (
-        re.sub(r"[ \n]+", " ", getattr(each.get_template("prose.md").module, name)(**values)).strip()
-        for each in (TEMPLATES, PLAIN_TEMPLATES)
+        re.sub(r"[ \n]+", " ", getattr(templates.get_template("prose.md").module, name)(**values)).strip()
+        for templates in (TEMPLATES, PLAIN_TEMPLATES)
     )
     return Markup(markdown, text.replace("*", ""))
 

@@ -40,7 +40,7 @@ def _line(color: str, linestyle: object, marker: str) -> LineStyle:
     return {"color": color, "linestyle": linestyle, "marker": marker, "markersize": 4.0, "linewidth": 1.3}
 
 
-# Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
+# Okabe and Ito's palette (2008), with lines and markers for print without colour.
 BLUE = _line("#0072B2", ":", "o")
 ORANGE = _line("#D55E00", "-", "s")
 GREEN = _line("#009E73", "--", "^")
@@ -238,10 +238,10 @@ def comparison_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, rea
         thin: bool = False,
     ) -> list[Series]:
         line, least = ({"marker": "", "linewidth": 0.8}, MIN_FOR_A_LINE) if thin else ({}, 1)
-        found = [(arm, arm.curve(metric, over, minus)) for arm in arms]
+        drawn = [(arm, arm.curve(metric, over, minus)) for arm in arms]
         return [
             Series(label.format(arm.label), points, lines[arm.name] | line)
-            for arm, points in found
+            for arm, points in drawn
             if len(points) >= least
         ]
 
@@ -249,11 +249,11 @@ def comparison_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, rea
     ticks = [first for first, _ in next(filter(None, octaves.values()), {})]
     minus = {arm.name: by_octave(arm, base) for arm in arms if arm is not base}
 
-    def by_position(found: Mapping[str, Mapping[tuple[int, int], Mean]]) -> list[Series]:
+    def by_position(octaves: Mapping[str, Mapping[tuple[int, int], Mean]]) -> list[Series]:
         return [
             Series(arm.label, [((a * b) ** 0.5, mean) for (a, b), mean in points.items()], lines[arm.name])
             for arm in arms
-            if (points := found.get(arm.name))
+            if (points := octaves.get(arm.name))
         ]
 
     held_out, training = of(VALID), of(TRAIN, label="", thin=True)
@@ -292,14 +292,14 @@ def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int]
     def between(first: int, last: int) -> Quantity:
         return lambda result: bits(result, fmean(result["loss_by_position"][first - 1 : last]))
 
-    [length], found = lengths, {}
+    [length], means = lengths, {}
     firsts = [1, 2, *(2**i + 1 for i in range(1, length.bit_length()))]
     for first in (first for first in firsts if first <= length):
         last = min(max(2 * (first - 1), 1), length)
         mean = arm.minus(base, between(first, last)) if base else arm.mean(between(first, last))
         if mean and (mean.n > 1 or not base):
-            found[first, last] = mean
-    return found
+            means[first, last] = mean
+    return means
 
 
 def bits(result: Result, nats: float = 1.0) -> float:

@@ -120,9 +120,9 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
     if n < MIN_FOR_A_CLAIM:
         return few_seeds(arms, n, measure, folder)
     about = {"base": base.label, "measure": measure, "least": MIN_FOR_A_CLAIM, "level": base.mean(measure.of)}
-    found = [prose("claim", label=arm.label, difference=mean, **about) for arm, mean in differences]
+    claimed = [prose("claim", label=arm.label, difference=mean, **about) for arm, mean in differences]
     about |= {"n": n, "rounding": ROUNDING, "many": len(others) > 2}
-    return [bullets(found), prose("how_compared", own_streams="recall" in base.first.config, **about)]
+    return [bullets(claimed), prose("how_compared", own_streams="recall" in base.first.config, **about)]
 
 
 def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -> list[Part]:

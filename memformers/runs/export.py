@@ -104,11 +104,7 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None, *, follow:
                 values = {n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}
                 copy.log(values, int(record[TOKENS]))
             if is_over:
-                final = {
-                    f"final.{n}": value
-                    for n, v in (run.result or {}).items()
-                    if (value := number(v)) is not None
-                }
+                final = {f"final.{n}": value for n, v in (run.result or {}).items() if (value := number(v))}
                 copy.log(final, int(run.last(TOKENS) or 0))
                 copy.finish()
                 waiting.remove(each)

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(
 def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch, capsys):
     monkeypatch.chdir(copied / "compressive")
     main(["probe", ".", "--tokens", "512"])
-    assert [*read_json("probe.json")["memory_ablation"]["costs"]] == ["compressive"]
+    assert [*read_json(Path("probe.json"))["memory_ablation"]["costs"]] == ["compressive"]
     assert "Compressive Transformer makes no significant use of its slots" in capsys.readouterr().out
 
 

@@ -65,7 +65,7 @@ def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(t
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("The king's men -- all of them -- came, and 30 went. " * 9, 98),
+    ("text", "words"), [("The king's men -- all of them -- came, and 30 went. " * 9, 107),
                         ("self.x[i] = f(i, j) if i > 0 else g(x)\n" * 9, 0)],
 )  # fmt: skip
 def test_a_perplexity_per_word_is_of_texts_whose_words_are_words(text, words):
