@@ -95,7 +95,7 @@ class Evaluate(ModelCommand):
             found = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
         elif self.checkpoint and (self.checkpoint / CONFIG).is_file():
             found = dataset_of(spec_of(read_train_config(self.checkpoint)))
-            if found.tokenizer.saved() != tokenizer.saved():
+            if found.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(f"{found.info.source} has changed since the training; name a text with text.")
         else:
             raise UserError("name a text with text; only a run knows what it was trained on.")

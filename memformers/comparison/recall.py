@@ -11,7 +11,7 @@ from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings
 from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
-from memformers.data.recall_stream import RecallStream, ValueTokens
+from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
 from memformers.runs.plan import Arm
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
@@ -158,9 +158,6 @@ class RecallConfig:
     """The number of threads of each training run. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
-    value_tokens: ValueTokens = None
-    """How many tokens a value has, after the token of its key, as in multi-query associative recall; by
-    default, one token says both the key and its value."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
@@ -172,9 +169,7 @@ class RecallConfig:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        stream = replace(base.recall.stream, value_tokens=self.value_tokens)
-        recall, vocab_size = replace(base.recall, stream=stream), stream.vocab_size
-        train = changed(base.train, tokens=tokens, device=self.device, vocab_size=vocab_size)
+        recall, train = base.recall, changed(base.train, tokens=tokens, device=self.device)
         if self.quick:
             train = changed(train, evaluations=1, log_every=5)
             recall = replace(recall, evaluated=QUICK_EVALUATED)

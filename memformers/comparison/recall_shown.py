@@ -45,10 +45,6 @@ def read_stream(folder: Path) -> Stream:
         raise UserError(f"{folder} has no trained model to show; finish its training with --resume.")
     run = RECALL.parse(arms[0].first.config, str(arms[0].first.folder))
     stream, S = run.recall.stream, run.train.model.segment_len
-    if stream.value_tokens:
-        raise UserError(
-            f"{folder} was trained with --value-tokens, which --show doesn't know; read its report."
-        )
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(stream, 1, S, CLAIMING_SEED + run.train.seed)
     pairs = list(islice(drawn, warm_up + -(-POSITIONS // S)))

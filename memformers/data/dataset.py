@@ -21,7 +21,7 @@ from memformers.common.atomic_dir import MANIFEST, check_manifest
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json
 from memformers.data import TRAIN, VALIDATION
-from memformers.data.ids import Ids, lengths_of
+from memformers.data.files import Ids, lengths_of
 from memformers.data.sources import STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer

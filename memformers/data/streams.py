@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.files import forget
+from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]
 """The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
@@ -158,7 +158,7 @@ def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
         return tokens[at]
     found = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
     if isinstance(tokens, np.memmap):
-        forget(tokens._mmap)  # type: ignore[attr-defined]
+        drop_resident_pages(tokens._mmap)  # type: ignore[attr-defined]
     return found
 
 

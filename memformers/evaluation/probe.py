@@ -81,7 +81,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     corpus = common_corpus(list(runs.values()))
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     models = {name: model for name, (model, _) in loaded.items()}
-    first, *others = (tokenizer.saved() for _, tokenizer in loaded.values())
+    first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
     if any(other != first for other in others):
         raise UserError("these runs divide the text into different tokens; probe each run alone.")
     tokens, documents = held_out_tokens(corpus)

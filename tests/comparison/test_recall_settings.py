@@ -68,9 +68,6 @@ def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
     (tmp_path / "arms").write_text("# none\n")
     with pytest.raises(ValueError, match="needs an arm"):
         RecallConfig(arms=(str(tmp_path / "arms"),))
-    apart = RecallConfig(value_tokens=2).experiment
-    assert apart.shared["recall"]["stream"]["value_tokens"] == 2
-    assert apart.train.model.vocab_size == 4 + 2 * 16 + 1
     quick = RecallConfig(quick=True, seeds=5).experiment
     assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
     assert quick.train.tokens < usual.train.tokens / 10

@@ -13,8 +13,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.comparison.arms import settings_of
 from memformers.comparison.text import TEXT
-from memformers.data.subwords import learn_bpe
-from memformers.data.tokenizers import ByteTokenizer
+from memformers.data.tokenizer import ByteTokenizer
+from memformers.data.tokenizers import learn_bpe
 from memformers.evaluation.frequency_buckets import NEVER, NO_WORD
 from tests.builders import small_training
 
