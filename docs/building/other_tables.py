@@ -5,14 +5,15 @@ import re
 from docs.building.cells import COST, OPERATIONS, Column, compared, cost, share
 from docs.building.results import about, experiments, mean, rows, seeds, state
 from docs.building.source import ROOT
+from docs.building.text_tables import REMOVED
 from memformers.report.markdown import DASH, Markup, table
 
 COMPRESSIONS = (
     ("conv", "convolution, attention reconstruction (default)", "0.973"),
     ("conv-from-mean", "the same, begins as the mean", DASH),
     ("dilated", "dilated convolution, attention reconstruction", "0.977"),
-    ("most-used", "most-used", "0.980"), ("mean", "mean", "0.982"), ("max", "max", "0.986"),
-    ("auto-encoding", "convolution, auto-encoding", "0.984"),
+    ("most-used", f"most-used {REMOVED}", "0.980"), ("mean", "mean", "0.982"), ("max", "max", "0.986"),
+    ("auto-encoding", f"convolution, auto-encoding {REMOVED}", "0.984"),
     ("bptt", "convolution, the language model's loss", "0.996"),
     ("upper-half", "convolution, slots in the upper layer only", DASH),
     ("transformer-xl", "Transformer-XL, equal keys", DASH),
@@ -79,6 +80,7 @@ MEMORIES = (("transformer", "No memory", 0, 0), ("transformer-xl", "Transformer-
             ("compressive", "Compressive Transformer", 64, 256), ("averages", "Exponential average", 64, 256),
             ("memory-tokens", "Memory tokens", 64, 64), ("infini", "Infini-attention", 0, 132))  # fmt: skip
 """Arms, their labels, keys per layer, and the vectors of D numbers that all layers together keep."""
+GONE = ("memory-tokens", "infini")
 
 
 def memories() -> str:
@@ -92,8 +94,9 @@ def memories() -> str:
     ]
     arms = about("memories")["arms"]
     priced = [
-        (arm, label, cost(keys, state(kept, 128), arms[label][OPERATIONS]))
+        (arm, f"{label} {REMOVED}" if arm in GONE else label, cost(keys, state(kept, 128), of[OPERATIONS]))
         for arm, label, keys, kept in MEMORIES
+        for of in [arms[label]]
     ]
     body = compared("memories", "transformer-xl", priced, columns)
     return table(["memory", COST, *(head for column in columns for head in column.heads)], body, numbers=True)

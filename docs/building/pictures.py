@@ -196,7 +196,5 @@ def told(row: Sequence[Cell], number: int) -> str:
 PICTURES: dict[str, Callable[[], str]] = {"equal_keys": equal_keys, "belt": belt}
 
 if __name__ == "__main__":
-    from docs.building.attended import attention_map  # which draws with the functions above
-
-    for name, draw in {**PICTURES, "attention": attention_map}.items():
+    for name, draw in PICTURES.items():
         (IMAGES / f"{name}.svg").write_text(draw(), "utf-8")

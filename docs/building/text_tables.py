@@ -8,8 +8,7 @@ from memformers.report.markdown import DASH, number, table
 UPPER = (("xl-upper", "192 positions, 320 in the upper layers", "192 positions, 320 in the upper two layers"),
          ("most-positions-upper", "192 positions, 128 slots in the upper layers",
           "192 positions, slots in the upper two layers"))  # fmt: skip
-FAR = (("head-832", "832 in one head of four", "832 in one head"),
-       ("xl-last", "832 in the last layer", "832 in the last layer"))  # fmt: skip
+REMOVED = "(removed; last available in a37ff72)"
 EVERYWHERE = ("xl-256", "256 positions in every layer", "256 positions")
 TEXTS = (
     ("Python", "text", (
@@ -23,10 +22,12 @@ TEXTS = (
         "192 positions, slots in the upper two layers, c = 2"))),
     ("Prose (RFCs)", "text_rfc", (EVERYWHERE, *UPPER)),
     ("Python, a third collection", "text_heads", (
-        EVERYWHERE, *((arm, *(f"64 positions, {long}" for long in longs)) for arm, *longs in FAR))),
+        EVERYWHERE,
+        ("xl-last", "64 positions, 832 in the last layer", "64 positions, 832 in the last layer"),
+        ("head-832", f"64 positions, 832 in one head of four {REMOVED}", "64 positions, 832 in one head"))),
     ("The same, with fewer keys", "text_divided", (
         ("xl-last-256", "64 positions, 256 in the last layer", "64 positions, 256 in the last layer"),
-        ("last-divided-256", "64 positions, 128 and 512 divided in the last layer",
+        ("last-divided-256", f"64 positions, 128 and 512 divided in the last layer {REMOVED}",
          "64 positions, 128 and 512 divided in the last layer"))),
 )  # fmt: skip
 """Texts; arms, as a page shows them, and their labels in the files. Differences are to the first."""
@@ -72,18 +73,14 @@ def longer_training() -> str:
 
 
 def far_memory() -> str:
-    """Long memories for one head or one layer, and divided ones, by seed, over the whole text and by how far
-    back a word last began."""
+    """A long memory for the last layer, by seed, over all of the text and by how far back a word began."""
     body, numbers = list[list[str]](), sorted(seeds("text_heads", "xl-256", COLUMN.measure))
-    far = [(shown, "text_heads", arm, "xl-256") for arm, shown, _ in FAR]
-    for shown, of, *pair in (*far, ("512 divided", "text_divided", "last-divided-256", "xl-last-256")):
-        for measure in (COLUMN.measure, *DISTANCES[:-1]):
-            ours, theirs = (seeds(of, name, measure) for name in pair)
-            found = [ours[seed] - theirs[seed] if seed in ours else None for seed in numbers]
-            each = [number(less, ".3f", signed=True) for less in found]
-            what = "bits per byte" if measure == COLUMN.measure else f"nats, {measure} back"
-            body.append([f"{shown}: {what}", *each, more_bits(paired(ours, theirs))])
-    head = ["minus 256 positions", *(f"seed {seed}" for seed in numbers), "all"]
+    for measure in (COLUMN.measure, *DISTANCES[:-1]):
+        ours, theirs = (seeds("text_heads", arm, measure) for arm in ("xl-last", "xl-256"))
+        cells = [number(ours[seed] - theirs[seed], ".3f", signed=True) for seed in numbers]
+        what = "bits per byte" if measure == COLUMN.measure else f"nats, {measure} back"
+        body.append([what, *cells, more_bits(paired(ours, theirs))])
+    head = ["832 in the last layer minus 256 everywhere", *(f"seed {seed}" for seed in numbers), "all"]
     return table(head, body, numbers=True)
 
 

@@ -25,11 +25,10 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
-from memformers.evaluation.attention_distribution import attention_distribution
 from memformers.evaluation.evaluate import BASELINE
 from memformers.evaluation.memory_ablation import beginnings, losses_under_controls
 from memformers.evaluation.probe import common_corpus, held_out_tokens
-from memformers.report.arms import ArmRuns, Measure
+from memformers.report.arms import Measure
 from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
@@ -39,10 +38,10 @@ BASE = TrainConfig(
 )
 """The training of all arms, without its memory. The end reads no more than a million held-out tokens."""
 MEASURED = "by_distance.json"
-"""In a run's folder: the loss by group, in nats per token, and where each head of each layer looks."""
+"""In a run's folder: the loss by group, in nats per token."""
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
 """Tokens of each document that are read, and edges of the groups of distances, in tokens."""
-DISTANCE, ALL_TOKENS, ATTENTION = "by_distance", "all", "attention"
+DISTANCE, ALL_TOKENS = "by_distance", "all"
 CONTROLS = ("memory swapped", "slots swapped")
 """Ways to read that the report shows, beside that of the training."""
 
@@ -105,16 +104,10 @@ class MemoryWorth(ArmsCommand):
             group, names = word_groups(distances, EDGES)
             found = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
             found[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
-            looks = {ATTENTION: attention_distribution(model, tokens, documents=held_out, segments=4)}
-            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found, **looks})
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found})
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
-
-    def about(self, arm: ArmRuns) -> dict[str, Any]:
-        """Also the attention of each seed, by layer, head and distance."""
-        found = {seed: result[ATTENTION] for seed, result in arm.results.items() if result.get(ATTENTION)}
-        return super().about(arm) | {ATTENTION: found}
 
     def parts(self, tasks: Tasks) -> Parts:
         """The bits per byte after each budget; after the largest, the losses by how far back a word last
