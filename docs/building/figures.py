@@ -8,11 +8,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from docs.building.other_tables import AGENTS, COMPRESSIONS, MAZES, MEMORIES, of_file
 from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
-from docs.building.recall_tables import MODELS, STREAMS, in_slots
 from docs.building.results import mean, rows, seeds, stored, verdicts
-from docs.building.text_tables import DISTANCES, REMOVED, SHAKESPEARE, SWAPPED
+from docs.building.tables import (
+    AGENTS,
+    COMPRESSIONS,
+    DISTANCES,
+    MAZES,
+    MEMORIES,
+    MODELS,
+    REMOVED,
+    SHAKESPEARE,
+    STREAMS,
+    SWAPPED,
+    in_slots,
+    of_file,
+)
 from memformers.common.intervals import Mean, paired
 
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}

@@ -11,13 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from docs.building.__main__ import written
-from docs.building.cells import share
 from docs.building.figures import forest
 from docs.building.markdown import BLOCK
 from docs.building.plots import COLOURS, STYLE, bar, line
-from docs.building.recall_tables import MODELS
 from docs.building.results import DATA, experiments, mean, measured, rows, seeds, state, verdicts
 from docs.building.source import ROOT
+from docs.building.tables import MODELS, share
 from memformers.commands import compare
 from memformers.common.command_line import parse_arguments
 from memformers.common.intervals import Mean
