@@ -57,14 +57,12 @@ def forest() -> Figure:
 
 
 def edges_of(experiment: str) -> list[tuple[int, int]]:
-    """The bins of distances that have answers."""
     return list(
         dict.fromkeys((int(row["from"]), int(row["to"])) for row in rows(experiment) if row["accuracy"])
     )
 
 
 def reach() -> Figure:
-    """Correct answers by distance with two and three layers, and farther back."""
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = (("2 layers: slots from 256 on", "recall_two_layers", 768),
               ("3 layers: from 384 on", "recall_three_layers", 768),
@@ -87,7 +85,6 @@ def reach() -> Figure:
 
 
 def slots() -> Figure:
-    """Correct answers beyond chance by the bits of a slot; a dot is a stream."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     for axes, longer in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
@@ -141,7 +138,6 @@ def long_text() -> Figure:
 
 
 def tiny_shakespeare() -> Figure:
-    """Bits per character in the training, and what changed memories cost."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     for arm, *_ in SHAKESPEARE:
@@ -168,7 +164,6 @@ def tiny_shakespeare() -> Figure:
 
 
 def compression() -> Figure:
-    """Correct answers about values that only slots hold, by what compresses and what trains it."""
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     for i, (arm, *_) in enumerate(COMPRESSIONS):
@@ -183,7 +178,6 @@ def compression() -> Figure:
 
 
 def agents() -> Figure:
-    """The success of each seed, by the length of the corridor."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     shown = AGENTS[:4]
     for axes, (arm, label, _) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
@@ -201,7 +195,6 @@ def agents() -> Figure:
 
 
 def memories() -> Figure:
-    """Correct answers by distance, for each memory beside Transformer-XL."""
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
     for axes, (arm, label, *_) in zip(panels, MEMORIES, strict=True):
@@ -222,7 +215,6 @@ def memories() -> Figure:
 
 
 def speed() -> Figure:
-    """Whole training steps beside labml-nn, by case."""
     figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     table = [

@@ -39,7 +39,6 @@ def filled(markdown: str) -> str:
 
 
 def table(asked: str) -> str:
-    """The table of that name, and of what stands after it."""
     name, *arguments = asked.split(" ", 1) if asked.startswith("recipes") else asked.split()
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
@@ -48,7 +47,6 @@ def table(asked: str) -> str:
 
 
 def command(name: str) -> str:
-    """How an experiment is run."""
     if name not in experiments():
         raise ValueError(f"experiments.csv has no {name!r}; there are {', '.join(experiments())}.")
     return f"```sh\n{experiments()[name]['command']}\n```"

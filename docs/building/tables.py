@@ -82,7 +82,6 @@ def cost(keys: int | str, size: str, operations: int | None = None) -> str:
 
 
 def cost_of(experiment: str, label: str, layers: int = 4, d_model: int = 128) -> str:
-    """The cost of an arm, by its label in the file of results."""
     arm = about(experiment)["arms"][label]
     return cost(
         arm[KEYS], kib(arm.get("state per stream", arm[KEYS] * layers * d_model * FLOAT)), arm[OPERATIONS]
@@ -101,7 +100,6 @@ REACHES = (
 
 
 def reach() -> str:
-    """Correct answers by distance, on streams on which nothing was chosen."""
     body = []
     for title, experiment, layers, bands in REACHES:
         part = [[COST, *(cost_of(experiment, label, layers, 64) for label in about(experiment)["arms"]), ""]]
@@ -127,7 +125,6 @@ def in_slots(arm: str, stream: int, *, longer: bool = False) -> Seeds:
 
 
 def slots() -> str:
-    """Correct answers beyond chance by what a slot must hold."""
     body = []
     for i, (stream, size) in enumerate(STREAMS):
         xl, ours = (in_slots(arm, i) for arm in MODELS)
@@ -156,7 +153,6 @@ def slot_settings() -> str:
 
 
 def both_losses() -> str:
-    """What f_c gains by also learning from the answers."""
     body = []
     for title, experiment, base, band in (
         ("slots of 4 positions", "recall_both_losses", "recall_both_losses", "192 – 384"),
@@ -188,7 +184,6 @@ PER_CHARACTER = "bits per character"
 
 
 def compression() -> str:
-    """The paper's ablation on the recall stream and on Tiny Shakespeare."""
     columns = [
         Column("correct beyond", BEYOND, "the default"),
         Column("correct within", WITHIN),
@@ -207,7 +202,6 @@ def compression() -> str:
 
 
 def gates() -> str:
-    """Gates beside residuals, as the default compression has them."""
     measures = (("correct beyond", BEYOND), ("correct within", WITHIN), (PER_CHARACTER, PER_CHARACTER))
     columns = [Column(*measure, "without") for measure in measures]
     arms = [
@@ -323,7 +317,6 @@ SWAPPED = "loss minus that with unchanged memory (nats per token)"
 
 
 def tiny_shakespeare() -> str:
-    """The comparison of three models over five seeds."""
     body, of = [], "tiny_shakespeare"
     for arm, label, shown, parts in SHAKESPEARE:
         is_base = arm == "transformer-xl"
@@ -340,7 +333,6 @@ def tiny_shakespeare() -> str:
 
 
 def growth() -> str:
-    """A memory that grows in training against one that is long from the beginning."""
     column = Column(PER_CHARACTER, PER_CHARACTER, "the first")
     arms = [(arm, f"{keys} positions{how}", cost(keys, state(keys * 4, 128))) for arm, keys, how in (
         ("transformer-xl", 256, ", which grow (the default)"), ("at-once", 256, " from the beginning"),
@@ -373,7 +365,6 @@ AGENTS = (("none", "No memory", "0"), ("gru", "nn.GRU", DASH), ("transformer-xl"
 
 
 def agents() -> str:
-    """Episodes that succeed, by the length of the corridor, and in MiniGrid."""
     columns = [Column(f"{maze.removeprefix('t-maze-')} steps", maze) for maze in MAZES[:2]]
     columns.append(Column("80 steps", MAZES[2], "Transformer-XL"))
     body = compared("agents", AGENTS, columns, "transformer-xl")
@@ -390,7 +381,6 @@ MEMORIES = (("transformer", "No memory", 0, 0), ("transformer-xl", "Transformer-
 
 
 def memories() -> str:
-    """Memories of other papers beside the package's, on recall and on two texts."""
     measures = (("recall, set 192 to 383 ago", "recall, set 192 to 384 positions ago"),
                 ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
                 ("Python, bits per byte", "bits per byte, python-source"))  # fmt: skip
@@ -404,7 +394,6 @@ def memories() -> str:
 
 
 def large_text() -> str:
-    """A text of a gigabyte, in the memory of a small machine."""
     return table(["what", "measured", "goal"], [[*row.values()] for row in rows("large_text")], numbers=True)
 
 
@@ -424,7 +413,6 @@ def data() -> str:
 
 
 def commands() -> str:
-    """How each experiment is run."""
     lines = (f"# {row['what']}\n{row['command']}" for row in experiments().values() if row["command"])
     return "```sh\n" + "\n".join(lines) + "\n```"
 

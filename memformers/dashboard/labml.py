@@ -99,7 +99,6 @@ def add_labml(app: FastAPI, records: Records) -> None:
 
 
 def is_known(run_id: str) -> bool:
-    """Whether there is a run with this id."""
     return run.RunIndex.get(run_id) is not None
 
 

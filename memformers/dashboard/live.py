@@ -125,7 +125,6 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
 
 
 def state_in_words(run: Run) -> str:
-    """What a run is doing, and how far it is."""
     state, why = run.state
     if state == RUNNING and run.budget:
         share = run.tokens / run.budget
@@ -134,7 +133,6 @@ def state_in_words(run: Run) -> str:
 
 
 def states(arm: ArmRuns) -> str:
-    """What an arm's runs are doing."""
     if len(arm.runs) == 1:
         return state_in_words(arm.first).partition(":")[0]
     every = [run.state[0] for run in arm.runs]
@@ -185,7 +183,6 @@ def finite(value: float) -> float | None:
 
 
 def summary(runs: Runs) -> str:
-    """How far the runs are, in one line."""
     every = [run.state[0] for run in runs.all]
     parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
     for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
@@ -218,7 +215,6 @@ class Comparisons:
         return self._open.setdefault(identity, runs or Runs(folder))
 
     def all(self) -> dict[str, Runs]:
-        """All of them, the newest first."""
         return {identity: runs for identity in noted_comparisons() if (runs := self.get(identity))}
 
 
@@ -229,7 +225,6 @@ def version_of(runs: Runs, *asked: object) -> str:
 
 
 def list_of(comparisons: dict[str, Runs], root: Path | str) -> str:
-    """Links to their pages, as HTML."""
     links = [
         f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(summary(runs))}'
         for identity, runs in comparisons.items()

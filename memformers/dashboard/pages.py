@@ -182,7 +182,6 @@ def bring_in(runs: list[Path], url: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message for the user who started the dashboard."""
     print(f"dashboard: {message}", file=sys.stderr, flush=True)
 
 

@@ -85,7 +85,6 @@ class Text:
         self.file.truncate()
 
     def add_ids(self, name: str, ids: Ids, *, is_document: bool) -> None:
-        """Append token ``ids [n]``."""
         before, self.are_ids = self.characters, True
         for block in as_bytes(ids, name):
             self._write(block, len(block) // 4)
@@ -105,7 +104,6 @@ class Text:
             self.names.append(name)
 
     def leave_out(self, name: str, why: str) -> None:
-        """Note what is not read."""
         self.left_out.setdefault(why, []).append(name)
 
     def place(self, character: int) -> int:
@@ -146,7 +144,6 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
 
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
-    """Append the token ids of a file, or those that a program has."""
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(
             f"{part.name} holds token ids, which are not divided again; leave out document_separator and "

@@ -50,14 +50,10 @@ DECOMPRESSORS: dict[str, Any] = {
 
 
 class SeveralFiles(UserError):
-    """An archive contains several files, or none."""
-
     where = "not one file, but several"
 
 
 class NotText(UserError):
-    """A file contains something else than text."""
-
     def __init__(self, name: str, byte: int, offset: int):
         self.where = f"byte {byte:#04x} at offset {offset:,}"
         super().__init__(
@@ -122,7 +118,6 @@ def raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
 
 
 def read_blocks(opened: Any) -> Iterator[bytes]:
-    """What is left in an ``opened`` file."""
     return iter(lambda: opened.read(BLOCK), b"")
 
 

@@ -52,8 +52,6 @@ not one that other machines have bit for bit."""
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A corpus that papers compare on."""
-
     tokenizer: str
     vocab_size: int | None = None
     """Of subwords."""
@@ -121,8 +119,6 @@ class CorpusSpec:
 
 
 class Part(NamedTuple):
-    """A file of a corpus."""
-
     split: str
     """Empty where the corpus is to be divided."""
     name: str
@@ -131,7 +127,6 @@ class Part(NamedTuple):
 
     @property
     def has_ids(self) -> bool:
-        """Whether it holds token ids and no text, by its name."""
         named = isinstance(self.file, Path) and self.file.suffix.lower() in (".npy", ".bin")
         return named or isinstance(self.file, np.ndarray)
 
@@ -152,7 +147,6 @@ class Sources:
 
     @property
     def paths(self) -> list[Path]:
-        """The files on the disk."""
         return [part.file for part in self.parts if isinstance(part.file, Path) and part.file != STDIN]
 
     @property
@@ -192,7 +186,6 @@ def find(spec: CorpusSpec) -> Sources:
 
 
 def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Sources:
-    """The play that [`memformers.data.builtin`][] writes."""
     name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
     return Sources(name, source, [Part("", name, write_play(length, seed).encode(), False)], {}, is_stand_in)
 
@@ -264,7 +257,6 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether ``folder`` is that of a run, of an experiment or of tokens."""
     return any(all((folder / name).is_file() for name in n) for n in ((EXPERIMENT,), (CONFIG, FACTS), STORE))
 
 
@@ -324,18 +316,15 @@ def download() -> bytes:
 
 
 def warn(what: str) -> None:
-    """Warn about a fallback."""
     warnings.warn(what, stacklevel=5)
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many others there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
 def benchmark(name: str) -> Benchmark:
-    """The corpus called ``name``; else UserError."""
     if name not in BENCHMARKS:
         raise UserError(f"corpus={name!r} is unknown; use one of {', '.join([*BENCHMARKS, PYTHON_SOURCE])}.")
     return BENCHMARKS[name]

@@ -40,7 +40,6 @@ class Segment:
 
     @property
     def predictions(self) -> int:
-        """The number of positions that have a target."""
         return int((self.targets != IGNORED).sum())
 
     def with_streams(self, change: Callable[[Tensor], Tensor]) -> "Segment":
@@ -163,7 +162,6 @@ def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
-    """The random generator for the order of an epoch."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 

@@ -26,8 +26,6 @@ COUNTED = 1 << 20
 
 
 class Tokenizer(ABC):
-    """Text to token numbers and back."""
-
     name: str
     vocab_size: int
 
@@ -98,8 +96,6 @@ class CharacterTokenizer(Tokenizer):
         self._number[codes] = np.arange(self.vocab_size)
 
     def ids(self, text: str) -> TokenIds:
-        """The tokens of ``text``, int64 ``[characters]``; UserError names the characters that the vocabulary
-        doesn't have, and where they stand."""
         numbers: TokenIds = self._number[np.minimum(code_points(text), len(self._number) - 1)]
         if (numbers < 0).any():
             unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
@@ -111,11 +107,9 @@ class CharacterTokenizer(Tokenizer):
         return numbers
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The characters that tokens ``[n]`` are, in UTF-8."""
         return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
 
     def to_json(self) -> Any:
-        """The vocabulary."""
         return {"tokenizer": "character", "vocabulary": self.vocabulary}
 
 
@@ -125,15 +119,12 @@ class ByteTokenizer(Tokenizer):
     name, vocab_size = "byte", 256
 
     def ids(self, text: str) -> TokenIds:
-        """The tokens of ``text``, uint8 ``[bytes]``."""
         return np.frombuffer(bytes_of(text), dtype=np.uint8)
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` are."""
         return bytes(tokens.tolist())
 
     def to_json(self) -> Any:
-        """The name."""
         return {"tokenizer": "byte"}
 
 
@@ -147,18 +138,15 @@ class IdTokenizer(Tokenizer):
         self.vocab_size = vocab_size
 
     def ids(self, text: str) -> TokenIds:
-        """The ids that ``text`` names, int64 ``[n]``; UserError for anything else."""
         for word in text.split():
             if not (word.isdecimal() and int(word) < self.vocab_size):
                 raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
         return np.array([int(word) for word in text.split()], dtype=np.int64)
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The ids ``[n]`` as numbers, each after a space."""
         return "".join(f" {token}" for token in tokens.tolist()).encode()
 
     def to_json(self) -> Any:
-        """How many ids there are."""
         return {"tokenizer": "ids", "vocab_size": self.vocab_size}
 
 
@@ -176,13 +164,11 @@ class WordTokenizer(Tokenizer):
             raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
 
     def ids(self, text: str) -> TokenIds:
-        """The tokens of ``text``, int64 ``[words and ends of lines]``."""
         words = words_and_ends(text)
         numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The words of tokens ``[n]``, with a space between those of a line."""
         return "".join(map(self.decoder(), tokens.tolist())).encode()
 
     def decoder(self) -> Callable[[int], str]:
@@ -198,11 +184,9 @@ class WordTokenizer(Tokenizer):
         return piece
 
     def to_json(self) -> Any:
-        """The vocabulary."""
         return {"tokenizer": "word", "vocabulary": self.vocabulary}
 
     def terminate(self, text: str) -> str:
-        """The end of a text, whose last line ends too."""
         return text if not text or text.endswith(("\n", "\r")) else text + "\n"
 
 

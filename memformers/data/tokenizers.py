@@ -126,13 +126,11 @@ class SubwordTokenizer(Tokenizer):
             )
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` stand for."""
         if (of_bytes := self.of_bytes) is not None:
             return b"".join(of_bytes[i] for i in tokens.tolist())
         return bytes_of(self.inner.decode(tokens.tolist(), skip_special_tokens=False))
 
     def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][memformers.data.tokenizer.Tokenizer]."""
         if self.of_bytes is not None:
             return super().decoder()
         from tokenizers.decoders import DecodeStream
@@ -150,7 +148,6 @@ class SubwordTokenizer(Tokenizer):
         return step
 
     def to_json(self) -> Any:
-        """The contents of ``tokenizer.json``."""
         return self._data
 
 
@@ -259,7 +256,6 @@ def check_name(name: str) -> None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write ``tokenizer.json``, which [`load_tokenizer`][] reads."""
     write_json(folder / TOKENIZER, tokenizer.to_json())
 
 
