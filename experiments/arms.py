@@ -16,8 +16,7 @@ from memformers.common.intervals import Mean
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiments
 from memformers.comparison.recall import USUAL_JOBS
-from memformers.data.benchmarks import PYTHON_SOURCE
-from memformers.data.sources import CorpusSpec
+from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of

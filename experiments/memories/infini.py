@@ -63,7 +63,6 @@ class InfiniAttention(CustomMemory):
     and the last is z."""
 
     layer = InfiniLayer
-    uses = ("tbptt",)
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:

@@ -1,12 +1,13 @@
 """The memory tokens of the Recurrent Memory Transformer (Bulatov et al. 2022, arXiv 2207.06881): vectors that
 are read with each segment, and whose last layer's outputs are read with the next.
 
-    memformers train --model experiments/memories/memory_tokens.py:MemoryTokens --tbptt 3
+    memformers train --model experiments/memories/memory_tokens.py:MemoryTokens
 
 A segment of a decoder is [memory; segment; memory] (section 3 of the paper). All positions of the segment
 see the memory at its left, which is read; the memory at its right sees the whole segment, and what comes out
 there is the next memory. The first segment of a document reads none. The paper's gradient goes through
-several segments; here it reaches into as many earlier ones as ``--tbptt`` says.
+several segments; ``memformers train`` cuts it after each, so what the model writes is learned only in a
+training loop that calls it with ``through_memory=True``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,6 @@ class MemoryTokens(CustomMemory):
     """m vectors ``[m, B, D]``, the slots of the first layer; no other layer has a memory."""
 
     Config = Settings
-    uses = ("tbptt",)
 
     def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
         super().__init__(config, parts)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from memformers.data.tokenizer import Tokenizer
 
-NO_WORD, NEVER = -1, 0
-"""The distances of a token outside of words, and of a word that had not occurred."""
+NEVER, NO_WORD = 0, -1
+"""Where a word had not occurred, and the tokens outside of words."""
 NAME = re.compile(r"[^\W\d]\w*")
 """A word, or a name of a program, which may have digits and underscores."""
 
@@ -39,8 +39,7 @@ def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, i
 def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
     """The group of each of ``distances``, of any shape, as [`word_distances`][] gives them, and the groups'
     names: i from edge i to before the next, then first occurrences, and last the tokens of no word."""
-    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)]
-    names = [*between, f"{edges[-1]:,} or more"]
+    names = [*(f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)), f"{edges[-1]:,} or more"]
     group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
     group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
     return group, [*names, "first", "no word"]

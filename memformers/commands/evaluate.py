@@ -92,7 +92,7 @@ class Evaluate(ModelCommand):
             )
         elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
             corpus = common_corpus(read_runs(self.checkpoint))
-            if corpus.tokenizer.saved() != tokenizer.saved():
+            if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
                     f"{corpus.info.source} has other tokens than in the training; name a text with --text."
                 )

@@ -196,7 +196,7 @@ def probe(folder: Path, tokens: int, device: torch.device) -> Path:
         warnings.warn(f"not probed, since there is no checkpoint of it: {', '.join(left_out)}.", stacklevel=2)
     corpus = common_corpus(list(runs.values()))
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
-    first, *others = (tokenizer.saved() for _, tokenizer in loaded.values())
+    first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
     if any(other != first for other in others):
         raise UserError("these runs divide the text into different tokens; probe each run alone.")
     text, documents = held_out_tokens(corpus)

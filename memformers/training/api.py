@@ -234,13 +234,13 @@ def evaluate(
 
     Examples:
         >>> from memformers import MemoryLM, ModelConfig, evaluate
-        >>> from memformers.data.tokenizers import ByteTokenizer
+        >>> from memformers.data.tokenizer import ByteTokenizer
         >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
         >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
         >>> numbers["tokens"]
         1049
     """
-    parts = [tokenizer.numbers(tokenizer.ended(t)) for t in ([text] if isinstance(text, str) else text)]
+    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
     tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
     found = evaluate_tokens(model, tokens, streams, documents=documents)
     return summary(found, tokenizer, units(tokenizer, tokens, documents))

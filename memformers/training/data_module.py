@@ -10,7 +10,7 @@ import numpy as np
 from memformers.common.errors import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
-from memformers.data.ids import Ids
+from memformers.data.files import Ids
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of

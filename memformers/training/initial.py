@@ -70,7 +70,7 @@ def begun_with(
             f"leave it out."
         )
     path = folder / TOKENIZER
-    if path.exists() and load_tokenizer(path).saved() != tokenizer.saved():
+    if path.exists() and load_tokenizer(path).to_json() != tokenizer.to_json():
         raise UserError(f"{path} is another tokenizer than that of the weights; name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     ranks.first_alone(lambda: save_tokenizer(tokenizer, folder))

@@ -118,7 +118,7 @@ def restore_newest(
         if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
             raise UserError(f"it belongs to another training: {changes}.")
         found = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
-        if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
+        if tokenizer and read_json(path / TOKENIZER) != tokenizer.to_json():
             raise UserError("it belongs to another tokenizer, so its tokens would be others; name its own.")
         if made_with.tokens != config.tokens:
             if not has_ended(found, made_with):

@@ -11,7 +11,7 @@ import pytest
 
 from memformers.cli import COMMANDS
 from memformers.common.files import read_json
-from memformers.data.utf8 import bytes_of
+from memformers.data.files import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 

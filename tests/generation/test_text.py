@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from memformers.data.tokenizers import CharacterTokenizer, WordTokenizer
+from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
 from memformers.generation.incremental import Stepper
 from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
