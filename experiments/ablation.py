@@ -27,7 +27,7 @@ from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)

@@ -22,8 +22,7 @@ from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import DASH, Report, table, write_page
 from memformers.report.sections import costs_table, facts_of, facts_table, warnings
-from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
-from memformers.runs.plan import Arm, read_plan
+from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
 
 QUICK_TOKENS = 16_384

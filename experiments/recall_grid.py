@@ -17,7 +17,7 @@ from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig
 from memformers.data.recall_stream import RecallStream
 from memformers.report.arms import Measure
 from memformers.report.recall import right_between
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.runs.reader import Run
 
 STREAMS = (

@@ -17,8 +17,7 @@ from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TEXT, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Measure, arms_of
-from memformers.runs.folder import EXPERIMENT
-from memformers.runs.plan import Arm
+from memformers.runs.folder import EXPERIMENT, Arm
 from memformers.runs.reader import read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 

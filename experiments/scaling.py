@@ -24,9 +24,8 @@ from memformers.common.files import write_text
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, preset_names, read_preset
 from memformers.training.optimizers import Muon, build_optimizers
-from memformers.training.presets import preset_names, read_preset
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 TERAFLOPS, GIGABYTES = 400.0, 50.0

@@ -15,7 +15,7 @@ from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RECALL, RecallConfig
 from memformers.report.arms import MEASURES, Measure
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 
 SLOW, FAST = ({"optim.learning_rate": x * 3e-3, "optim.muon_learning_rate": x * 0.02} for x in (0.5, 2))
 ARMS = (

@@ -41,7 +41,7 @@ from memformers.common.processes import ending_as_exit, module_command, module_e
 from memformers.data.builtin import write_play
 from memformers.report.markdown import TEMPLATES, table
 from memformers.runs.folder import CONFIG, read_metrics
-from memformers.training.resume import differences
+from memformers.training.checkpoints import differences
 
 DOCS = Path(__file__).parents[1] / "docs"
 RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5

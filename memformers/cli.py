@@ -21,7 +21,7 @@ COMMANDS = {
     "check": "Check that a memory satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",
-    "export": "Copy runs to TensorBoard, wandb, Trackio or CSV.",
+    "export": "Copy runs to TensorBoard or wandb.",
     "doctor": "Show this machine, and what will be used on it.",
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which

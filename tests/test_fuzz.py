@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from memformers.generation.memory_file import MODEL, read_metadata
 
 from memformers.commands import train as train_command
 from memformers.commands.evaluate import Evaluate
@@ -21,7 +22,6 @@ from memformers.common.fields import annotations_of
 from memformers.common.files import read_json
 from memformers.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from memformers.data.tokenizers import save_tokenizer
-from memformers.generation.memory_file import MODEL, read_metadata
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel

@@ -16,7 +16,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
 from memformers.report.markdown import Report
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 NETWORK = ModelConfig(

@@ -33,11 +33,10 @@ from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.base import memory_facts
 from memformers.models.core import CoreOutput
 from memformers.models.io import save_tensors
-from memformers.runs.folder import CONFIG, FACTS, RESULT
+from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, train_config_from
-from memformers.training.resume import alone_in
-from memformers.training.state import TrainingState
+from memformers.training.loop import TrainingState
 
 DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
 """γ, the worth of a reward that comes a step later; λ of the advantages' estimate; and how far the ratio of a

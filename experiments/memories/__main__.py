@@ -15,7 +15,7 @@ from memformers.comparison.recall import RECALL, RecallConfig, compressive, tran
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
-from memformers.kernels.dispatch import relative_attention
+from memformers.kernels import relative_attention
 from memformers.models.attention import Reads
 from memformers.models.config import NetworkConfig
 

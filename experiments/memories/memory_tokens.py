@@ -38,27 +38,27 @@ class MemoryTokens(CustomMemory):
 
     def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
         super().__init__(config, parts)
-        self.start = nn.Parameter(torch.randn(config.own.tokens_of_memory, 1, config.d_model))
+        self.start = nn.Parameter(torch.randn(config.memory_config.tokens_of_memory, 1, config.d_model))
         """What is written over in the first segment of a document, ``[m, 1, D]``."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """m slots, in the first layer, which stand for at least the last segment."""
-        rate = -(-config.segment_len // config.own.tokens_of_memory)
-        first = MemorySizes(0, config.own.tokens_of_memory, rate)
+        rate = -(-config.segment_len // config.memory_config.tokens_of_memory)
+        first = MemorySizes(0, config.memory_config.tokens_of_memory, rate)
         return [first, *[MemorySizes(0)] * (config.n_layers - 1)]
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
         """In each layer, the segment with m memory tokens at its left and m at its right."""
-        whole = config.segment_len + 2 * config.own.tokens_of_memory
+        whole = config.segment_len + 2 * config.memory_config.tokens_of_memory
         return [(whole, whole)] * config.n_layers
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
         """The feed-forward network, 4·D·d_ff by layer, and the GRU gates, 24·D², of the 2·m memory tokens,
         which a segment's tokens share."""
-        D, tokens = config.d_model, 2 * config.own.tokens_of_memory * config.n_layers
+        D, tokens = config.d_model, 2 * config.memory_config.tokens_of_memory * config.n_layers
         of_one = 4 * D * config.d_ff + (24 * D * D if config.gate == "gru" else 0)
         return tokens * of_one // config.segment_len
 

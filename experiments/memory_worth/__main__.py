@@ -33,7 +33,7 @@ from memformers.evaluation.memory_ablation import (
     losses_under_controls,
 )
 from memformers.report.arms import Measure
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.text import MEMORIES
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 SHARED = asdict(TrainConfig(model=MEMORIES))

@@ -24,9 +24,9 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import evaluate, summary, units, with_lengths
 from memformers.evaluation.memory_ablation import common_corpus, probe
+from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory_sizes import ByLayer
-from memformers.runs.folder import CONFIG, FACTS, check_nothing_is_lost
+from memformers.runs.folder import CONFIG, FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
@@ -57,9 +57,9 @@ class Evaluate(ModelCommand):
     result."""
     segment_len: int | None = None
     """Segment length S, to differ from the training."""
-    mem_len: ByLayer | None = None
+    mem_len: Lengths | None = None
     """Memory length M, to differ from the training; one number for all layers, or one for each."""
-    c_mem_len: ByLayer | None = None
+    c_mem_len: Lengths | None = None
     """Compressed memory length C, to differ from the training; one number for all layers, or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
@@ -72,7 +72,7 @@ class Evaluate(ModelCommand):
             try:
                 read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
             except UserError:  # no evaluation wrote it
-                check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
+                refuse_overwrite(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
         names = ("segment_len", "mem_len", "c_mem_len")
         model = with_lengths(model, **{name: getattr(self, name) for name in names})

@@ -14,10 +14,9 @@ from memformers.common.processes import is_first
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 from memformers.training.api import train
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.config import TrainConfig, read_preset, read_train_config
 from memformers.training.distributed import end_rank
-from memformers.training.initial import load_initial
-from memformers.training.presets import read_preset
+from memformers.training.run import load_initial
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,26 @@ from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig
-from memformers.models.registry import name_of, places
-from memformers.runs.card import known_card, new_run_id, plan_run
+from memformers.models.registry import MODELS, import_path, name_of
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
     OF_AN_EXPERIMENT,
     RESULT,
+    Arm,
+    Plan,
+    Planned,
+    alone_in,
+    baseline_of,
     check_named,
-    check_nothing_is_lost,
+    compared_with,
+    known_card,
+    new_run_id,
+    plan_run,
+    read_plan,
+    refuse_overwrite,
+    runs_of,
 )
-from memformers.runs.plan import Arm, Plan, Planned, baseline_of, compared_with, read_plan, runs_of
 from memformers.tracking.discovery import (
     DASHBOARD,
     answers,
@@ -38,9 +47,9 @@ from memformers.tracking.discovery import (
     sent_to,
     show_comparison,
 )
+from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
-from memformers.training.resume import alone_in, differences
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -183,7 +192,7 @@ def run_experiments(
     """
     check_named(folder)
     if not any(folder.glob(f"*/{EXPERIMENT}")):
-        check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
+        refuse_overwrite(folder, OF_AN_EXPERIMENT)
     elif not resume:
         raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
     failed = []
@@ -229,7 +238,7 @@ def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume
     first = experiment.train.seed
     runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
     new_names = [name for name in runs if name not in before.runs]
-    check_nothing_is_lost(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
+    refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
     return replace(before, arms=tuple(arms.values()), runs=runs, commands=commands)
 
@@ -252,7 +261,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *places(due[n]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *code_of(due[n]["model"]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
@@ -293,12 +302,17 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
 
 def train_alone(task: Task) -> None:
     """Train the run that ``config.json`` in a folder describes, in this process: the command line has the
-    folder, and SETTING=CLASS for each class of the user. An experiment trains each run in this way, so that
-    the state of the process (labml's state, peak memory, random state) can't influence the next run."""
+    folder, and the memory that the run names, if it is code of the user. An experiment trains each run in
+    this way, so that the state of the process (labml's state, peak memory, random state) can't influence the
+    next run."""
     with plain_errors():
         keep_freed_memory()
-        folder, *classes = sys.argv[1:]
-        for argument in classes:
-            setting, _, import_path = argument.partition("=")
-            name_of(import_path, setting)
+        folder, *code = sys.argv[1:]
+        for path in code:
+            name_of(path)
         task.train(Path(folder))
+
+
+def code_of(model: str) -> list[str]:
+    """What another process must import for a ``model``, as ``FILE.py:Class``."""
+    return [import_path(MODELS[model])] if ":" in model else []

@@ -21,8 +21,7 @@ from memformers.evaluation.recall_by_distance import RecallByDistance, distance_
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, FACTS, RESULT
-from memformers.runs.plan import Arm
+from memformers.runs.folder import CONFIG, FACTS, RESULT, Arm, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import (
     EvaluationConfig,
@@ -32,10 +31,8 @@ from memformers.training.config import (
     train_config_from,
     unused_settings,
 )
-from memformers.training.loop import train_steps
-from memformers.training.resume import alone_in
+from memformers.training.loop import TrainingState, train_steps
 from memformers.training.run import build_model
-from memformers.training.state import TrainingState
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
@@ -126,7 +123,7 @@ def train_recall(folder: Path) -> None:
         "corpus": {"name": "recall stream", "source": "drawn while it is read"},
         "parameters": sum(p.numel() for p in model.parameters()),
         **of_memory,
-        "decided": run.train.decided,
+        "decided": run.train.resolved,
         "unused": unused_settings(run.train),
         "commit": git_commit(),
         "sees_back": of_memory["memory"]["one_layer"] + S,
@@ -196,7 +193,7 @@ def paper_ablation(model: ModelConfig) -> list[Arm]:
     functions f_c, and other losses of the convolution. Two arms are not in the paper: in one, f_c learns from
     attention reconstruction and from the language model's loss; one has slots only in the upper half of the
     layers, half as many as the others (Rae and Razavi 2020, arXiv 2007.03356)."""
-    lower, slots = model.n_layers // 2, [size.c_mem_len for size in model.memory_sizes]
+    lower, slots = model.n_layers // 2, list(model.per_layer("c_mem_len"))
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
         "max": ("max pooling", {"compression": "max"}),

@@ -64,8 +64,9 @@ def read_stream(folder: Path) -> Stream:
         probabilities = list[Tensor]()
         with eval_mode(model):
             for _, memory, _, scores in read_segments(model, segments):
-                correct.append(scores[UNTOUCHED].correct.cpu())
-                probabilities.append(scores[UNTOUCHED].losses.cpu().neg().exp())
+                losses, is_correct = scores[UNTOUCHED]
+                correct.append(is_correct)
+                probabilities.append(losses.neg().exp())
                 kept.append((memory.mem_len, memory.positions(model.config.memory_sizes)))
         right, p = torch.cat(correct), torch.cat(probabilities)  # [T, B]
         answered.append(right[warm_up * S :])

@@ -25,12 +25,11 @@ from memformers.data.sources import (
 )
 from memformers.evaluation.memory_ablation import probe
 from memformers.models.config import ModelConfig, ModelName
-from memformers.runs.folder import check_nothing_is_lost
-from memformers.runs.plan import Arm, read_plan
+from memformers.runs.folder import Arm, read_plan, refuse_overwrite
 from memformers.training.api import train
+from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
 from memformers.training.data_module import find_text, spec_of
-from memformers.training.resume import check_apart, check_same_config, check_same_corpus
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -148,7 +147,7 @@ def resolve_data(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Setti
     if corpus.source == TINY_SHAKESPEARE_URL:  # which can't be kept in the cache
         path = folder / "corpus.txt"
         if not path.exists() or checksum(path) != TINY_SHAKESPEARE_SHA256:
-            check_nothing_is_lost(folder, [path.name])
+            refuse_overwrite(folder, [path.name])
             with replacing(path) as temporary:
                 temporary.write_bytes(download())
         return {"data": str(path.resolve())}

@@ -43,8 +43,7 @@ from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.dashboard.records import Records
 from memformers.report.markdown import STYLE, TEMPLATE
-from memformers.runs.card import read_card
-from memformers.runs.folder import PAGE
+from memformers.runs.folder import PAGE, read_card
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
 from memformers.tracking.feeding import feed

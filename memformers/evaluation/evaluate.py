@@ -23,11 +23,9 @@ from memformers.data.streams import (
 )
 from memformers.data.tokenizer import Tokenizer
 from memformers.models.base import eval_mode
-from memformers.models.config import OF_MODELS, is_used
+from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import ByLayer
-from memformers.models.vocabulary import TokenLosses
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
@@ -44,6 +42,8 @@ NO_PUNCTUATION = str.maketrans("", "", ".,;:!?\"'`()-–—*_‘’“”«»…
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
 shape."""
+Scores = tuple[Tensor, Tensor]
+"""Of each token ``[S, B]``, on the CPU: its loss in nats, and whether it was the most likely prediction."""
 
 
 class Evaluation:
@@ -178,7 +178,7 @@ def read_segments(
     segments: Iterable[Segment],
     controls: Mapping[str, Control] | None = None,
     warm_up: int = 0,
-) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, TokenLosses]]]:
+) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, Scores]]]:
     """Read ``segments``, of ``[S, B]`` tokens, each with the memory that the one before it left. Yields each
     with this memory, its auxiliary loss and its scores, as [`UNTOUCHED`][]; and, unless it ends within the
     first ``warm_up`` positions of its streams, those with what each of the ``controls`` makes of the memory.
@@ -194,8 +194,10 @@ def read_segments(
             raise UserError("controls exchange memories between streams; use at least 2 streams.")
         memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
         read = model(inputs, memory, targets)
-        changed = {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
-        yield segment, memory, read.auxiliary_loss, {UNTOUCHED: read.scores, **changed}
+        scores = {UNTOUCHED: read.scores}
+        scores |= {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
+        by_token = {name: (of.losses.cpu(), of.correct.cpu()) for name, of in scores.items()}
+        yield segment, memory, read.auxiliary_loss, by_token
         memory = read.memory
 
 
@@ -236,7 +238,7 @@ def evaluate_reading(
     with eval_mode(model):
         read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)
         for (numbers, start), (segment, _, compressed, scores) in read:
-            losses, correct = scores[UNTOUCHED].losses.cpu(), scores[UNTOUCHED].correct.cpu()
+            losses, correct = scores[UNTOUCHED]
             evaluation.add(numbers, start, losses, correct, float(compressed))
             progress(losses[segment.targets != IGNORED])
     return evaluation
@@ -320,8 +322,8 @@ def with_lengths(
     model: MemoryLM,
     *,
     segment_len: int | None = None,
-    mem_len: ByLayer | None = None,
-    c_mem_len: ByLayer | None = None,
+    mem_len: Lengths | None = None,
+    c_mem_len: Lengths | None = None,
 ) -> MemoryLM:
     """The same model, which now reads in other segments or has longer or shorter memories than in training.
 
@@ -331,8 +333,8 @@ def with_lengths(
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
     changes: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
     for name, length in changes.items():
-        if not is_used(name, model.config.model):
-            models = " or ".join(OF_MODELS[name])
+        if not applies_to(name, model.config.model):
+            models = " or ".join(SETTING_MODELS[name])
             raise UserError(f"{name}={length} is for {models}, but the model is a {model.config.model}.")
     config = replace(model.config, **changes)
     attention = model.transformer.memory_layers[0].self_attn
@@ -342,4 +344,5 @@ def with_lengths(
             f"got {config.longest_attention}; shorten segment or memory, or use positions='sinusoidal'."
         )
     model.config = config
+    model.transformer.resize(config.memory_sizes)
     return model

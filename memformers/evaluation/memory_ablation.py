@@ -29,9 +29,9 @@ from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.evaluate import UNTOUCHED, Control, read_segments
 from memformers.models.base import eval_mode
+from memformers.models.config import MemorySizes
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
 from memformers.runs.folder import PROBE, flatten
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
@@ -141,7 +141,7 @@ def losses_under_controls(
     with eval_mode(model):
         for segment, _, _, scores in read_segments(model, reading.segments(text), controls, warm_up):
             for name, parts in losses.items():
-                parts.append(scores.get(name, scores[UNTOUCHED]).losses.cpu().double())
+                parts.append(scores.get(name, scores[UNTOUCHED])[0].double())
             progress(segment.inputs.numel() * len(scores))
     return {name: reading.in_order(parts) for name, parts in losses.items()}
 

@@ -87,9 +87,8 @@ def recall_by_distance(
             before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
             bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
             places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
-            for name, of_asks in scores.items():
-                answers = of_asks.correct.cpu()[asked], of_asks.losses.cpu()[asked]
-                by_control.setdefault(name, []).append(answers)
+            for name, (losses, correct) in scores.items():
+                by_control.setdefault(name, []).append((correct[asked], losses[asked]))
     bin_of, place_of = torch.cat(bins), torch.cat(places)
 
     def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:

@@ -28,9 +28,17 @@ from memformers.report.markdown import (
     table,
 )
 from memformers.report.plotting import bits, line_styles
-from memformers.runs.card import Card, known_card
-from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten
-from memformers.runs.plan import read_plan
+from memformers.runs.folder import (
+    CONFIG,
+    FACTS,
+    METRICS,
+    RESULTS,
+    TABLE,
+    Card,
+    flatten,
+    known_card,
+    read_plan,
+)
 from memformers.runs.reader import Run, differing_settings
 
 ROUNDING = 0.03
@@ -100,7 +108,7 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     ``base``."""
     runs = all_runs(arms)
     names = differing_settings([dict(flatten(run.config)) for run in runs])
-    unfair = [name for name in names if name not in MEMORY_SETTINGS and not name.startswith("model.own.")]
+    unfair = [name for name in names if name not in MEMORY_SETTINGS and ".memory_config." not in name]
     unfair += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
     seeds = {run.seed for run in base.runs}
     return unfair + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)

@@ -1,86 +1,40 @@
-"""Runs, copied from their folders to other trackers, once or as they grow; each is imported only here."""
+"""Runs, copied from their folders to other trackers, each of which is imported only here."""
 
 import importlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.common.files import csv_text, write_text
-from memformers.runs.folder import METRICS, TOKENS, Metrics
-from memformers.runs.reader import PLANNED, RUNNING, Run, find_runs, number
+from memformers.runs.folder import TOKENS, read_metrics
+from memformers.runs.reader import Run, find_runs, number
 
-POLL_SECONDS = 2.0
-PROJECT = "memformers"
-"""What wandb and Trackio call the place of all runs."""
-Values = Mapping[str, float]
-Copy = Any
-"""A run in another tracker: ``log(values, step)`` adds values at a number of tokens, ``finish()`` ends it."""
+Log = Callable[[dict[str, float], int], object]
+"""Adds values at a number of tokens."""
 
 
-class TensorBoard:
-    """Event files in a folder called ``tensorboard`` in the run's, or of the run's name in ``out``."""
-
-    def __init__(self, run: Run, out: Path | None):
-        folder = out / run.folder.name if out else run.folder / "tensorboard"
-        if folder.exists():
-            raise UserError(f"{folder} is there already; remove it, or name another --out.")
-        self.writer = imported("tensorboard.summary").Writer(str(folder))
-
-    def log(self, values: Values, step: int) -> None:
-        """Add values at a step."""
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-
-    def finish(self) -> None:
-        """End the file."""
-        self.writer.close()
+def to_tensorboard(run: Run, folder: Path) -> tuple[Log, Callable[[], object]]:
+    """An event file in ``folder``, and what ends it."""
+    writer = import_tracker("tensorboard.summary").Writer(str(folder))
+    return lambda values, step: [writer.add_scalar(*value, step) for value in values.items()], writer.close
 
 
-class Csv:
-    """A table with a row for each number of tokens: ``metrics.csv`` in the run's folder, or of the run's name
-    in ``out``."""
-
-    def __init__(self, run: Run, out: Path | None):
-        self.path = out / f"{run.folder.name}.csv" if out else run.folder / "metrics.csv"
-        self.rows: dict[int, dict[str, float]] = {}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-
-    def log(self, values: Values, step: int) -> None:
-        """Add values at a step."""
-        self.rows.setdefault(step, {}).update(values)
-
-    def finish(self) -> None:
-        """Write the table."""
-        names = sorted({name for row in self.rows.values() for name in row})
-        rows = [[step, *(row.get(name) for name in names)] for step, row in sorted(self.rows.items())]
-        write_text(self.path, csv_text([TOKENS, *names], rows))
-
-
-def wandb(run: Run, out: Path | None) -> Copy:
-    """A run of wandb's, under the id that the run has in labml; ``WANDB_MODE=offline`` keeps it here."""
-    group = run.folder.resolve().parent.name
-    return imported("wandb").init(
-        project=PROJECT, name=run.folder.name, id=run.identity or None, group=group, config=run.settings,
-        dir=out and str(out), resume="allow", reinit="create_new",
+def to_wandb(run: Run, folder: Path) -> tuple[Log, Callable[[], object]]:
+    """A run of wandb's under the id that it has in labml; ``WANDB_MODE=offline`` keeps it in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = import_tracker("wandb").init(
+        project="memformers", name=run.folder.name, group=run.folder.parent.name, id=run.identity or None,
+        config=run.settings, dir=str(folder), resume="allow", reinit="create_new",
     )  # fmt: skip
+    return copy.log, copy.finish
 
 
-def trackio(run: Run, out: Path | None) -> Copy:
-    """A run in Trackio's local database, which ``TRACKIO_DIR`` may place."""
-    config = {name: value for name, value in run.settings.items() if value is not None}
-    group = run.folder.resolve().parent.name
-    return imported("trackio").init(project=PROJECT, name=run.folder.name, group=group, config=config)
+TRACKERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
 
 
-TRACKERS: dict[str, Callable[[Run, Path | None], Copy]] = {
-    "tensorboard": TensorBoard, "wandb": wandb, "trackio": trackio, "csv": Csv,
-}  # fmt: skip
-
-
-def imported(name: str) -> Any:
+def import_tracker(name: str) -> Any:
     """The module of a tracker; UserError where it isn't installed."""
     try:
         return importlib.import_module(name)
@@ -89,25 +43,20 @@ def imported(name: str) -> Any:
         raise UserError(f"{package} is not installed ({error}): pip install {package}") from None
 
 
-def export(folders: Sequence[Path], to: str, out: Path | None = None, *, follow: bool = False) -> int:
-    """Copy the runs in ``folders`` to a tracker, with ``follow`` until all of them have ended; returns their
-    number. UserError for a folder without runs, a tracker that isn't installed, and event files that are
-    there already."""
-    runs = [Run(place) for folder in folders for place in find_runs(folder)]
-    waiting = [(run, Metrics(run.folder / METRICS), TRACKERS[to](run, out)) for run in runs]
-    while waiting:
-        for each in list(waiting):
-            run, metrics, copy = each
-            run.update()
-            is_over = not follow or run.state[0] not in (PLANNED, RUNNING)
-            for record in metrics.read():
-                values = {n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}
-                copy.log(values, int(record[TOKENS]))
-            if is_over:
-                final = {f"final.{n}": value for n, v in (run.result or {}).items() if (value := number(v))}
-                copy.log(final, int(run.last(TOKENS) or 0))
-                copy.finish()
-                waiting.remove(each)
-        if waiting:
-            time.sleep(POLL_SECONDS)
+def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
+    """Copy the runs in ``folders`` to a tracker, into a folder of its name in each run's, or into one per run
+    in ``out``; returns their number. UserError for a folder without runs, a tracker that isn't installed,
+    and event files that exist already."""
+    runs = [Run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in find_runs(f))]
+    shared = Path(os.path.commonpath([run.folder.parent for run in runs]))
+    copies = {run: out / run.folder.relative_to(shared) if out else run.folder / to for run in runs}
+    if to == "tensorboard" and (existing := [copy for copy in copies.values() if copy.exists()]):
+        raise UserError(f"{existing[0]} exists already; remove it, or name another --out.")
+    for run, copy in copies.items():
+        log, finish = TRACKERS[to](run, copy)
+        for record in read_metrics(run.folder):
+            log({n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}, int(record[TOKENS]))
+        final = {name: number(value) for name, value in (run.result or {}).items()}
+        log({f"final.{n}": v for n, v in final.items() if v is not None}, int(run.last(TOKENS) or 0))
+        finish()
     return len(runs)

@@ -1,14 +1,18 @@
-"""A run is a folder that holds everything about one training; its files, and its metrics read back:
+"""A run is a folder that holds everything about one training:
 
 config.json      the TrainConfig
 run.json         corpus, parameters, hardware, versions, command, git commit
-metrics.jsonl    every record, as it came
-labml.json       what a dashboard knows it by
-labml.log        what labml said
-checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
+metrics.jsonl    every record
+labml.json       the card: the id, name and status by which dashboards know the run
+labml.log        labml's output
+tokenizer.json   the tokenizer, if it was not made from the text
+checkpoints/     from which the training resumes; see memformers.training.checkpoints
 sample.txt       text written at the end
 result.json      the last evaluation, time, peak memory and the prompt of the sample
 probe.json       what a probe measured; a comparison's is beside its runs' folders
+.lock            held by the process that trains
+
+An experiment is a folder with a plan, ``experiment.json``, and the folders of its runs.
 """
 
 import contextlib
@@ -17,23 +21,27 @@ import math
 import os
 import reprlib
 import secrets
+import time
+import uuid
+import warnings
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from memformers.common.errors import UserError
-from memformers.common.files import check_utf8_name
+from memformers.common.files import check_utf8_name, config_from_dict, locked, read_json, write_json
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
-CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
+CHECKPOINTS, SAMPLE, RESULT, PROBE, LOCK = "checkpoints", "sample.txt", "result.json", "probe.json", ".lock"
 EXPERIMENT = "experiment.json"
-"""The plan of an experiment, in its folder."""
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 RUNS = Path("runs")
 """Where new runs go."""
@@ -42,11 +50,13 @@ RESULTS, TABLE = "results.json", "results.csv"
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
 TOKENS, SECONDS = "tokens", "seconds"
-"""The horizontal axes of curves: what is in every record of a run's metrics."""
+"""The horizontal axes of curves, which every record has."""
+BASELINE = "transformer-xl"
+"""The arm that the others are compared with, if an experiment has it."""
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that no other run has, even one that begins in the same second."""
+    """A folder under runs/ that no other run has, even one that starts in the same second."""
     return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
@@ -57,16 +67,43 @@ def check_named(folder: Path) -> None:
         raise UserError("out='' is the current folder; name a folder for the run.")
 
 
-def check_nothing_is_lost(folder: Path, names: Sequence[str]) -> None:
+def refuse_overwrite(folder: Path, names: Sequence[str]) -> None:
     """Raise UserError if ``folder`` already contains files with these ``names`` that no run has written."""
-    if taken := [name for name in names if (folder / name).exists()]:
+    if existing := [name for name in names if (folder / name).exists()]:
         raise UserError(
-            f"{folder} has a {taken[0]} that no run wrote and that would be overwritten; name a new folder."
+            f"{folder} has a {existing[0]} that no run wrote and that would be overwritten; name a new "
+            f"folder."
         )
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path, seconds: float = 1.0) -> Iterator[None]:
+    """A block in which no other process trains in ``folder``, which is created if it is missing; UserError if
+    one still does after this many ``seconds``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = locked(folder / LOCK, seconds)
+    except Timeout:
+        raise UserError(f"{folder} is being trained by another process.") from None
+    with lock:
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process trains in ``folder``. However it ends, the system frees its lock."""
+    try:
+        if (folder / LOCK).exists():
+            with FileLock(folder / LOCK, timeout=0):
+                return False
+    except (Timeout, NotImplementedError):  # it is locked, or the file system has no locks that would tell
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested dicts as pairs of dotted names and plain values, for labml's flat configs."""
+    """Nested dicts as pairs of dotted names and plain values."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -75,19 +112,159 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Dotted names as a reader sees them: the last part alone, where no other name ends in it."""
+    """Dotted names, each shortened to its last part where no other name ends in the same."""
     names = list(names)
     last = Counter(name.rpartition(".")[2] for name in names)
     return {name: name if last[end := name.rpartition(".")[2]] > 1 else end for name in names}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder."""
+
+    run: str
+    """The id, the same in every session of the run, so that all sessions form one curve."""
+    comment: str
+    """The line below the name, which the search also covers."""
+    compare_with: str = ""
+    """The id of the run with which labml's comparison shows this one; empty for none."""
+    name: str = ""
+    """Empty until the training chooses one."""
+    started: float = 0.0
+    """In seconds since 1970, as are all times here; 0 before it starts."""
+    config: dict[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    """The settings that the user chose."""
+    status: str = ""
+    """How the run ended, such as "completed"; empty while it runs."""
+    ended: float = 0.0
+
+
+def new_run_id() -> str:
+    """An id that no other run has."""
+    return uuid.uuid4().hex
+
+
+def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
+    """Write the card of a training before it starts, which may choose the ``name`` itself."""
+    write_json(folder / CARD, Card(run, comment, compare_with, name))
+
+
+def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
+    """The card of a training that starts or continues in ``folder``, without settings that its model doesn't
+    use; ``given`` are those that the user chose."""
+    card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
+    unused = ["unused", *config.get("unused", ())]
+    card = replace(
+        card,
+        name=card.name or name,
+        started=card.started or time.time(),
+        config={name: value for name, value in config.items() if name not in unused},
+        given=tuple(given),
+        status="",
+    )
+    write_json(folder / CARD, card)
+    return card
+
+
+def close_card(folder: Path, status: str) -> None:
+    """Write how the run in ``folder`` ended."""
+    write_json(folder / CARD, replace(read_card(folder), status=status, ended=time.time()))
+
+
+def read_card(folder: Path) -> Card:
+    """The card of the run in ``folder``; UserError if it can't be read."""
+    return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
+
+
+def known_card(folder: Path) -> Card | None:
+    """The card of the run in ``folder``; None, with a warning if it is broken, where there is none."""
+    try:
+        return read_card(folder) if (folder / CARD).exists() else None
+    except UserError as error:
+        warnings.warn(f"{error} Dashboards will show this run as a new one.", stacklevel=2)
+        return None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A name, and the settings in which its trainings differ from those that all arms share."""
+
+    name: str
+    """The name on the command line and of its folders."""
+    settings: dict[str, Any]
+    """By their dotted names, such as ``model.mem_len``."""
+    label: str = ""
+    """The name in tables and figures; empty: the same."""
+    rival: str = ""
+    """The arm that an experiment of several tasks compares it with; empty: that of most arms."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Which arm and seed a run is."""
+
+    arm: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of an experiment, finished or not."""
+
+    task: str
+    """What is trained and measured, such as ``text`` or ``recall``."""
+    settings: dict[str, Any]
+    """What all arms share, of the first seed, as a run's ``config.json`` has it."""
+    arms: tuple[Arm, ...]
+    runs: dict[str, Planned] = field(default_factory=dict)
+    """By the names of their folders, in the order in which they are trained."""
+    commands: tuple[str, ...] = ()
+    """The command that started it, and those that resumed it."""
+    scale: float = 1.0
+    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of each arm."""
+        return len({run.seed for run in self.runs.values()})
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of the experiment in ``folder``; None where the runs were not trained together. UserError if
+    it can't be read."""
+    path = folder / EXPERIMENT
+    return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
+
+
+def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
+    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair. A
+    run has the name of its arm, and beyond the first seed the seed."""
+    return {
+        arm if seed == seeds[0] else f"{arm}-seed{seed}": Planned(arm, seed) for seed in seeds for arm in arms
+    }
+
+
+def baseline_of(arms: Sequence[str]) -> str:
+    """The arm that the others are compared with: Transformer-XL, or else the first one."""
+    return BASELINE if BASELINE in arms else arms[0]
+
+
+def compared_with(runs: Mapping[str, Planned], name: str) -> str:
+    """The run with which a dashboard compares the run ``name``: that of the baseline from the same seed, and
+    for the baseline that of the first other arm; empty if there is no other run."""
+    same_seed = {run.arm: other for other, run in runs.items() if run.seed == runs[name].seed}
+    del same_seed[runs[name].arm]
+    return same_seed[baseline_of(list(same_seed))] if same_seed else ""
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """All complete records of a run; a last line that a crash truncated is skipped. UserError for one that is
     broken."""
     metrics = Metrics(folder / METRICS)
-    found = list(metrics.read())
+    records = list(metrics.read())
     metrics.check()
-    return found
+    return records
 
 
 Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
@@ -96,8 +273,8 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 class Metrics:
     """The records of the ``metrics.jsonl`` at ``path``, in columns; each [`read`][] adds what is new.
 
-    A last line without its end is read later. Of a line, what is no exact number is left out, and a line
-    without ``tokens`` altogether. A file that was shortened or replaced is read again from its beginning.
+    A last line without its end is read later. Values that are not exact numbers are left out of a record, and
+    a line without ``tokens`` is skipped. A file that was shortened or replaced is read again from its start.
     """
 
     def __init__(self, path: Path):
@@ -109,7 +286,7 @@ class Metrics:
         self.changed = 0.0
         """The time of the last change of the file, in seconds since 1970."""
         self.broken = ""
-        """What is wrong with the first line of which something was left out."""
+        """What is wrong with the first broken line."""
         self._columns: dict[str, array[float]] = {}
         self._points: dict[tuple[str, str], Points] = {}
 
@@ -119,9 +296,9 @@ class Metrics:
             return self._forget(None)
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
-            place = status.st_dev, status.st_ino
-            if self._file != place or status.st_size < self.offset:
-                self._forget(place)
+            inode = status.st_dev, status.st_ino
+            if self._file != inode or status.st_size < self.offset:
+                self._forget(inode)
             self.changed = status.st_mtime
             file.seek(self.offset)
             for line in file:
@@ -150,8 +327,8 @@ class Metrics:
         record = {k: v for k, v in data.items() if is_exact(v)} if isinstance(data, dict) else {}
         if TOKENS not in record or len(record) < len(data):
             text = reprlib.repr(line.decode(errors="replace"))
-            place = f"{self.path}, line {self.lines:,}"
-            self.broken = self.broken or f"{place}: expected a record, got {text}; remove the line."
+            where = f"{self.path}, line {self.lines:,}"
+            self.broken = self.broken or f"{where}: expected a record, got {text}; remove the line."
         if TOKENS not in record:
             return None
         for name, value in record.items():
@@ -164,7 +341,7 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """The metrics, without those of horizontal axes."""
+        """The metrics, without the horizontal axes."""
         return [name for name in self._columns if name not in (TOKENS, SECONDS)]
 
     def column(self, name: str) -> NDArray[np.float64]:
@@ -175,8 +352,8 @@ class Metrics:
     def points(self, name: str, over: str = TOKENS) -> Points:
         """Tokens, places on the axis ``over``, and finite values of a metric: the last record of each number
         of tokens."""
-        if found := self._points.get((name, over)):
-            return found
+        if known := self._points.get((name, over)):
+            return known
         tokens, places, values = self.column(TOKENS), self.column(over), self.column(name)
         order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens) & np.isfinite(places))[::-1]
         kept = order[np.unique(tokens[order], return_index=True)[1]]

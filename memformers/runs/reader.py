@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,6 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.errors import UserError
 from memformers.common.fields import fits
 from memformers.common.files import read_json
-from memformers.runs.card import known_card
 from memformers.runs.folder import (
     CARD,
     CHECKPOINTS,
@@ -26,9 +24,12 @@ from memformers.runs.folder import (
     SAMPLE,
     TOKENS,
     Metrics,
+    Planned,
     flatten,
+    in_use,
+    known_card,
+    read_plan,
 )
-from memformers.runs.plan import Planned, read_plan
 
 CONFIG_HAS = {
     "model": {"model": str, "positions": str, "embedding": str, "compression": str},
@@ -73,11 +74,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
 PROBE_HAS = {"memory_ablation": dict[str, Any] | None}
-PLANNED, RUNNING, FINISHED, STOPPED, FAILED = "planned", "running", "finished", "stopped", "failed"
-SILENT_SECONDS = 900.0
-"""The time without a new record after which a run that has not ended has died with its machine."""
-STOPS = ("killed", "crashed: KeyboardInterrupt", "crashed: SystemExit")
-"""The statuses on the card of a run that someone ended."""
+PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped"
 
 
 class Run:
@@ -98,6 +95,8 @@ class Run:
         self.metrics.update()
         files = [self.folder / name for name in (CONFIG, FACTS, RESULT, CARD)]
         self._seen = [*map(status_of, files)]
+        self.is_alive = in_use(self.folder)
+        """Whether a process trains it."""
         self.config, self.facts, result, self.card = map(json_in, files, self._seen)
         self.result = result or None
         """None for a run that didn't end well."""
@@ -155,18 +154,6 @@ class Run:
         return float(values[-1]) if len(values) else None
 
     @property
-    def ending_seconds(self) -> float | None:
-        """About how long the evaluation after its last step takes, or goes on; None if that isn't known."""
-        seconds, read = self.metrics.points("evaluation_seconds")[2], self.last("evaluated_tokens")
-        corpus = self.facts.get("corpus")
-        whole = number(corpus.get("held_out_tokens")) if isinstance(corpus, dict) else None
-        whole = min(number(self.settings.get("evaluation.final_tokens")) or math.inf, whole or 0.0)
-        if not len(seconds) or not read or not whole:
-            return None
-        takes = float(seconds[-1]) / len(seconds) * whole / read
-        return max(takes - (time.time() - self.changed), 1.0) if self.tokens >= self.budget else takes
-
-    @property
     def sample(self) -> str:
         """The text that it wrote at its end; empty if there is none."""
         path = self.folder / SAMPLE
@@ -184,19 +171,15 @@ class Run:
 
     @property
     def state(self) -> tuple[str, str]:
-        """Whether it is planned, running, finished, stopped or failed, and why."""
+        """Whether it is planned, running, finished or stopped, and why it stopped."""
         status = str(self.card.get("status", "")).strip()
-        if status.startswith(STOPS):
-            return STOPPED, status
-        if status.startswith("crashed"):
-            return FAILED, status.removeprefix("crashed: ")
-        if status == "completed" or self.result:
+        if status == "completed" or (self.result and not status):
             return FINISHED, ""
-        if not self.changed:
-            return PLANNED, ""
-        if time.time() - self.changed > SILENT_SECONDS:
-            return STOPPED, "it was not ended, and has recorded nothing for a long time"
-        return RUNNING, ""
+        if status:
+            return STOPPED, status.removeprefix("crashed: ")
+        if self.is_alive:
+            return RUNNING, ""
+        return (STOPPED, "its process is gone") if self.changed else (PLANNED, "")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -305,9 +288,8 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     if not probed or not is_current:
         return None
     probe = read_json(folder / PROBE, PROBE_HAS)
-    return (
-        probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None
-    )  # else of an earlier version
+    is_readable = "costs" in (probe["memory_ablation"] or ("costs",))  # not of an earlier version
+    return probe if is_readable else None
 
 
 def newest_checkpoint(folder: Path) -> str:
@@ -345,16 +327,11 @@ def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
-    """Which share of their training ``runs`` have done, and about how many seconds are left while some run
-    is trained, with all evaluations, at the mean speed so far; None if that isn't known."""
-    every = list(runs)
-    tokens, whole = sum(run.tokens for run in every), sum(run.budget for run in every)
-    spent = sum(run.last(name) or 0.0 for run in every for name in ("seconds", "evaluation_seconds"))
-    states = [run.state[0] for run in every]
-    left = spent / tokens * (whole - tokens) if tokens else 0.0
-    if known := [seconds for run in every if (seconds := run.ending_seconds)]:
-        mean = sum(known) / len(known)
-        left += sum(run.ending_seconds or mean for run in every if run.state[0] in (PLANNED, RUNNING))
-    return tokens / whole if whole else 0.0, left / states.count(
-        RUNNING
-    ) if left and RUNNING in states else None
+    """The share of their training that ``runs`` have done, and about how many seconds are left at their mean
+    speed so far; None while no run is trained."""
+    runs = list(runs)
+    done, budget = sum(run.tokens for run in runs), sum(run.budget for run in runs)
+    spent = sum(run.last(name) or 0.0 for run in runs for name in ("seconds", "evaluation_seconds"))
+    running = [run.state[0] for run in runs].count(RUNNING)
+    left = spent / done * (budget - done) / running if done and running else None
+    return done / budget if budget else 0.0, left

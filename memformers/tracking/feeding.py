@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from memformers.common.network import ask_json
-from memformers.runs.card import Card, read_card
-from memformers.runs.folder import METRICS, TOKENS, Metrics, short_names
+from memformers.runs.folder import METRICS, TOKENS, Card, Metrics, read_card, short_names
 from memformers.tracking.discovery import answers, run_address
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.runs.card import close_card, open_card
-from memformers.runs.folder import EXPERIMENT, LOG, METRICS, flatten
+from memformers.runs.folder import EXPERIMENT, LOG, METRICS, close_card, flatten, open_card
 from memformers.tracking import discovery
 from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, OFF, page_address
 from memformers.tracking.feeding import introduction, post

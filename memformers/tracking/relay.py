@@ -14,8 +14,7 @@ import traceback
 from pathlib import Path
 
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.card import close_card, read_card
-from memformers.runs.folder import CARD, LOG, METRICS, TOKENS, Metrics
+from memformers.runs.folder import CARD, LOG, METRICS, TOKENS, Metrics, close_card, read_card
 from memformers.tracking.discovery import DASHBOARD, LABML_URL, sent_to
 from memformers.tracking.feeding import SHARE, feed, thin
 

@@ -1,6 +1,6 @@
-"""Training and evaluation from Python, a call each: what a notebook or another program needs."""
+"""Training and evaluation from Python, in one call each, for notebooks and other programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,37 +16,36 @@ from memformers.common.machine import choose_device
 from memformers.common.progress import Progress
 from memformers.common.text_format import counted
 from memformers.convert.load import load_checkpoint
-from memformers.data.streams import training_segments
+from memformers.data.dataset import TokenDataset
+from memformers.data.streams import Segment, training_segments
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import CONFIG, RESULT, flatten, new_folder, read_metrics
+from memformers.runs.folder import CONFIG, RESULT, alone_in, flatten, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
+from memformers.training.checkpoints import is_finished, restore_newest
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
-from memformers.training.distributed import joined, with_precision
-from memformers.training.initial import begun_with, load_initial
-from memformers.training.loop import train_steps
+from memformers.training.distributed import Distributed, process_group, with_precision
+from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
-from memformers.training.resume import alone_in, is_finished, restore_newest
 from memformers.training.run import (
     alone_in_this_process,
     build_model,
     check_folder,
     describe_run,
     read_text,
+    with_init,
     with_vocabulary,
-    write_down,
+    write_run_files,
 )
 from memformers.training.signals import StopSignals
-from memformers.training.state import TrainingState
 
-DECIDED = ("model.vocab_size", "step.precision")
-"""Settings that the text and the device determine, and not the user."""
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+DERIVED = ("model.vocab_size", "step.precision")
+"""Settings that the text and the device determine, not the user."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,21 @@ def train(
         config: What to train, on which text and for how long.
         folder: The folder of the run; by default a new one in ``runs/``.
         resume: Whether a run in ``folder`` continues from its newest checkpoint, as if it had never stopped.
-            A finished one is only loaded, unless ``config`` has more tokens: then it trains on. If there is
-            none, a new run begins.
-        init: The weights to begin with, with a fresh optimizer: a model, whose tokens ``config`` names; or a
-            folder or name as ``--init-from`` takes it, which has its tokenizer. The network of ``config`` is
-            left at its default, or has the same settings but for the lengths of segments and memories,
-            dropout and others that are no weights.
+            A finished run is only loaded, unless ``config`` asks for more tokens than it has seen: then it
+            trains on. If there is no run, a new one starts.
+        init: The initial weights, with a fresh optimizer: a model, to whose tokens ``config`` must fit; or a
+            folder or name as ``--init-from`` takes it, which has its tokenizer. Leave ``config.model`` at its
+            default, or repeat the model's settings; the lengths of segments and memories, dropout and others
+            that don't change the weights may differ.
         dashboard: The address of a labml server, or off; by default a dashboard on this machine is found.
 
     Returns:
         The trained model with its tokenizer and what was measured.
 
     Raises:
-        ValueError: For a text or config that can't be used, a folder that is in use or has another run, and a
-            training that diverged ([`memformers.training.loop.NotFiniteError`][]). The last good checkpoint
-            is kept.
+        ValueError: For a text or config that can't be used, a folder that is in use or has another run,
+            another training in this process, and a training that diverged
+            ([`memformers.training.loop.NotFiniteError`][]), whose last checkpoint is good.
         OSError: If the folder can't be written.
 
     Examples:
@@ -144,69 +143,87 @@ def train(
     """
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
-    name = short_name(config.model.model)
-    folder = new_folder(name) if folder is None else Path(folder)
+    folder = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
     find_dashboard(dashboard)
-    with alone_in_this_process(), joined(config) as ranks:
+    with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]
-        ranks.first_alone(lambda: check_folder(config, folder, resume))
-        weights = None
-        if init is not None:
-            weights, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
-            config = begun_with(weights, tokenizer, config, folder, ranks)
-        trained = TrainedModel(folder, config.step.device)
+        ranks.on_rank_zero(lambda: check_folder(config, folder, resume))
+        config, weights = with_init(config, init, folder, ranks)
         before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
         if before and config.step.precision == "auto":
             config = changed(config, precision=before.step.precision)
-        finished = resume and ranks.all_gather(is_finished(config, folder))[0]
-        if not finished or (before and config.data != before.data):  # another text is refused
-            text = read_text(config, folder, ranks)
-        if finished:
-            ranks.say(f"{folder} is finished; nothing is left to train.")
-            return trained
+        if before and ranks.all_gather(is_finished(config, folder))[0]:
+            if config.data != before.data:  # another text is refused
+                read_text(config, folder, ranks)
+            ranks.say(f"{folder} is already finished; nothing is left to train.")
+            return TrainedModel(folder, config.step.device)
+        text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
         config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, weights)
-        state, records = TrainingState(build_optimizers(model, config)), 0
-        facts = describe_run(config, text, model)
-        with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
-            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-            documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
-            ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
+        with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
+            state = TrainingState(build_optimizers(model, config))
+            facts = describe_run(config, text, model)
+            announce(config, folder, facts, text, ranks)
+            records = 0
             if resume:
-                state, records = restore_newest(
-                    folder, model, state, config, text.info, ranks, text.tokenizer
-                )
-            ranks.first_alone(lambda: write_down(config, facts, folder, goes_on=state.tokens > 0))
-            segments = training_segments(
-                text.train.tokens,
-                config.batch_size,
-                config.model.segment_len,
-                (state.epoch, state.position),
-                chunk_len=config.chunk_len,
-                seed=config.seed,
-                documents=torch.from_numpy(text.train.documents),
-            )
-            settings, usual = asdict(config), dict(flatten(asdict(TrainConfig())))
-            usual |= {key: value for key, value in flatten(settings) if key in DECIDED}
-            given = [key for key, value in flatten(settings) if value != usual.get(key)]
-            tracking = Tracking(folder, name, {**settings, **facts}, dashboard, given)
-            with (
-                tracking if ranks.first else nullcontext(),
-                Progress(desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
-                         unit_scale=True, disable=not ranks.first, bar_format=BAR) as bar,
-            ):  # fmt: skip
+                checkpoint = (folder, model, state, config, text.info, text.tokenizer, ranks)
+                state, records = restore_newest(*checkpoint)
+            ranks.on_rank_zero(lambda: write_run_files(config, facts, text, folder, state))
+            name = short_name(config.model.model)
+            tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
+            with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:
                 write = tracking.record if ranks.first else lambda record: None
                 callbacks = Callbacks(
-                    folder, config, model, text, state, records, write, signals, bar, ranks, not weights
+                    folder, config, model, text, state, records, write, signals, bar, ranks, weights is None
                 )
-                with callbacks.plain_endings():
-                    train_steps(model, segments, config, record=callbacks.record,
-                                evaluate=callbacks.evaluate, maybe_checkpoint=callbacks.maybe_checkpoint,
-                                state=state, ranks=ranks)  # fmt: skip
+                with callbacks.report_exit():
+                    train_steps(
+                        model, segments_of(config, text, state), config, record=callbacks.record,
+                        evaluate=callbacks.evaluate, maybe_checkpoint=callbacks.maybe_checkpoint,
+                        state=state, ranks=ranks,
+                    )  # fmt: skip
                     callbacks.finish()
             ranks.barrier()  # until all is written
-    return trained
+    return TrainedModel(folder, config.step.device)
+
+
+def announce(
+    config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
+) -> None:
+    """Print what is trained, on what, and where."""
+    name = short_name(config.model.model)
+    ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+    documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
+    ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
+
+
+def chosen(config: TrainConfig) -> list[str]:
+    """The dotted names of the settings that the user chose."""
+    usual = dict(flatten(asdict(TrainConfig())))
+    settings = flatten(asdict(config))
+    return [name for name, value in settings if name not in DERIVED and value != usual.get(name)]
+
+
+def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
+    """A progress bar, on the first rank."""
+    return Progress(
+        desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
+        unit="tok", unit_scale=True, disable=not ranks.first,
+    )  # fmt: skip
+
+
+def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:
+    """The segments of the text, from where the training is."""
+    return training_segments(
+        text.train.tokens,
+        config.batch_size,
+        config.model.segment_len,
+        (state.epoch, state.position),
+        chunk_len=config.chunk_len,
+        seed=config.seed,
+        documents=torch.from_numpy(text.train.documents),
+    )
 
 
 def evaluate(
@@ -242,5 +259,5 @@ def evaluate(
     """
     parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
     tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
-    found = evaluate_tokens(model, tokens, streams, documents=documents)
-    return summary(found, tokenizer, units(tokenizer, tokens, documents))
+    measured = evaluate_tokens(model, tokens, streams, documents=documents)
+    return summary(measured, tokenizer, units(tokenizer, tokens, documents))

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,23 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.progress import Progress
-from memformers.common.text_format import duration, fitting, printable
+from memformers.common.text_format import fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import read_tokens
-from memformers.evaluation.evaluate import Evaluation
-from memformers.generation.sampling import Sampling
-from memformers.generation.text import continue_text
+from memformers.generation.generate import Sampling, continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
-from memformers.training.config import TrainConfig
-from memformers.training.data_module import Validation
-from memformers.training.distributed import Distributed, summon_full_params
-from memformers.training.loop import NotFiniteError, flush_metrics
-from memformers.training.memory_growth import share_of_memory
+from memformers.training.config import TrainConfig, config_as_saved
+from memformers.training.data_module import Measured, Validation
+from memformers.training.distributed import Distributed
+from memformers.training.loop import NotFiniteError, TrainingState
 from memformers.training.signals import Stopped, StopSignals
-from memformers.training.state import TrainingState
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
 OPENING_TOKENS = 4096
-"""How many tokens of the held-out text samples may begin with."""
+"""The prompt of samples is looked for in this many tokens of the held-out text."""
 SAMPLE_SEED = 0
-SHORT_SECONDS = 5
-"""A training that takes no longer doesn't say how long it takes."""
 
 
 @dataclass
@@ -57,21 +51,21 @@ class Callbacks:
     signals: StopSignals
     bar: Progress
     ranks: Distributed
-    begins_anew: bool = True
+    from_seed: bool = True
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
-        """Begin where the training begins."""
-        needs_none = self.begins_anew or self.state.tokens
+        """Start where the training starts."""
+        needs_none = self.from_seed or self.state.tokens
         self.saved = (self.state.tokens, self.state.evaluations) if needs_none else (0, -1)
         self.saved_at = time.monotonic()
         self.validation = Validation(self.text, self.config, self.ranks)
         first = torch.arange(min(len(self.text.validation.tokens), OPENING_TOKENS))
         held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
-        self.evaluation: Evaluation | None = None
-        """The last one."""
-        self.evaluated = 0
+        self.last: Measured | None = None
+        """The last evaluation."""
+        self.last_at = 0
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
@@ -79,8 +73,7 @@ class Callbacks:
         abouts = [about for folder in newest if (about := usable_about(folder))]
         self.peak_before = max((about.peak_memory_bytes or 0 for about in abouts), default=0)
         """The most bytes that the processes which trained here before have held."""
-        self.recorded, self.shown = 0, ""
-        self.time_left: TimeLeft | None = None
+        self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
@@ -88,40 +81,36 @@ class Callbacks:
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
         self.shown = f"{metrics['bits_per_character.train']:.3f} {self.unit}"
-        speed = metrics["tokens_per_second"]
-        self.recorded += 1
-        if self.recorded == 2:  # the first steps are slow
-            self._estimate(state, speed)
-        if self.time_left:
-            self.shown += f", about {duration(sum(self.time_left.seconds(state, speed)))} left"
         self.bar.show(self.shown, state.tokens)
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
         nothing is recorded. Every record is over the same tokens."""
-        begun = time.perf_counter()
-        with self.signals.at_once(), summon_full_params(self.model):
-            found = self._evaluation(whole=False)
-            if not math.isfinite(found.loss):
-                raise NotFiniteError(f"held-out loss is {found.loss} at token {state.tokens:,}.")
+        began = time.perf_counter()
+        with self.signals.at_once():
+            measured = self._evaluation(final=False)
+            evaluation = measured.evaluation
+            if not math.isfinite(evaluation.loss):
+                raise NotFiniteError(f"held-out loss is {evaluation.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        bits = self.validation.comparable(found, whole=False)["bits_per_character"]
+        bits = measured.in_units["bits_per_character"]
         metrics = {
-            "loss.valid": found.loss,
+            "loss.valid": evaluation.loss,
             "bits_per_character.valid": bits,
-            "accuracy.valid": found.accuracy,
-            "evaluated_tokens": found.tokens,
-            "evaluation_seconds": state.evaluation_seconds + time.perf_counter() - begun,
+            "accuracy.valid": evaluation.accuracy,
+            "evaluated_tokens": evaluation.tokens,
+            "evaluation_seconds": state.evaluation_seconds + time.perf_counter() - began,
         }
-        if found.reconstruction_loss is not None:
-            metrics["reconstruction_loss.valid"] = found.reconstruction_loss
+        if evaluation.reconstruction_loss is not None:
+            metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
         self._write(state, metrics)
-        if self.evaluation is None:
-            self.bar.say(f"Evaluations during the training read {self._over(found)}:")
-        self.evaluation, self.evaluated = found, state.tokens
-        gained = state.lowest_loss is None or found.loss < state.lowest_loss
-        state.lowest_loss = found.loss if gained else state.lowest_loss
-        state.without_gain = 0 if gained else state.without_gain + 1
+        if self.last is None:
+            self.bar.say(f"Evaluations during the training read {self._over(measured)}:")
+        self.last, self.last_at = measured, state.tokens
+        if state.lowest_loss is None or evaluation.loss < state.lowest_loss:
+            state.lowest_loss, state.evaluations_without_improvement = evaluation.loss, 0
+        else:
+            state.evaluations_without_improvement += 1
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
         self.bar.show(self.shown)
@@ -140,16 +129,16 @@ class Callbacks:
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of ``state`` if it isn't saved already."""
-        flush_metrics(state, self.config)
+        state.read_losses(self.ranks)  # a checkpoint must not contain the weights after a bad step
         if (state.tokens, state.evaluations) == self.saved:
             return
-        found = self.evaluation if self.evaluated == state.tokens else None
+        last = self.last
         about = About(
-            config=asdict(self.config),
+            config=config_as_saved(self.config),
             corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
-            validation_loss=found.loss if found else None,
+            validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
             peak_memory_bytes=self._peak_memory(),
         )
         checkpoints = self.folder / CHECKPOINTS
@@ -163,26 +152,24 @@ class Callbacks:
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
-        begun, found = time.perf_counter(), self.evaluation
-        with self.signals.at_once(), summon_full_params(self.model):
-            tokens, documents = self.validation.all
-            if found is None or found.tokens < len(tokens) - (len(documents) or 1):
-                found = self._evaluation(whole=True)
+        began, measured = time.perf_counter(), self.last
+        with self.signals.at_once():
+            if measured is None or not self.validation.final_is_first:
+                measured = self._evaluation(final=True)
+                bits = measured.in_units["bits_per_character"]
+                self.bar.say(f"The last evaluation reads {self._over(measured)}: {bits:.4f} {self.unit}")
             sample = self._sample(SAMPLE_CHARACTERS)
-        self.state.evaluation_seconds += time.perf_counter() - begun
-        in_units = self.validation.comparable(found, whole=True)
-        if found is not self.evaluation:
-            bits = in_units["bits_per_character"]
-            self.bar.say(f"The last evaluation reads {self._over(found)}: {bits:.4f} {self.unit}")
+        self.state.evaluation_seconds += time.perf_counter() - began
+        evaluation = measured.evaluation
         result: dict[str, Any] = {
             **self.state.progress,
-            "loss": found.loss,
-            **{name: x if math.isfinite(x) else None for name, x in in_units.items()},
-            "accuracy": found.accuracy,
-            "evaluated_tokens": found.tokens,
+            "loss": evaluation.loss,
+            **{name: x if math.isfinite(x) else None for name, x in measured.in_units.items()},
+            "accuracy": evaluation.accuracy,
+            "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
-            "reconstruction_loss": found.reconstruction_loss,
-            "loss_by_position": found.by_position,
+            "reconstruction_loss": evaluation.reconstruction_loss,
+            "loss_by_position": evaluation.by_position,
             "peak_memory_bytes": self._peak_memory(),
             "prompt": self.prompt,
         }
@@ -191,9 +178,9 @@ class Callbacks:
             write_json(self.folder / RESULT, result)
 
     @contextmanager
-    def plain_endings(self) -> Iterator[None]:
-        """A block that trains: one that is stopped keeps a checkpoint, and every way to end early says which
-        checkpoint there is."""
+    def report_exit(self) -> Iterator[None]:
+        """A block that trains: when it is stopped, it saves a checkpoint; when it fails, the message names
+        the newest checkpoint."""
         try:
             try:
                 yield
@@ -209,42 +196,24 @@ class Callbacks:
                 raise OSError(f"{self.folder} can't be written: {error}. {newest}") from None
             raise NotFiniteError(f"{error} {newest}") from None
 
-    def _estimate(self, state: TrainingState, speed: float) -> None:
-        """Measure evaluations, and say how long the training takes with them, unless it ends in a moment."""
-        if self.ranks.highest(int((self.config.tokens - state.tokens) / speed)) < SHORT_SECONDS:
-            return
-        with summon_full_params(self.model):
-            without, full = self.validation.speed(self.model)
-            begun = time.perf_counter()
-            self._sample(GLIMPSE_CHARACTERS)
-            sample = time.perf_counter() - begun
-        first, whole = (
-            len(tokens) * full / self.ranks.size for tokens, _ in (self.validation.first, self.validation.all)
-        )
-        ending = SAMPLE_CHARACTERS / GLIMPSE_CHARACTERS * sample + whole * (whole > first)
-        self.time_left = TimeLeft(self.config, first + sample, ending, full / without)
-        training, evaluations = self.time_left.seconds(state, speed)
-        total = duration(training + evaluations)
-        self.bar.say(f"about {total}, of which {duration(evaluations)} are evaluations")
-
     def _write(self, state: TrainingState, metrics: dict[str, float]) -> None:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
-    def _evaluation(self, whole: bool) -> Evaluation:
-        def done(fraction: float) -> None:
+    def _evaluation(self, final: bool) -> Measured:
+        def progress(fraction: float) -> None:
             self.signals.check(self.ranks)
             self.bar.show(f"evaluating, {fraction:.0%}")
 
-        return self.validation.evaluate(self.model, whole, done)
+        return self.validation.evaluate(self.model, final, progress)
 
-    def _over(self, evaluation: Evaluation) -> str:
-        n, whole = evaluation.tokens, self.validation.predictable
+    def _over(self, measured: Measured) -> str:
+        n, whole = measured.evaluation.tokens, self.validation.predictable
         return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank
-        must ask. None where the system doesn't tell."""
+        must ask. None where the system doesn't report it."""
         return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
 
     def _sample(self, characters: int) -> str:
@@ -253,34 +222,9 @@ class Callbacks:
         return continue_text(self.model, tokenizer, self.prompt, characters, how, seed=SAMPLE_SEED)
 
 
-@dataclass(frozen=True)
-class TimeLeft:
-    """How long a training takes, by what was measured at its beginning, in seconds."""
-
-    config: TrainConfig
-    evaluation: float
-    """Of an evaluation while training, with its sample."""
-    ending: float
-    """Of the evaluation and the sample after the last step."""
-    growth: float
-    """How many times as long a segment takes with a full memory as without one."""
-
-    def seconds(self, state: TrainingState, tokens_per_second: float) -> tuple[float, float]:
-        """About how long the steps after ``state`` take, of which those before it took as long as this speed
-        says, and the evaluations. Steps take longer while the memory grows."""
-        left, grown = self.config.tokens - state.tokens, self.config.memory_growth * self.config.tokens
-        share = 1.0 if state.begun else share_of_memory(state.tokens, self.config)
-        growing = (grown - state.tokens) / max(left, 1) if share < 1 else 0.0
-        later = 1 - growing * (1 - share) / 2
-        slower = (1 + (self.growth - 1) * later) / (1 + (self.growth - 1) * share)
-        training = max(left, 0) / tokens_per_second * slower
-        evaluations = (self.config.evaluation.evaluations - state.evaluations) * self.evaluation + self.ending
-        return training, evaluations
-
-
 def opening(text: str) -> str:
-    """What samples go on from: the held-out ``text`` up to the end of the first line with a letter or digit,
-    at most the last part of it. The text is cut within a line, of which Tiny Shakespeare's rest is "?"."""
+    """The prompt of samples: the held-out ``text`` up to the end of the first line with a letter or digit, at
+    most the last part of it. (The text is cut within a line; of Tiny Shakespeare's only "?" is left.)"""
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]

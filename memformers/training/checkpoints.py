@@ -1,50 +1,74 @@
-"""Checkpoints of a training: folders from which it continues as if it had never stopped.
+"""Checkpoints of a training: folders from which it resumes as if it had never stopped.
 
 checkpoints/000000204800/     named after the tokens seen
   config.json, model.safetensors, tokenizer.json     the model, as from_pretrained takes it
-  optimizer.safetensors       what the optimizers remember, each tensor under its parameter's name
+  optimizer.safetensors       the optimizers' state, each tensor under its parameter's name
   memory.safetensors          memory and compressed memory of the streams, a tensor a layer
-  shard-00001-….safetensors   in place of these three with FSDP: what the first process holds of each tensor
   state.json                  steps, tokens, the streams' position, the sums of the next record
-  random.json                 random states
+  random.json                 random states of each process
   training.json               the run's config, its corpus's checksum, versions, the held-out loss
   manifest.json               size and SHA-256 of each of these
 checkpoints/best              a link to the one of the lowest held-out loss
 
-Nothing in them is a pickle, and nothing is ever unpickled. torch.distributed.checkpoint reads all of them, so
-that each process reads its part of every tensor, and writes those of sharded weights, in safetensors.
+Nothing in them is a pickle, and nothing is ever unpickled.
 """
 
 import contextlib
-from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
+import json
+import random
+import warnings
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from memformers.common.atomic_dir import LEFTOVER, FileEntry, atomic_dir, check_manifest, numbered, remove
+from memformers.common.atomic_dir import (
+    BROKEN,
+    LEFTOVER,
+    atomic_dir,
+    check_manifest,
+    moved,
+    newest_that_loads,
+    numbered,
+    remove,
+    remove_leftovers,
+)
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.common.files import config_from_dict, read_json, write_json, write_text
+from memformers.common.machine import describe_environment
+from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import save_tokenizer
+from memformers.data.tokenizers import TOKENIZER, save_tokenizer
 from memformers.models.config import ModelConfig
-from memformers.models.io import CONFIG, PARTS, read_config, read_tensors, save_tensors, stored_tensors
+from memformers.models.io import WEIGHTS, read_config, save_tensors
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.training.distributed import SINGLE_PROCESS, Distributed, full_tensor, is_part
+from memformers.models.memory import memory_from_tensors, memory_tensors
+from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
+from memformers.runs.reader import read_facts
+from memformers.training.config import TrainConfig, read_train_config, train_config_from
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
+from memformers.training.loop import TrainingState, has_ended
 from memformers.training.optimizers import Muon, Optimizers
-from memformers.training.state import TrainingState, random_states, set_random_states
 
-KEPT: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+OPTIMIZER_STATE: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     Muon: ("momentum",),
 }
-"""The state of each optimizer for a parameter, which begins with zeros."""
+"""The state of each optimizer for a parameter, zeros at first."""
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
-PIECE = 2**26
-"""About how many bytes of tensors a process writes into one file: that many are copied at a time."""
+OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+MAY_CHANGE_ON_RESUME = {
+    "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
+    "parallel", "accumulate", "activation_checkpointing",
+}  # fmt: skip
+"""Settings that may change on resume: they affect results only by rounding. For data, the content is
+compared, not the path. With dropout, ``accumulate`` may not change, since the parts of a batch draw their own
+random numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,7 @@ class About:
     """The run's TrainConfig."""
     corpus_sha256: str
     environment: dict[str, Any]
-    """Hardware and versions it was made with."""
+    """The hardware and versions that wrote it."""
     records: int
     """How many lines of metrics.jsonl belong to the training so far."""
     validation_loss: float | None
@@ -72,54 +96,23 @@ def save_checkpoint(
     about: About,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint that appears as ``folder`` when it is complete and on the disk.
-
-    All ``ranks`` must call this. The first one writes; with FSDP each writes what it holds of the tensors,
-    and no rank ever has more. Raises OSError if it can't be written; then no other checkpoint has changed.
-    """
-    assert not state.pending  # the numbers of all its steps were read
-    moments = optimizer_tensors(model, state.optimizers)
-    memory = {name: ranks.of_all(x) for name, x in memory_tensors(state.memory).items()}
-    randomness, sharded = ranks.all_gather(random_states()), ranks.parallel == "fsdp"
-    if not sharded:
-        memory = {name: full_tensor(x).cpu() for name, x in memory.items()}
-    written: dict[str, FileEntry] = {}
-    with atomic_dir(folder, written) if ranks.first else contextlib.nullcontext(folder) as temporary:
-        if sharded:
-            temporary = ranks.all_gather(temporary)[0]
-            written |= write_parts({**model.state_dict(), **moments, **memory}, temporary, ranks)
-        if not ranks.first:
-            return
-        if sharded:
-            write_json(temporary / CONFIG, asdict(model.config))
-        else:
-            model.save_pretrained(temporary)
-            save_tensors(moments, temporary / "optimizer.safetensors")
-            save_tensors(memory, temporary / "memory.safetensors")
-        tensors = ("optimizers", "memory", "pending")
-        numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in tensors}
+    """Write a checkpoint that appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
+    call this; the first one writes. Raises OSError if it can't; then no other checkpoint has changed."""
+    assert not state.unread  # nobody knows whether these steps were finite
+    memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
+    randomness = ranks.all_gather(random_states())
+    if not ranks.first:
+        return
+    with atomic_dir(folder) as temporary:
+        model.save_pretrained(temporary)
+        save_tensors(optimizer_tensors(model, state.optimizers), temporary / OPTIMIZER)
+        save_tensors(memory, temporary / MEMORY)
         save_tokenizer(tokenizer, temporary)
+        tensors = ("optimizers", "memory", "unread")
+        numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in tensors}
         write_json(temporary / STATE, numbers)
         write_json(temporary / RANDOM, {"ranks": randomness})
         write_json(temporary / ABOUT, about)
-
-
-def write_parts(tensors: dict[str, Tensor], folder: Path, ranks: Distributed) -> dict[str, FileEntry]:
-    """Write what each rank holds of ``tensors``, of any shape, into files of its own in ``folder``, and flush
-    them to the disk; returns all files, each measured by the rank that wrote it. All ranks must call this;
-    OSError on all of them if one can't write."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    ends = accumulate(tensor.nbytes for tensor in tensors.values())
-    files = {name: 1 + end // (PIECE * ranks.size) for name, end in zip(tensors, ends, strict=True)}
-    try:
-        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), files, save_distributed=True))
-    except CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from None
-    own = {p.name: FileEntry.of(p) for p in folder.glob(PARTS.replace("*", f"{ranks.rank + 1:05}-*"))}
-    return {name: entry for each in ranks.all_gather(own) for name, entry in each.items()}
 
 
 def read_checkpoint(
@@ -130,38 +123,30 @@ def read_checkpoint(
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Read the checkpoint in ``folder`` into ``model``, the ``optimizers`` and the random states; returns its
-    state, with the memory of this rank's part of ``batch_size`` streams. All ``ranks`` must call this.
+    state, with the memory of this rank's part of ``batch_size`` streams.
 
-    Raises ValueError for a checkpoint that has changed since it was written, or of another model or version;
+    Raises UserError for a checkpoint that has changed since it was written, or of another model or version;
     and with dropout, which is random on each rank, for one of another number of ``ranks``. What was read by
     then stays, until another checkpoint is read.
     """
     check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
-    stored, memory = stored_tensors(folder), {}
-    sizes = {name: tuple(tensor.size) for name, tensor in stored.items()}
-    for name in [n for n in stored if n.partition(".")[0] in (*Memory().parts, "valid")]:
-        own, at = [*sizes[name]], int(len(sizes[name]) > 1)  # of ``[·, B, D]`` or ``[B]``
-        own[at : at + 1] = [batch_size // ranks.size]
-        dtype = stored[name].properties.dtype
-        memory[name] = ranks.of_all(torch.empty(own, dtype=dtype, device=model.device))
-    tensors = {**model.state_dict(), **optimizer_tensors(model, optimizers), **memory}
-    expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wrong := sorted(n for n in {*sizes, *expected} if sizes.get(n) != expected.get(n)):
-        want, got = expected.get(wrong[0]), sizes.get(wrong[0])
+    stored = read_tensors(folder / WEIGHTS) | read_tensors(folder / OPTIMIZER)
+    tensors = {**model.state_dict(), **optimizer_tensors(model, optimizers)}
+    want, got = ({name: tuple(x.shape) for name, x in of.items()} for of in (tensors, stored))
+    if wrong := sorted(name for name in {*want, *got} if want.get(name) != got.get(name)):
+        name = wrong[0]
         raise UserError(
-            f"{folder} belongs to another model or batch_size: expected {wrong[0]} to be {want}, got {got}."
+            f"{folder} belongs to another model: expected {name} to be {want.get(name)}, got {got.get(name)}."
         )
-    read_tensors(folder, tensors)
     try:
-        parts = {name: x.to_local() if is_part(x) else x for name, x in memory.items()}
-        held = memory_from_tensors(parts, model.config.n_layers)
-        model.check_memory(held, batch_size // ranks.size)
-    except ValueError as error:
+        memory = memory_from_tensors(read_tensors(folder / MEMORY), model.config.n_layers)
+        memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
+        model.check_memory(memory, batch_size // ranks.size)
+    except (ValueError, IndexError) as error:
         raise UserError(f"the memory in {folder} can't be used: {error}") from None
-    numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": held}
-    numbers.pop("optimizer", None)  # earlier versions wrote its settings there
+    numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": memory}
     state = config_from_dict(TrainingState, numbers, str(folder / STATE))
     randomness = read_json(folder / RANDOM, {"ranks": list[dict[str, Any]]})["ranks"]
     if len(randomness) != ranks.size and (model.config.dropout or not randomness):
@@ -169,28 +154,70 @@ def read_checkpoint(
             f"{folder / RANDOM} was made by {len(randomness)} processes, now there are {ranks.size}; with "
             f"dropout={model.config.dropout}, each draws its own numbers, so start {len(randomness)}."
         )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
     set_random_states(randomness[ranks.rank if len(randomness) == ranks.size else 0])
     return state
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file; UserError for another kind of file."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} can't be read as safetensors: {error}") from None
+
+
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """What the optimizers remember, of any shape, as ``parameter/what``: the tensors themselves, and zeros,
-    with which an optimizer begins, for a parameter that had no gradient yet."""
+    """The state of the optimizers as ``parameter/name``, of any shape: the tensors themselves, and zeros for
+    a parameter that had no gradient yet."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if parameter not in of:  # it is frozen
+        if parameter not in of:  # it doesn't learn
             continue
-        kept = of[parameter].state[parameter]
-        for what in () if kept else KEPT[type(of[parameter])]:
+        state = of[parameter].state[parameter]
+        for key in () if state else OPTIMIZER_STATE[type(of[parameter])]:
             scalar = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            kept[what] = scalar if what == "step" else torch.zeros_like(parameter)
-        tensors |= {f"{name}/{what}": tensor for what, tensor in kept.items()}
+            state[key] = scalar if key == "step" else torch.zeros_like(parameter)
+        tensors |= {f"{name}/{key}": tensor for key, tensor in state.items()}
     return tensors
 
 
+def random_states() -> dict[str, Any]:
+    """The random states of Python, NumPy, and PyTorch on CPU and on every GPU."""
+    version, words, gauss = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    return {
+        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "cuda": [bytes(state.tolist()).hex() for state in torch.cuda.get_rng_state_all()],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Restore [`random_states`][], those of GPUs only where the number of GPUs is the same; UserError for
+    anything else."""
+    try:
+        python = states["python"]
+        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        np.random.set_state(states["numpy"])
+        cpu, *gpus = (
+            torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
+            for digits in (states["torch"], *states["cuda"])
+        )
+        torch.set_rng_state(cpu)
+        if len(gpus) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(gpus)
+    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UserError(f"the random states can't be used: {error!r}") from None
+
+
 def read_about(folder: Path) -> About:
-    """The [`About`][] of the checkpoint in ``folder``; else ValueError."""
+    """The [`About`][] of the checkpoint in ``folder``; else UserError."""
     check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
 
@@ -217,3 +244,142 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
     for folder in folders[newest:]:
         if folder != best:
             remove(folder)
+
+
+def is_finished(config: TrainConfig, folder: Path) -> bool:
+    """Whether the run in ``folder`` has its result, and has seen the tokens that ``config`` asks for."""
+    if not (folder / RESULT).exists():
+        return False
+    seen = read_json(folder / RESULT, {"tokens": int})["tokens"]
+    return config.tokens <= max(seen, read_train_config(folder).tokens)
+
+
+def check_same_config(config: TrainConfig, folder: Path) -> None:
+    """Raise UserError, which names the settings, unless ``config`` is that of the run in ``folder``, or
+    there is no run. A finished run may be extended to more tokens."""
+    if not (folder / CONFIG).exists():
+        return
+    stored = read_train_config(folder)
+    is_extended = (folder / RESULT).exists() and config.tokens > stored.tokens
+    before = replace(stored, tokens=config.tokens) if is_extended else stored
+    if changes := differences(asdict(before), asdict(config)):
+        raise UserError(
+            f"{folder} can't be resumed with other settings: {changes}. Leave them out, or start a new run. "
+            f"(A finished run can be extended to more tokens.)"
+        )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The settings in which two configs would train differently, in words; empty if there are none."""
+    # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
+    usual, old, new = (
+        dict(flatten(json.loads(json.dumps(config)))) for config in (asdict(TrainConfig()), before, now)
+    )
+    old = {name: value for name, value in usual.items() if name in new} | old
+    may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    names -= {name for name in names if name.rpartition(".")[2] in may_change}
+    if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
+        names.discard("model.vocab_size")  # left to the text
+    if "auto" in (old.get("step.precision"), new.get("step.precision")):
+        names.discard("step.precision")  # left to the device
+    if all(str(config.get("tokenizer")).endswith(".json") for config in (old, new)):
+        names.discard("tokenizer")  # the checkpoint has its own, which is compared
+    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
+
+
+def check_apart(corpus: DatasetInfo, folder: Path) -> None:
+    """Raise UserError for the folder of the documents themselves, to which a run or an experiment in
+    ``folder`` would add its own files."""
+    if Path(corpus.source).resolve() == folder.resolve():
+        raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
+
+
+def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
+    """Raise UserError unless ``corpus`` is that of the run in ``folder``, or there is no run."""
+    check_apart(corpus, folder)
+    if facts := read_facts(folder):
+        before = facts["corpus"]
+        if before["sha256"] != corpus.sha256:
+            raise UserError(
+                f"{folder} was trained on {before['name']} ({before['source']}); the text from "
+                f"{corpus.source} is a different one. Name the same text with data."
+            )
+
+
+def restore_newest(
+    folder: Path,
+    model: MemoryLM,
+    state: TrainingState,
+    config: TrainConfig,
+    corpus: DatasetInfo,
+    tokenizer: Tokenizer,
+    ranks: Distributed = SINGLE_PROCESS,
+) -> tuple[TrainingState, int]:
+    """Read the newest usable checkpoint of ``folder`` into ``model`` and the optimizers of ``state``; returns
+    its state and how many records belong to it. Later records are removed. Without any checkpoint, the
+    training starts from the beginning.
+
+    Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
+    OSError if one can't be read. Then the folder has not changed.
+    """
+    checkpoints = folder / CHECKPOINTS
+
+    def read(path: Path) -> tuple[TrainingState, About]:
+        about = read_about(path)
+        made_with = train_config_from(about.config, str(path / ABOUT))
+        if about.corpus_sha256 != corpus.sha256:
+            raise UserError("it belongs to another text.")
+        if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
+            raise UserError(f"it belongs to another training: {changes}.")
+        restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
+        if read_json(path / TOKENIZER) != tokenizer.to_json():
+            raise UserError("it belongs to another tokenizer, which numbers tokens differently.")
+        if made_with.tokens != config.tokens and restored.tokens < config.tokens:
+            if not has_ended(restored, made_with):
+                raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
+            restored.extend()
+        return restored, about
+
+    ranks.on_rank_zero(lambda: remove_leftovers(checkpoints))
+    folders = numbered(checkpoints)
+    newest = newest_that_loads(folders, read, say=ranks.first) if folders else None
+    ranks.check_alike(
+        newest and newest[0].name,
+        f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
+        f"folder that all of them share.",
+    )
+    if not newest:
+        return state, cut_metrics(folder, 0) if ranks.first else 0
+    path, (restored, about) = newest
+    ranks.say(f"continues at token {restored.tokens:,}, from {path}")
+    if restored.extended_at == restored.tokens > 0:
+        ranks.say(
+            f"trains on to token {config.tokens:,}: the learning rate rises again over "
+            f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
+        )
+    if not ranks.first:
+        return restored, 0
+    before, now = dict(flatten(about.environment)), dict(flatten(describe_environment(model.device)))
+    if changes := [f"{name} {before.get(name)} → {x}" for name, x in now.items() if x != before.get(name)]:
+        warnings.warn(
+            f"{path} was made in another environment ({', '.join(changes)}), so results may differ by "
+            f"rounding.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    for later in folders[: folders.index(path)]:
+        moved(later, BROKEN)  # it would pass for the newest
+    return restored, cut_metrics(folder, about.records)
+
+
+def cut_metrics(folder: Path, records: int) -> int:
+    """Keep the first ``records`` lines of a run's metrics, since the later ones will be written again;
+    returns how many there are."""
+    path = folder / METRICS
+    if not path.exists():
+        return 0
+    with open(path, encoding="utf-8") as file:
+        kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
+    write_text(path, "".join(kept))
+    return len(kept)

@@ -1,21 +1,24 @@
 """What a training run is made from: the model, the text and how to learn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
-from memformers.data.tokenizers import check_name
-from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, check_used, is_used
+from memformers.data.tokenizers import TOKENIZER, check_name
+from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, applies_to, reject_unused
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
-Parallel = Literal["single", "ddp", "fsdp"]
+Parallel = Literal["single", "ddp"]
 OptimizerName = Literal["muon", "adamw"]
 Schedule = Literal["linear", "cosine", "constant", "wsd"]
+PRESETS = Path(__file__).parent / "presets"
+REMOVED = {"tbptt": 0, "freeze": [], "skip_bad_steps": 0}
+"""Settings of earlier versions, with the value that has no effect."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,8 @@ class OptimConfig:
     warmup: Annotated[float, Range(0, below=1)] = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
     schedule: Schedule = "linear"
-    """How the learning rate goes on after the warm-up: it falls to 0 in a line (linear) or as half a cosine
-    (cosine), stays (constant), or stays and falls to 0 in a line over the last fifth (wsd)."""
-    freeze: tuple[str, ...] = ()
-    """The weights that don't learn: names of parameters or of modules, or parts of these between dots, such
-    as embed, layers.0 or layers.[0-3]."""
+    """The learning rate after the warm-up: it falls to 0 in a line (linear) or as half a cosine (cosine),
+    stays (constant), or stays and then falls to 0 in a line over the last fifth (wsd)."""
     weight_decay: Annotated[float, Range(0)] = 0.1
     """Weight decay of the matrices; it is multiplied by the learning rate."""
     max_grad_norm: Positive = 1.0
@@ -103,7 +103,7 @@ class EvaluationConfig(Checked):
     evaluation_tokens: NonNegativeInt = 32_768
     """How many tokens each of them reads, always the first ones of the held-out text; 0 for all."""
     final_tokens: NonNegativeInt = 0
-    """How many of these the evaluation at the end reads, for the result; 0 for all."""
+    """How many tokens the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
     """End the training after so many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10
@@ -112,7 +112,7 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """What is kept to go on from, and which steps may fail. Raises ValueError for a value out of its range.
+    """Which checkpoints are saved. Raises ValueError for a value out of its range.
 
     Examples:
         >>> from memformers import CheckpointConfig
@@ -126,8 +126,6 @@ class CheckpointConfig(Checked):
     """The longest time between two checkpoints, in minutes; 0 for no limit."""
     keep_checkpoints: Count = 2
     """How many of the newest checkpoints are kept, in addition to the one with the lowest held-out loss."""
-    skip_bad_steps: NonNegativeInt = 0
-    """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,8 @@ class StepConfig(Checked):
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
     the beginning."""
     parallel: Parallel = "single"
-    """How the processes that torchrun started share the work: each holds the whole model (ddp), or a part of
-    every weight (fsdp). Each takes an equal part of the batch's streams."""
+    """With the processes that torchrun started, each of which holds the whole model and takes an equal part
+    of the batch's streams (ddp), or without (single)."""
     accumulate: Count = 1
     """The number of parts of a batch that are computed one after the other before a step, to save memory."""
     activation_checkpointing: bool = False
@@ -195,16 +193,10 @@ class TrainConfig:
     """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
     order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
     to end. Documents are never cut, and always read in a random order that depends on the seed."""
-    tbptt: NonNegativeInt = 0
-    """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
-    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training run of the
-    same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
-    that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
     memory_warmup: Share | None = None
     """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
-    0, it has its full length from the beginning. If not given, 0.5; but 0 with tbptt, whose steps read their
-    own segments' memory, and with compile, where each length is another shape to compile. Evaluations always
-    use the full memory (transformer-xl, compressive)."""
+    0, it has its full length from the start. If not given, 0.5; but 0 with compile, where each length is
+    another shape to compile. Evaluations always use the full memory (transformer-xl, compressive)."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -212,7 +204,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """What is measured during the training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """What is kept to go on from."""
+    """Which checkpoints are saved."""
     step: StepConfig = field(default_factory=StepConfig)
     """Where and in which precision a step is computed."""
 
@@ -220,33 +212,22 @@ class TrainConfig:
         """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
         check_name(self.tokenizer)
-        check_used(self, self.model.model)
+        reject_unused(self, self.model.model)
         if 0 < self.chunk_len < self.model.segment_len:
             raise UserError(
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
                 f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
-        for name, value in (("compile", self.step.compile), ("tbptt", self.tbptt)):
-            if value and self.step.parallel == "fsdp":
-                raise UserError(
-                    f"{name}={value} can't be used with parallel='fsdp'; use parallel='ddp', or leave {name} "
-                    f"out."
-                )
         if self.batch_size % (parts := self.step.accumulate):
             raise UserError(
                 f"batch_size={self.batch_size} streams can't be divided into accumulate={parts} equal "
                 f"parts; use a multiple of {parts}."
             )
-        if self.memory_growth and self.tbptt:
-            raise UserError(
-                f"memory_warmup={self.memory_warmup} can't be used with tbptt={self.tbptt}, whose steps read "
-                f"the memory of their own segments; leave out one of them."
-            )
 
     @property
     def tokens_a_step(self) -> int:
-        """How many tokens a step learns from, of all streams together: (tbptt + 1)·S·B."""
-        return (self.tbptt + 1) * self.model.segment_len * self.batch_size
+        """How many tokens a step learns from, of all streams together: S·B."""
+        return self.model.segment_len * self.batch_size
 
     @property
     def memory_growth(self) -> float:
@@ -254,11 +235,11 @@ class TrainConfig:
         if ":" in self.model.model:
             return 0.0
         if self.memory_warmup is None:
-            return 0.0 if self.tbptt or self.step.compile else 0.5
+            return 0.0 if self.step.compile else 0.5
         return self.memory_warmup
 
     @property
-    def decided(self) -> dict[str, float | str]:
+    def resolved(self) -> dict[str, float | str]:
         """What is used for the settings that may be left open, by their dotted names."""
         return {
             "memory_warmup": self.memory_growth,
@@ -272,35 +253,85 @@ class TrainConfig:
 def unused_settings(config: TrainConfig) -> list[str]:
     """The settings, by their dotted names, that have no effect beside the others of ``config``."""
     model = config.model
-    names = [each.name for each in fields(config)] + [f"model.{each.name}" for each in fields(model)]
-    found = [name for name in names if not is_used(name.rpartition(".")[2], model.model)]
+    names = [setting.name for setting in fields(config)] + [f"model.{f.name}" for f in fields(model)]
+    unused = [name for name in names if not applies_to(name.rpartition(".")[2], model.model)]
     if model.model == "compressive" and (model.compression in WITHOUT_PARAMETERS or ":" in model.compression):
-        found.append("model.compression_start")
-        found += ["model.bptt"] if model.compression in WITHOUT_PARAMETERS else []
+        unused.append("model.compression_start")
+        unused += ["model.bptt"] if model.compression in WITHOUT_PARAMETERS else []
     if model.positions != "sinusoidal":
-        found += ["model.position_features", "model.clamp_len"]
+        unused += ["model.position_features", "model.clamp_len"]
     if model.embedding != "adaptive":
-        found += [f"model.adaptive.{each.name}" for each in fields(model.adaptive)]
-    return found if config.optim.optimizer == "muon" else [*found, "optim.muon_learning_rate"]
+        unused += [f"model.adaptive.{setting.name}" for setting in fields(model.adaptive)]
+    return unused if config.optim.optimizer == "muon" else [*unused, "optim.muon_learning_rate"]
 
 
 def check_all_used(config: TrainConfig) -> None:
     """Raise UserError for a setting that has no effect on the model, lengths of a memory among them."""
     for part in (config, config.model):
-        check_used(part, config.model.model, lengths=True)
+        reject_unused(part, config.model.model, lengths=True)
 
 
 def train_config_from(data: Mapping[str, Any], source: str) -> TrainConfig:
-    """The config that ``data`` of the file ``source`` are; else ValueError. In files of before there are no
-    groups."""
-    data = dict(data)
-    for group in fields(TrainConfig):
-        if group.name != "model" and is_dataclass(group.type):
-            flat = {each.name: data.pop(each.name) for each in fields(group.type) if each.name in data}
-            data |= {group.name: {**data.get(group.name, {}), **flat}} if flat else {}
-    return config_from_dict(TrainConfig, data, source)
+    """The config that ``data`` of the file ``source`` describe; else UserError."""
+    return config_from_dict(TrainConfig, without_removed(data), source)
+
+
+def without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """``data`` and its groups without the settings of earlier versions that have no effect."""
+    kept = {n: x for n, x in data.items() if n not in REMOVED or x not in (REMOVED[n], ())}
+    return {n: without_removed(x) if isinstance(x, Mapping) else x for n, x in kept.items()}
 
 
 def read_train_config(folder: Path) -> TrainConfig:
-    """The config of the run in ``folder``; else ValueError."""
-    return train_config_from(read_json(folder / CONFIG), str(folder / CONFIG))
+    """The config of the run in ``folder``; else UserError. A tokenizer that was not made from the text is the
+    file in this folder, wherever the folder is now."""
+    config = train_config_from(read_json(folder / CONFIG), str(folder / CONFIG))
+    if config.tokenizer.endswith(".json") and (folder / TOKENIZER).exists():
+        return replace(config, tokenizer=str(folder / TOKENIZER))
+    return config
+
+
+def config_as_saved(config: TrainConfig) -> dict[str, Any]:
+    """``config`` as files in a run's folder have it, which can be moved: a tokenizer that was not made from
+    the text is the file ``tokenizer.json`` in this folder."""
+    from_file = config.tokenizer.endswith(".json")
+    return asdict(replace(config, tokenizer=TOKENIZER) if from_file else config)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The training of one row of a paper's table: a file of the folder ``presets``.
+
+    It is as near to the paper's as this library comes. In all presets, attention probabilities are dropped at
+    the rate of all other activations, and every layer has its own u and v.
+    """
+
+    source: str
+    """Where its settings are published."""
+    assumed: str
+    """Which settings are not published, and where these are from; empty if there are none."""
+    reaches: str
+    """What the paper reports."""
+    parameters: int | None
+    """The millions of parameters in the paper's table; None if it has none."""
+    vocab_size: int
+    """The number of different tokens of its corpus, which a training counts itself."""
+    settings: dict[str, Any]
+    """Those that differ from a training's defaults, as ``config.json`` has them."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The training, before its text is known."""
+        return config_from_dict(TrainConfig, self.settings, "a preset")
+
+
+def preset_names() -> list[str]:
+    """The names of all presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.json"))
+
+
+def read_preset(name: str) -> Preset:
+    """The preset called ``name``; else UserError."""
+    if name not in (known := preset_names()):
+        raise UserError(f"preset={name!r} is unknown; use one of {', '.join(known)}.")
+    return config_from_dict(Preset, read_json(PRESETS / f"{name}.json"), name)

@@ -1,29 +1,140 @@
-"""The training loop that all models and experiments share."""
+"""The training loop that all models and experiments share: a step, and what happens between steps."""
 
+import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from memformers.common.errors import UserError
-from memformers.data.streams import Segment
+from memformers.common.fields import Checked, NonNegativeInt, Range
+from memformers.data.streams import IGNORED, Segment
+from memformers.models.config import MemorySizes
+from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
-from memformers.training.memory_growth import share_of_memory, shortened
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
-from memformers.training.state import MetricAccumulator, StepMetrics, TrainingState
-from memformers.training.train_step import backward, clip, forward_of
 
-FREE_TO_WAIT_FOR = ("cpu",)
-"""The devices that have computed a number when PyTorch returns it."""
+NUMBERS = ("the loss", "the reconstruction loss", "the gradient's norm", "the compressions' gradient's norm")
+"""The numbers of a step that must be finite."""
+STAGES = 8
+"""The number of lengths that a growing memory has; few, since each is another shape to compile."""
 
 
 class NotFiniteError(UserError):
-    """The loss or the gradient is no longer finite; the optimizer did not use it."""
+    """The loss or the gradient is no longer finite."""
+
+
+@dataclass
+class Window:
+    """Sums over the steps since the last training record."""
+
+    began: float = 0.0
+    """The training time, in seconds, at which the window began."""
+    steps: int = 0
+    tokens: int = 0
+    predictions: int = 0
+    correct: int = 0
+    compressions: int = 0
+    """Steps in which something was compressed."""
+    compression_grads: int = 0
+    """Steps in which the compression functions had a gradient."""
+    loss: float = 0.0
+    reconstruction_loss: float = 0.0
+    grad_norm: float = 0.0
+    compression_grad_norm: float = 0.0
+    mem_len: int = 0
+    c_mem_len: int = 0
+
+    def metrics(self, seconds: float) -> dict[str, float]:
+        """The means over the window, which ends after ``seconds`` of training."""
+        metrics = {
+            "loss.train": self.loss / self.steps,
+            "accuracy.train": self.correct / max(self.predictions, 1),
+            "gradient_norm": self.grad_norm / self.steps,
+            "tokens_per_second": self.tokens / (seconds - self.began),
+            "memory.length": self.mem_len,
+            "memory.compressed_length": self.c_mem_len,
+        }
+        if self.compressions:
+            metrics["reconstruction_loss.train"] = self.reconstruction_loss / self.compressions
+        if steps := max(self.compressions, self.compression_grads):
+            metrics["gradient_norm.compression"] = self.compression_grad_norm / steps
+        return metrics
+
+
+@dataclass
+class TrainingState(Checked):
+    """Everything that the next step depends on, except the weights and the random states."""
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    memory: Memory = field(default_factory=lambda: Memory(()))
+    """The memory that the streams' next segments read."""
+    epoch: NonNegativeInt = 0
+    """How many times the text has been read before."""
+    position: NonNegativeInt = 0
+    """Where the next segment begins, in tokens of a stream."""
+    step: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    """The number of tokens read in all streams together."""
+    seconds: Annotated[float, Range(0)] = 0.0
+    """The time of training steps, without evaluations and checkpoints."""
+    evaluation_seconds: Annotated[float, Range(0)] = 0.0
+    """The time of evaluations and of the samples that are generated with them."""
+    extended_at: NonNegativeInt = 0
+    """How many tokens had been read when a finished training was extended; 0 if it never was."""
+    evaluations: NonNegativeInt = 0
+    """The number of evaluations since then."""
+    lowest_loss: float | None = None
+    """Of these evaluations, in nats per token."""
+    evaluations_without_improvement: NonNegativeInt = 0
+    """The number of evaluations since the one with the lowest loss."""
+    window: Window = field(default_factory=Window)
+    unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """The losses ``[parts, 3]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
+
+    def extend(self) -> None:
+        """Begin another part of the training, after the end of the one before."""
+        self.extended_at, self.evaluations = self.tokens, 0
+        self.lowest_loss, self.evaluations_without_improvement = None, 0
+
+    @property
+    def progress(self) -> dict[str, float]:
+        """How far the training has come, for its result."""
+        return {n: getattr(self, n) for n in ("step", "tokens", "seconds", "evaluation_seconds")}
+
+    def read_losses(self, ranks: Distributed = SINGLE_PROCESS) -> None:
+        """Add the newest steps' losses, over all ``ranks``, to the window; this waits for the device. Raises
+        [`NotFiniteError`][] if one of them is not finite: the weights can't be used any more."""
+        if not self.unread:
+            return
+        of_parts, norms = (torch.stack(column).cpu().double() for column in zip(*self.unread, strict=True))
+        parts = of_parts.shape[1]
+        means = ranks.means((of_parts / parts).sum(1))  # [steps, 3]
+        first, self.unread, window = self.step - len(self.unread), [], self.window
+        for step, numbers in enumerate(torch.cat([means[:, :2], norms], 1).tolist(), first):
+            for name, number in zip(NUMBERS, numbers, strict=True):
+                if not math.isfinite(number):
+                    raise NotFiniteError(
+                        f"{name} is {number} in step {step:,}; training stopped. A lower learning_rate, "
+                        f"muon_learning_rate or max_grad_norm may help."
+                    )
+            loss, reconstruction_loss, norm, compression_norm = numbers
+            window.loss += loss
+            window.reconstruction_loss += reconstruction_loss
+            window.grad_norm += norm
+            window.compression_grad_norm += compression_norm
+            window.compressions += reconstruction_loss > 0
+            window.compression_grads += compression_norm > 0
+        window.correct += round(means[:, 2].sum().item() * parts * ranks.size)
 
 
 def train_steps(
@@ -42,21 +153,16 @@ def train_steps(
     ``record`` gets the state and training metrics every ``config.log_every`` steps, ``evaluate`` is called
     with the state ``config.evaluations`` times, the last time at the end. With a ``state`` from an earlier
     call, the training continues from there, and ``segments`` must begin at its position. ``maybe_checkpoint``
-    is called with the state whenever all its parts belong to the same step; it may save it, or stop the
-    training by raising any exception. With several ``ranks``, each calls this function with the segments of
-    all streams and uses only its own streams; its state has their memory.
+    is called with the state before each step; it may save it, or stop the training by raising an exception.
+    With several ``ranks``, each calls this function with the segments of all streams and uses only its own
+    part of the streams, whose memory its state has.
 
-    Raises [`NotFiniteError`][] for a step that diverged, whose gradient the optimizer does not use; the first
-    ``config.skip_bad_steps`` of such steps are skipped with a warning instead. A GPU skips them by itself, so
-    that no step waits for it: warning and error come with the next record, evaluation or checkpoint, and
-    nothing is learned after a step with an error.
+    Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint after a step that diverged.
     """
-    device = model.device
-    config = with_precision(config, device, ranks)
-    forward = forward_of(model, ranks, compile=config.step.compile)
+    config = with_precision(config, model.device, ranks)
     state = state or TrainingState(build_optimizers(model, config))
-    learning_rate = learning_rate_schedule(config, config.tokens - state.begun)
-    bad_steps = torch.tensor(state.skipped, device=device)
+    forward = forward_of(model, config, ranks)
+    learning_rate = learning_rate_schedule(config, config.tokens - state.extended_at)
     model.train()
     while True:
         if evaluations_due(state, config) > state.evaluations:
@@ -68,113 +174,144 @@ def train_steps(
         if has_ended(state, config):
             return state
 
-        began = time.perf_counter()
-        read = [next(segments) for _ in range(1 + config.tbptt)]
-        tokens = sum(segment.inputs.numel() for segment in read)
-        predictions = sum(segment.predictions for segment in read)
-        own = [segment.with_streams(lambda x: sent(ranks.own(x), device)) for segment in read]
-        memory = initial_memory(model, own[0], config) if read[0].starts_over else state.memory
-
-        model.zero_grad()
-        output = backward(forward, own, memory, config, ranks, predictions=predictions)
-        norms = clip(model, config.optim.max_grad_norm)
-        numbers = torch.stack([output.loss, output.auxiliary_loss, *norms, output.correct])
-
-        bad = ~numbers.isfinite().all()
-        bad_steps += bad
-        # All steps between the last bad one that is allowed and its error are skipped.
-        skipped = bad | (bad_steps > max(state.skipped, config.checkpoint.skip_bad_steps))
-        part = learning_rate(state.tokens - state.begun + tokens // 2)
+        began, segment = time.perf_counter(), next(segments)
+        middle = state.tokens - state.extended_at + segment.inputs.numel() // 2
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = part * optimizer.defaults["lr"]
-            optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
-            optimizer.step()
-
-        share = 1.0 if state.begun else share_of_memory(state.tokens + tokens, config)
-        remembered = shortened(output.memory, share, model.config.memory_sizes)
-        # The memory after the segments of a bad step may contain NaN.
-        state.memory = one_of(skipped, reset_finished_streams(memory, own), remembered)
-        lengths = remembered.mem_len, remembered.c_mem_len
-        state.pending.append(StepMetrics(state.step, state.tokens, tokens, predictions, lengths, numbers))
-        state.step, state.tokens = state.step + 1, state.tokens + tokens
-        state.epoch, state.position = read[-1].epoch, read[-1].end
-
-        recorded = state.step % config.evaluation.log_every == 0 or state.tokens >= config.tokens
-        evaluated = evaluations_due(state, config) > state.evaluations
-        if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
-            flush_metrics(state, config)
+                group["lr"] = learning_rate(middle) * optimizer.defaults["lr"]
+        train_step(model, forward, segment, state, config, ranks)
+        is_due = state.step % config.evaluation.log_every == 0 or state.tokens >= config.tokens
+        if is_due or evaluations_due(state, config) > state.evaluations:
+            state.read_losses(ranks)
         state.seconds += time.perf_counter() - began
-        if recorded:
-            if state.window.steps:
-                rate = state.optimizers[0].param_groups[0]["lr"]
-                record(state, state.window.metrics(state.seconds) | {"learning_rate": rate})
-            state.window = MetricAccumulator(state.seconds)
+        if is_due:
+            rate = state.optimizers[0].param_groups[0]["lr"]
+            record(state, state.window.metrics(state.seconds) | {"learning_rate": rate})
+            state.window = Window(state.seconds)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, of any shape, on ``device``; a GPU copies it when it comes to it, and nobody waits."""
+def train_step(
+    model: MemoryLM,
+    forward: Callable[..., Any],
+    segment: Segment,
+    state: TrainingState,
+    config: TrainConfig,
+    ranks: Distributed = SINGLE_PROCESS,
+) -> None:
+    """Learn from a ``segment`` of all streams, of which this rank reads its part; the state gets its losses
+    and the memory after it.
+
+    The streams are computed in ``config.step.accumulate`` parts, one after the other. Every prediction of all
+    parts and ranks has the same weight in the loss, and every part the same in the auxiliary loss.
+    """
+    device, parts = model.device, config.step.accumulate
+    local = segment.with_streams(lambda x: to_device(ranks.local_streams(x), device))
+    memory = initial_memory(model, local, config) if segment.starts_over else state.memory
+    predictions = segment.predictions / (ranks.size * parts)  # in each part, on average
+    size, losses, memories = local.inputs.shape[1] // parts, [], []
+    model.zero_grad()
+    for part in range(parts):
+        streams = slice(part * size, (part + 1) * size)
+        piece = local.with_streams(itemgetter((slice(None), streams)))
+        is_last = part == parts - 1
+        with nullcontext() if is_last else getattr(forward, "no_sync", nullcontext)():
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.step.precision == "bfloat16"):
+                output = forward(piece.inputs, memory.streams(streams), piece.targets, piece.doc_starts)
+            share = piece.targets.ne(IGNORED).sum().to(output.scores.loss.dtype) / predictions
+            loss = torch.where(share > 0, output.scores.loss * share, 0.0)  # the mean over no targets is NaN
+            ((loss + output.auxiliary_loss) / parts).backward()
+        numbers = (loss, output.auxiliary_loss, output.scores.correct.sum())
+        losses.append(torch.stack([x.detach().to(loss) for x in numbers]))
+        memories.append(output.memory)
+    norms = clip(model, config.optim.max_grad_norm)
+    for optimizer in state.optimizers:
+        optimizer.step()
+
+    state.unread.append((torch.stack(losses), norms))
+    state.step, state.tokens = state.step + 1, state.tokens + segment.inputs.numel()
+    state.epoch, state.position = segment.epoch, segment.end
+    share_of_keys = 1.0 if state.extended_at else share_of_memory(state.tokens, config)
+    state.memory = shortened(Memory.join(memories), share_of_keys, model.config.memory_sizes)
+    window = state.window
+    window.steps, window.tokens = window.steps + 1, window.tokens + segment.inputs.numel()
+    window.predictions += segment.predictions
+    window.mem_len, window.c_mem_len = state.memory.mem_len, state.memory.c_mem_len
+
+
+def forward_of(model: MemoryLM, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS) -> Any:
+    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
+    forward: Any = torch.compile(model, fullgraph=True) if config.step.compile else model
+    if ranks.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
+        # parameters may have none while the memory is empty.
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
+    return forward
+
+
+def clip(model: MemoryLM, max_norm: float) -> Tensor:
+    """Scale two gradients down to ``max_norm``, each on its own: that of the compression functions, which
+    learn from the reconstruction loss, and that of all other parameters. Returns the norms ``[2]`` before,
+    that of the other parameters first; 0 for compression functions without a gradient."""
+    f_c = dict.fromkeys(p for compress in model.transformer.compressions for p in compress.parameters())
+    others = [p for p in model.parameters() if p not in f_c]
+    norm = nn.utils.clip_grad_norm_(others, max_norm)
+    learned = any(p.grad is not None for p in f_c)
+    return torch.stack([norm, nn.utils.clip_grad_norm_(f_c, max_norm) if learned else torch.zeros_like(norm)])
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor``, of any shape, on ``device``; nobody waits for a copy to a GPU."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
-    """``memory`` if ``first``, a boolean scalar, is true, else the ``other``. It waits for the device only
-    where their shapes differ: while memory grows, where streams start over, and with segments that are no
-    whole number of slots."""
-    both = memory_tensors(memory), memory_tensors(other)
-    shapes, others = ({name: x.shape for name, x in tensors.items()} for tensors in both)
-    if first.device.type in FREE_TO_WAIT_FOR or shapes != others:
-        return memory if first else other
-    chosen = {name: torch.where(first, x, both[1][name]) for name, x in both[0].items()}
-    return memory_from_tensors(chosen, len(memory.mem))
-
-
 def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
-    """What the streams of a ``segment`` begin with. For a compiled step on documents or with lengths by head,
-    that is as long as a full memory: so all steps have the same shapes, and one compilation is enough."""
-    one_shape = segment.doc_starts is not None or any(own.heads for own in config.model.memory_sizes)
-    if not (one_shape and config.step.compile):
+    """The memory before the first ``segment``: none; for a compiled step on documents, zeros that no query
+    sees, of the shape of a full memory, so that all steps have the same shapes: one compilation is enough."""
+    if segment.doc_starts is None or not config.step.compile:
         return Memory(())
     dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1]
     return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
 
 
-def reset_finished_streams(memory: Memory, segments: Sequence[Segment]) -> Memory:
-    """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
-    nothing if the streams started over within them, and nothing of a stream in which a document began."""
-    if any(segment.starts_over for segment in segments[1:]):
-        return Memory(())
-    doc_starts = [segment.doc_starts for segment in segments if segment.doc_starts is not None]
-    return memory.reset(torch.cat(doc_starts).any(0)) if doc_starts else memory
+def share_of_memory(tokens: int, config: TrainConfig) -> float:
+    """The fraction of a full memory's keys that a segment may use after a training on this number of
+    ``tokens``: 0 at the beginning, 1 from ``memory_growth`` of the training on."""
+    grown = config.memory_growth * config.tokens
+    return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
+
+
+def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:
+    """``memory`` with only the newest keys of each layer, at most the fraction ``share`` of those that its
+    ``sizes`` allow: first positions, in whole slots, then slots, which are older."""
+    if share == 1.0 or not memory.mem:
+        return memory
+
+    def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        pairs = zip(tensors, lengths, strict=bool(tensors))
+        return tuple(x if n >= len(x) else x[len(x) - n :].clone() for x, n in pairs)
+
+    mem, slots = [], []
+    for size, positions in zip(sizes, memory.mem, strict=True):
+        keys = int(share * size.keys)
+        is_whole = keys >= size.mem_len  # then those that wait for a whole slot are kept too
+        mem.append(len(positions) if is_whole else keys - keys % size.compression_rate)
+        slots.append(max(keys - size.mem_len, 0))
+    slot_inputs = [n * size.compression_rate for n, size in zip(slots, sizes, strict=True)]
+    parts = ((memory.mem, mem), (memory.c_mem, slots), (memory.slot_inputs, slot_inputs))
+    short_mem, c_mem, inputs = (newest(*part) for part in parts)
+    return Memory(short_mem, c_mem, memory.valid, inputs)
 
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
-    """The number of evaluations that are due by now, since the training began or went on."""
-    return (state.tokens - state.begun) * config.evaluation.evaluations // (config.tokens - state.begun)
+    """The number of evaluations that are due by now, since the training began or was extended."""
+    done, whole = state.tokens - state.extended_at, config.tokens - state.extended_at
+    return done * config.evaluation.evaluations // whole
 
 
 def has_ended(state: TrainingState, config: TrainConfig) -> bool:
-    """Whether nothing is left to train: all tokens are read, or the loss has fallen no more for long."""
-    return state.tokens >= config.tokens or 0 < config.evaluation.stop_after <= state.without_gain
-
-
-def flush_metrics(state: TrainingState, config: TrainConfig) -> None:
-    """Count the steps that were taken since the last call, which waits for the device: the good ones in the
-    record, and the bad ones as skipped, with a warning. Raises [`NotFiniteError`][] if they are too many."""
-    taken, state.pending = state.pending, []
-    numbers = torch.stack([step.numbers for step in taken]).tolist() if taken else []
-    for step, found in zip(taken, numbers, strict=True):
-        if not (problem := step.problem(found)):
-            state.window.add(step, found)
-            continue
-        where = f"{problem} at token {step.seen:,} (step {step.step:,})"
-        if state.skipped >= config.checkpoint.skip_bad_steps:
-            raise NotFiniteError(
-                f"{where}; training stopped before learning from it. A lower learning_rate, "
-                f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
-            )
-        state.skipped += 1
-        left = f"{state.skipped} of {config.checkpoint.skip_bad_steps}"
-        warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)
+    """Whether nothing is left to train: all tokens are read, or the loss has stopped falling."""
+    stop_after = config.evaluation.stop_after
+    return state.tokens >= config.tokens or 0 < stop_after <= state.evaluations_without_improvement

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import full_tensor, subtract_rows
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
 """Optimizers that together have every parameter of a model exactly once."""
@@ -91,8 +90,7 @@ class Muon(torch.optim.Optimizer):
         W ← (1 − lr · weight_decay) W − lr · √max(1, rows / columns) · orthogonal(μ m + (1 − μ) G)
 
     where ``orthogonal`` is [`orthogonalized`][], computed in ``dtype`` (None: the matrices' own); bfloat16 is
-    precise enough. Matrices of one shape are computed together. Where each rank holds some rows of a matrix
-    (FSDP), every rank gathers and computes the whole one, and applies its rows.
+    precise enough. Matrices of one shape are computed together.
     """
 
     def __init__(
@@ -105,9 +103,6 @@ class Muon(torch.optim.Optimizer):
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
-        self.found_inf: Tensor | None = None
-        """A scalar on the device; a step changes nothing where it isn't 0. PyTorch's fused AdamW reads the
-        same attribute."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -123,25 +118,19 @@ class Muon(torch.optim.Optimizer):
 
     def _step_alike(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         """The step of ``parameters`` of one shape."""
-
-        def usable(new: Tensor, old: Tensor) -> Tensor:
-            return new if self.found_inf is None else torch.where(self.found_inf == 0, new, old)
-
         directions = []
         for parameter in parameters:
             assert parameter.grad is not None
             m = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-            m.copy_(usable(m.lerp(parameter.grad, 1 - momentum), m))
+            m.lerp_(parameter.grad, 1 - momentum)
             # One step further than the momentum, as Nesterov has it.
-            directions.append(full_tensor(parameter.grad.lerp(m, momentum)).flatten(1))
+            directions.append(parameter.grad.lerp(m, momentum).flatten(1))
         matrices = torch.stack(directions)  # [n, rows, columns]
         rows, columns = matrices.shape[1:]
         updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
-        updates, one = usable(updates, torch.zeros_like(updates)), updates.new_ones(())
-        decay = usable((1 - lr * weight_decay) * one, one)
         for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(decay)
-            subtract_rows(parameter, update.reshape(parameter.shape), lr * max(1.0, rows / columns) ** 0.5)
+            parameter.mul_(1 - lr * weight_decay)
+            parameter.sub_(update.view_as(parameter), alpha=lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""What a training is made of: its folder, its text, its model, and the facts that are written down."""
+"""What a training is made of: its folder, text, model and initial weights, and the facts about the run."""
 
 import contextlib
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ from memformers.common.errors import UserError
 from memformers.common.fields import changed
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
+from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.dataset import TokenDataset
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.base import memory_facts
-from memformers.models.config import ModelConfig
+from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
+from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import (
     CHECKPOINTS,
@@ -29,53 +33,103 @@ from memformers.runs.folder import (
     OF_A_RUN,
     RESULT,
     check_named,
-    check_nothing_is_lost,
+    refuse_overwrite,
 )
 from memformers.runs.reader import read_facts
-from memformers.training.config import TrainConfig, read_train_config, unused_settings
+from memformers.training.checkpoints import check_same_config, check_same_corpus
+from memformers.training.config import TrainConfig, config_as_saved, unused_settings
 from memformers.training.data_module import check_long_enough, find_text
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
-from memformers.training.initial import copy_weights, freeze
-from memformers.training.resume import check_same_config, check_same_corpus
-from memformers.training.state import random_states, set_random_states
+from memformers.training.loop import TrainingState
 
+MAY_DIFFER_FROM_INIT = {
+    "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
+    "compression_loss",
+}  # fmt: skip
+"""Settings of a network in which a training may differ from its initial weights."""
 TRAINING = threading.Lock()
 """Held by the training of this process."""
 
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
-    """A block that trains, after which the random states are as before; UserError where another thread
-    trains, which would draw from the same random numbers."""
+    """A block that trains, after which the caller's random states are as before; UserError where another
+    thread trains, which would draw from the same random numbers."""
     if not TRAINING.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
-    before = random_states()
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
-        set_random_states(before)
+        random.setstate(python)
+        np.random.set_state(numpy)
         TRAINING.release()
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Raise UserError for a folder that is in use, belongs to another training, or contains other files."""
     check_named(folder)
-    is_its_own = False  # as a comparison, or a start that failed, may have left it
-    with contextlib.suppress(ValueError):
-        saved, size = read_train_config(folder), config.model.vocab_size  # which depends on the text
-        precision = "auto" if config.step.precision == "auto" else saved.step.precision
-        model = replace(saved.model, vocab_size=size)
-        is_its_own = changed(saved, model=model, precision=precision) == config
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
         raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
-    elif not is_its_own:
-        check_nothing_is_lost(folder, OF_A_RUN)
+    else:
+        refuse_overwrite(folder, OF_A_RUN)
+
+
+def with_init(
+    config: TrainConfig, init: MemoryLM | str | Path | None, folder: Path, ranks: Distributed
+) -> tuple[TrainConfig, MemoryLM | None]:
+    """The model with the initial weights, if any, and ``config`` with its network and its tokenizer, which
+    gets a file in ``folder``. UserError for other settings than the model's."""
+    if init is None:
+        return config, None
+    model, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
+    network = model.config if config.model == ModelConfig() else config.model
+    network = replace(network, vocab_size=model.config.vocab_size)  # which the text is checked against
+    names = [f.name for f in fields(ModelConfig) if f.name not in MAY_DIFFER_FROM_INIT]
+    values = ((name, getattr(model.config, name), getattr(network, name)) for name in names)
+    if wrong := [f"{name} {before} → {now}" for name, before, now in values if before != now]:
+        raise UserError(
+            f"the initial weights are those of another network: {', '.join(wrong)}; leave these settings "
+            f"out. What may differ: {', '.join(sorted(MAY_DIFFER_FROM_INIT))}."
+        )
+    config = replace(config, model=network)
+    if tokenizer is None:
+        return config, model
+    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
+        raise UserError(
+            f"tokenizer={config.tokenizer!r} can't be used, since the initial weights have a tokenizer; "
+            f"leave it out."
+        )
+    ranks.on_rank_zero(lambda: keep_tokenizer(tokenizer, folder))
+    return replace(config, tokenizer=str(folder / TOKENIZER)), model
+
+
+def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
+    """The model and the tokenizer of a run, a checkpoint, ``save_pretrained``, Hugging Face's Transformer-XL,
+    or, by its name, of the package; else UserError. Lengths without use, which the arms of an experiment
+    share, are at their defaults."""
+    is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
+    model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(Path(name), cpu)
+    settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
+    unused = {f.name: f.default for f in settings if not applies_to(f.name, model.config.model)}
+    model.config = changed(model.config, **unused)
+    return model, tokenizer
+
+
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer that was not made from the text into ``folder``; UserError if it has another one."""
+    if not (folder / TOKENIZER).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(tokenizer, folder)
+    elif load_tokenizer(folder).to_json() != tokenizer.to_json():
+        raise UserError(f"{folder / TOKENIZER} is another tokenizer; name a new folder.")
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
+    """The text to train on. Raises UserError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
     text = ranks.rank_zero_first(lambda: find_text(config))
     ranks.check_alike(
@@ -89,7 +143,7 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    """The config for a text of ``vocab_size`` different tokens; ValueError if it asks for another number."""
+    """The config for a text of ``vocab_size`` different tokens; UserError if it asks for another number."""
     asked = config.model.vocab_size
     if asked not in (ModelConfig().vocab_size, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
@@ -102,8 +156,6 @@ def build_model(
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
     before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
     device = choose_device(ranks.device_name(config.step.device))
-    if device.type == "mps":
-        raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
     if config.step.compile:  # which needs a C++ compiler on a CPU
         try:
             torch.compile(torch.exp)(torch.zeros(2, device=device))
@@ -118,14 +170,26 @@ def build_model(
     model.transformer.recompute = config.step.activation_checkpointing
     if initial is not None:
         copy_weights(initial, model)
-    freeze(model, config.optim.freeze)
-    ranks.place(model, device)
-    own_seed = config.seed + ranks.rank
-    random.seed(own_seed)  # which a user's module may draw from, as from NumPy's
-    np.random.seed(own_seed % 2**32)
+    model.to(device)
+    seed = config.seed + ranks.rank
+    random.seed(seed)  # which a user's module may draw from, as from NumPy's
+    np.random.seed(seed % 2**32)
     if ranks.size > 1:
-        torch.manual_seed(own_seed)
+        torch.manual_seed(seed)
     return model
+
+
+def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
+    """Give ``model`` the weights of ``source``; UserError where their shapes differ."""
+    got, want = ({n: tuple(x.shape) for n, x in m.state_dict().items()} for m in (source, model))
+    if wrong := [name for name in {**got, **want} if got.get(name) != want.get(name)]:
+        name = wrong[0]
+        raise UserError(
+            f"the initial weights don't fit: expected {name} to be {want.get(name, 'missing')}, got "
+            f"{got.get(name, 'none')}. With positions='learned', leave segment_len, mem_len and c_mem_len as "
+            f"they are."
+        )
+    model.load_state_dict(source.state_dict())
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
@@ -144,7 +208,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
         },
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
-        "decided": config.decided,
+        "decided": config.resolved,
         "unused": unused_settings(config),
         "environment": describe_environment(model.device),
         "command": command_as_given(),
@@ -152,12 +216,16 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
     }
 
 
-def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, goes_on: bool) -> None:
-    """Write the config and the facts; if a training goes on on another machine or with other versions, the
-    facts list all of its environments."""
-    (folder / RESULT).unlink(missing_ok=True)  # of a training that goes on
-    write_json(folder / CONFIG, asdict(config))
-    if goes_on and (before := read_facts(folder)):
+def write_run_files(
+    config: TrainConfig, facts: dict[str, Any], text: TokenDataset, folder: Path, state: TrainingState
+) -> None:
+    """Write config, facts and tokenizer; if a training continues on another machine or with other versions,
+    the facts list all environments."""
+    if config.tokenizer.endswith(".json"):
+        keep_tokenizer(text.tokenizer, folder)
+    (folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
+    write_json(folder / CONFIG, config_as_saved(config))
+    if state.tokens > 0 and (before := read_facts(folder)):
         environments = before.get("environments", [before["environment"]])
         if facts["environment"] not in environments:
             before["environments"] = [*environments, facts["environment"]]

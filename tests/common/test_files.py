@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 from memformers.common.atomic_dir import atomic_dir
 from memformers.common.files import locked, read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
-from memformers.runs.plan import Arm
+from memformers.runs.folder import Arm
 
 
 def test_new_files_have_the_mode_of_the_umask_and_one_that_is_there_or_linked_to_keeps_its_own(tmp_path):

@@ -13,8 +13,7 @@ from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RECALL, RecallConfig
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
-from memformers.runs.folder import read_metrics
-from memformers.training.resume import alone_in
+from memformers.runs.folder import alone_in, read_metrics
 from memformers.training.run import build_model
 from tests.builders import tiny_recall
 from tests.processes import run_module, train_here

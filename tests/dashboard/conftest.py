@@ -21,8 +21,7 @@ from memformers.common.files import write_json
 from memformers.common.network import ask_json
 from memformers.dashboard.labml import open_records
 from memformers.dashboard.pages import build, listen
-from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, flatten
-from memformers.runs.plan import Arm, Plan
+from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
 
 def write_plan(folder, runs, settings, arms):

@@ -12,8 +12,7 @@ import pytest
 from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs, print_links
 from memformers.dashboard.pages import bring_in
-from memformers.runs.card import close_card, read_card
-from memformers.runs.plan import runs_of
+from memformers.runs.folder import close_card, read_card, runs_of
 from memformers.tracking.discovery import (
     api_address,
     comparison_id,

@@ -11,8 +11,7 @@ import pytest
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.live import Comparisons, describe, list_of, summary, version_of
-from memformers.runs.folder import Metrics
-from memformers.runs.plan import runs_of
+from memformers.runs.folder import Metrics, runs_of
 from memformers.runs.reader import Runs, totals
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 from tests.dashboard.conftest import record_losses, write_plan

@@ -11,9 +11,7 @@ import pytest
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.labml import open_records
 from memformers.dashboard.pages import MAX_BYTES, bring_in
-from memformers.runs.card import read_card
-from memformers.runs.folder import read_metrics
-from memformers.runs.plan import runs_of
+from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
 from memformers.tracking import feeding
 from memformers.tracking.discovery import api_address, comparison_id, find_running

@@ -191,7 +191,7 @@ def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_com
     assert (started.module, started.training_script) == (True, "memformers")
     command, *arguments = started.training_script_args
     config = parse_train(arguments, Train()).config
-    assert (command, config.step.parallel in ("ddp", "fsdp")) == ("train", True)
+    assert (command, config.step.parallel) == ("train", "ddp")
     assert config.batch_size % int(started.nproc_per_node) == 0
 
 

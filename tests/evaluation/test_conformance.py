@@ -38,8 +38,8 @@ def grow(change):
 class Loses(Sound):
     """A tensor that is not saved with the model."""
 
-    def __init__(self, config, parts):
-        super().__init__(config, parts)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.scale = torch.rand(12, dtype=torch.float64)
 
     def forward(self, x, *args, **kwargs):
@@ -66,7 +66,7 @@ BROKEN = {
         forward(of_memory=lambda m: replace(m, mem=tuple(0.5 * x for x in m.mem))), "segments", "one pass"),
     "Mixes the streams": (grow(lambda slots, _: slots.flip(1)), "streams", "the stream alone"),
     "Shows slots of an earlier document": (
-        {"keys_seen": lambda self, valid, M, C, rate: valid.clamp(0, M) + C}, "documents", "doc_starts"),
+        {"visible_past_keys": lambda self, valid, M, C, rate: valid.clamp(0, M) + C}, "documents", "doc_starts"),
     "Loses": (Loses, "saving", "loaded"),
     "Counts": (Counts, "stepping", "token by token"),
 }  # fmt: skip
@@ -100,8 +100,7 @@ def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkey
         "    Config = Settings\n"
         "    @classmethod\n"
         "    def memory_sizes(cls, config): return [MemorySizes(4, 1, 2)] * config.n_layers\n"
-        "    def update_memory(self, memory, inputs, sizes, doc_starts):\n"
-        "        return super().update_memory(memory, inputs, sizes, None)\n"
+        "    def visible_past_keys(self, valid, M, C, rate): return valid.clamp(0, M) + C\n"
         "    def grow(self, layer, slots, left, belongs): return self.settings.start * slots + left.sum(0)\n"
     )
     ended = run("check", "mine.py:Mine", "--segment-len", 5, "--start", 2)

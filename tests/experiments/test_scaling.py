@@ -19,11 +19,10 @@ from memformers.data.streams import Segment
 from memformers.models import positions
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, preset_names
 from memformers.training.distributed import Distributed
+from memformers.training.loop import TrainingState, forward_of, train_step
 from memformers.training.optimizers import build_optimizers
-from memformers.training.presets import preset_names
-from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"
@@ -81,7 +80,7 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     with OnGPU(), hooks:
         loss(lm, tokens, memory, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(UnrolledSegments(lm), [Segment(tokens, tokens)], memory, config, Distributed())
+        train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
     memories, found = (*memory.mem, *memory.c_mem), count(config)
     assert found["operations"] == counter.get_total_flops()
     assert found["kept"] == held(kept, but=(*lm.parameters(), *memories))
@@ -97,18 +96,15 @@ def test_all_layers_follow_from_one_and_two():
 
 
 def bytes_after_a_step(config, ranks, hook):
-    """A step of the first of PyTorch's fake processes: what it sends goes nowhere, but it is sent, by
-    ``hook`` with DDP; returns the bytes of its weights, gradients and optimizers' state."""
+    """A step of the first of PyTorch's fake processes, which sends by ``hook``; returns the bytes of its
+    weights, gradients and optimizers' state."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         lm, alone = MemoryLM(config.model), Distributed(parallel=config.step.parallel)
-        alone.place(lm, torch.device("cpu"))
-        optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
+        optimizers, forward = build_optimizers(lm, config), forward_of(lm, config, alone)
         forward.register_comm_hook(None, hook)
         x = torch.randint(37, (16, config.batch_size // ranks))
-        backward(forward, [Segment(x, x)], Memory(()), config, alone)
-        for optimizer in optimizers:
-            optimizer.step()
+        train_step(lm, forward, Segment(x, x), TrainingState(optimizers), config, alone)
     finally:
         dist.destroy_process_group()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]

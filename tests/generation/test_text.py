@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
 from safetensors.torch import load_file, save_file
 
 from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
+from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from memformers.generation.incremental import Stepper
-from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
-from memformers.generation.sampling import Sampling, seeded
-from memformers.generation.text import TextStream, continue_text
 from tests.builders import small_lm
 from tests.texts import documents, kept, read_on, same, tokens
 
@@ -17,7 +16,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def written(stream, n, **options):
-    return "".join(stream.write(n, GREEDY, seeded(0, stream.device), **options))
+    return "".join(stream.write(n, GREEDY, make_generator(0, stream.device), **options))
 
 
 @pytest.mark.usefixtures("float64")

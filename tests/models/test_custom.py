@@ -29,7 +29,7 @@ class Averages(CustomMemory):
     Config = Settings
     @classmethod
     def memory_sizes(cls, config):
-        return [MemorySizes(M, 1, 40) for M in config.of_layers("mem_len")]
+        return [MemorySizes(M, 1, 40) for M in config.per_layer("mem_len")]
     def grow(self, layer, slots, left, belongs):
         assert len(left)
         for x in left:
@@ -92,7 +92,7 @@ def config_of(**settings):
 
 @pytest.mark.parametrize("place", ["mine.py:Averages", "package.module:Averages", "class"])
 def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it_is_named(place, forget):
-    kind = registry.import_class("mine.py:Averages")
+    kind = registry.load_class("mine.py:Averages")
     config = config_of(model=kind if place == "class" else place, own={"decay": 0.5}, mem_len=3)
     lm, text = MemoryLM(config).eval(), tokens(30)
     assert config.model == ("mine.py:Averages" if place == "class" else place)
@@ -108,7 +108,7 @@ def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it
     assert torch.equal(read(loaded, text)[0], read(lm, text)[0])
     forget()
     if place != "class":
-        assert MemoryLM.from_pretrained("saved", model=place).config.own.decay == 0.5
+        assert MemoryLM.from_pretrained("saved", model=place).config.memory_config.decay == 0.5
 
 
 def test_the_slot_is_what_its_formula_says_in_each_document():
@@ -259,5 +259,5 @@ def test_two_classes_of_one_name_are_told_apart():
         name_of("other/mine.py:Averages")
     with pytest.raises(ValueError, match="CustomMemory"):
         register_memory(nn.Linear)
-    assert registry.lookup("model", "compressive") is CompressiveTransformer
-    assert ModelConfig(model=register_memory(registry.import_class("package.module:Averages"))).mem_len == 64
+    assert registry.lookup("compressive") is CompressiveTransformer
+    assert ModelConfig(model=register_memory(registry.load_class("package.module:Averages"))).mem_len == 64

@@ -18,7 +18,7 @@ from memformers import (
     Memory,
     MemorySizes,
 )
-from memformers.models.reconstruction import layer_loss, own_loss
+from memformers.models.compression import layer_loss, own_loss
 from tests.builders import fill_zeros, layer_parts, small_compressive, small_lm
 from tests.texts import EXACT, documents, gradients, read, tokens
 

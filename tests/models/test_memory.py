@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memformers import AttentionReconstructionLoss, Memory, MemorySizes
-from memformers.models.documents import EVERYTHING, first_seen, n_masked_slots, seen_of_past, valid_afterwards
-from memformers.models.memory import memory_from_tensors, memory_tensors
-from memformers.models.memory_update import compress_memory, truncate_memory
+from memformers.models.memory import (
+    EVERYTHING,
+    compress_memory,
+    first_seen,
+    memory_from_tensors,
+    memory_tensors,
+    n_masked_slots,
+    seen_of_past,
+    truncate_memory,
+    valid_afterwards,
+)
 from tests.builders import small_compressive, small_lm, small_xl
 from tests.texts import BY_LAYER, kept, read, tokens
 

@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
-from memformers.runs.card import plan_run
-from memformers.runs.plan import Arm, Plan, runs_of
+from memformers.runs.folder import Arm, Plan, plan_run, runs_of
 from memformers.training.config import unused_settings
 from tests.builders import MODELS, small_training
 

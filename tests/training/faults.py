@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint.hf_storage  # noqa: F401 - once, and not in each fork that resumes
 
 from memformers.common.atomic_dir import numbered
 from memformers.models.language_model import MemoryLM

@@ -15,9 +15,9 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import Distributed, end_rank, full_tensor, joined
+from memformers.training.distributed import Distributed, end_rank, process_group
+from memformers.training.loop import TrainingState
 from memformers.training.optimizers import build_optimizers
-from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
 from tests.training.runs import DOCUMENTS, segments_of, train_here
 
@@ -26,20 +26,18 @@ def train_in_double(path: Path, config: TrainConfig, ranks: Distributed) -> None
     """Train, and write weights, memory and losses of this process into ``path``."""
     torch.manual_seed(0)
     model = fill_zeros(MemoryLM(config.model)).double()
-    ranks.place(model, torch.device("cpu"))
     state = TrainingState(build_optimizers(model, config))
     segments = segments_of(config, documents=DOCUMENTS if config.text.document_separator else ())
     records = train_here(model, config, segments, state=state, ranks=ranks)
-    found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
-    found |= {name: full_tensor(ranks.of_all(x)) for name, x in memory_tensors(state.memory).items()}
+    tensors = model.state_dict() | {n: ranks.all_streams(x) for n, x in memory_tensors(state.memory).items()}
     losses = [record["loss.train"] for record in records]
-    save_file(found | {"losses": torch.tensor(losses, dtype=torch.float64)}, path)
+    save_file(tensors | {"losses": torch.tensor(losses, dtype=torch.float64)}, path)
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    configs = [config_from_dict(TrainConfig, each, "argument") for each in json.loads(sys.argv[2])]
-    with joined(configs[0]) as ranks:
+    configs = [config_from_dict(TrainConfig, config, "argument") for config in json.loads(sys.argv[2])]
+    with process_group(configs[0]) as ranks:
         for number, config in enumerate(configs):
             ranks.parallel = config.step.parallel
             train_in_double(folder / f"{number}.{ranks.rank}", config, ranks)

@@ -25,11 +25,10 @@ from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
 from memformers.training.data_module import spec_of
 from memformers.training.distributed import SINGLE_PROCESS
-from memformers.training.loop import train_steps
+from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
 from memformers.training.signals import Stopped
-from memformers.training.state import TrainingState
 from tests.builders import small_training
 
 

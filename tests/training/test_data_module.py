@@ -35,29 +35,29 @@ LENGTHS = (30, 1, 500, 20, 700, 9)
 def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, most, first):
     part, model = validation(lengths=lengths, evaluation_tokens=most), build_model(small_training())
     documents = first if lengths else ()
-    tokens, told = part.all[0], []
-    for whole, read, of in ((False, tokens[: sum(first)], documents), (True, tokens, lengths)):
-        told.clear()
-        found = part.evaluate(model, whole, told.append)
-        assert found.loss == evaluate(model, read, EVALUATION_STREAMS, documents=of).loss
-        assert found.tokens == len(read) - (len(of) or 1)
-        assert told == [i / len(told) for i in range(1, len(told) + 1)]
-        numbers = part.comparable(found, whole)
-        assert numbers["bits_per_byte"] == pytest.approx(found.nats / math.log(2) / found.tokens)
-        assert numbers["bits_per_character"] >= numbers["bits_per_byte"]
-    assert found.tokens == part.predictable
+    tokens, fractions = part.final[0], []
+    for final, read, of in ((False, tokens[: sum(first)], documents), (True, tokens, lengths)):
+        fractions.clear()
+        measured = part.evaluate(model, final, fractions.append)
+        evaluation, bits = measured.evaluation, measured.in_units
+        assert evaluation.loss == evaluate(model, read, EVALUATION_STREAMS, documents=of).loss
+        assert evaluation.tokens == len(read) - (len(of) or 1)
+        assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
+        assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
+        assert bits["bits_per_character"] >= bits["bits_per_byte"]
+    assert evaluation.tokens == part.predictable
 
 
 @pytest.mark.parametrize(
     ("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))]
 )
-def test_the_last_evaluation_reads_as_much_as_it_is_told(lengths, read):
+def test_the_last_evaluation_reads_as_many_tokens_as_it_should(lengths, read):
     part = validation(lengths=lengths, final_tokens=600 if lengths != (1, 1, 9) else 2)
-    tokens, documents = part.all
+    tokens, documents = part.final
     assert (documents or len(tokens)) == read
     assert len(tokens) == (sum(read) if lengths else read)
-    found = part.evaluate(build_model(small_training()), True, lambda fraction: None)
-    assert found.tokens == len(tokens) - (len(documents) or 1)
+    evaluation = part.evaluate(build_model(small_training()), True, lambda fraction: None).evaluation
+    assert evaluation.tokens == len(tokens) - (len(documents) or 1)
     assert part.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
@@ -87,7 +87,15 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 
 
 @pytest.mark.parametrize("lengths", [(2,), (), (30, 2)])
-def test_a_text_of_a_few_tokens_is_evaluated_and_timed(lengths):
+def test_a_text_of_a_few_tokens_is_evaluated(lengths):
     part, model = validation(lengths=lengths), build_model(small_training())
-    assert math.isfinite(part.evaluate(model, True, lambda fraction: None).loss)
-    assert min(part.speed(model)) > 0
+    assert math.isfinite(part.evaluate(model, True, lambda fraction: None).evaluation.loss)
+
+
+@pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (0, 500), (500, 32_768), (500, 0)])
+def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path):
+    """Characters are tokens here, so the units differ by a constant."""
+    config = small_training(tokens=512, evaluation_tokens=while_training, final_tokens=final)
+    result = read_json(train_run(config, tmp_path / "run") / "result.json")
+    assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
+    assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1

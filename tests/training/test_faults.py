@@ -29,36 +29,32 @@ from memformers.common.command_line import plain_errors
 from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.convert.load import load_checkpoint as load_for_use
-from memformers.models.memory import memory_tensors
 from memformers.training.checkpoints import (
     ABOUT,
     keep_best_and_newest,
-    optimizer_tensors,
+    random_states,
     read_checkpoint,
+    restore_newest,
     save_checkpoint,
 )
 from memformers.training.distributed import Distributed
+from memformers.training.loop import TrainingState
 from memformers.training.optimizers import build_optimizers
-from memformers.training.resume import restore_newest
 from memformers.training.run import build_model
-from memformers.training.state import TrainingState, random_states
 from tests.builders import Bomb, small_training
 from tests.processes import ended, finish
-from tests.processes import run as command
 from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_at, outcome, undisturbed
 from tests.training.runs import (
     CHECKPOINTED,
     about,
     find_short_text,
     keep_two_checkpoints,
-    launch_and_wait,
     letters,
     reseal,
     tensors_of,
     train_run,
 )
 
-PARTS_PROGRAM = "tests.training.parts_program"
 CPU, INFO = torch.device("cpu"), find_short_text(CHECKPOINTED).info
 pytestmark = pytest.mark.filterwarnings("ignore:.* was made in another environment")  # with other threads
 
@@ -123,24 +119,16 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(kills, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What a single process writes: a run with the checkpoints of steps 5 and 6."""
+    """A run with the checkpoints of steps 5 and 6."""
     folder = tmp_path_factory.mktemp("whole")
     keep_two_checkpoints(folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """What several processes write where weights are sharded."""
-    folder = tmp_path_factory.mktemp("parts")
-    launch_and_wait(PARTS_PROGRAM, folder, processes=2)
-    return folder
-
-
-@pytest.fixture(params=["whole", "parts"])
-def copy(request, tmp_path):
-    """A copy of a run, of each kind, to spoil."""
-    return shutil.copytree(request.getfixturevalue(request.param), tmp_path / "copy", symlinks=True)
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of a run, to spoil."""
+    return shutil.copytree(whole, tmp_path / "copy", symlinks=True)
 
 
 def loaded_step(folder, capsys, word=""):
@@ -150,7 +138,7 @@ def loaded_step(folder, capsys, word=""):
     state = TrainingState(build_optimizers(lm, CHECKPOINTED))
     newest = numbered(folder / "checkpoints")[0]
     capsys.readouterr()
-    state, _ = restore_newest(folder, lm, state, CHECKPOINTED, INFO, tokenizer=letters())
+    state, _ = restore_newest(folder, lm, state, CHECKPOINTED, INFO, letters())
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 6 - state.step
     assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in said), said
@@ -274,7 +262,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
             path.write_bytes(b"")
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
     with pytest.raises(ValueError, match="none can be used"):
-        train_run(changed(CHECKPOINTED, skip_bad_steps=3), copy, resume=True)
+        train_run(changed(CHECKPOINTED, keep_checkpoints=3), copy, resume=True)
     with pytest.raises(ValueError, match="none can be used"):
         load_for_use(copy, CPU)
     assert {*files} <= {*copy.rglob("*")}
@@ -329,53 +317,6 @@ def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_m
     with pytest.raises(ValueError, match=r"2 processes.* 3;") if dropout else nullcontext():
         read_checkpoint(tmp_path / "7", lm, state.optimizers, 4, Distributed(1, 3))
     assert random_states() == states[0 if dropout == 0 else 1]
-
-
-def test_no_process_has_more_than_its_part_of_weights_optimizer_and_memory(whole, parts):
-    """Nor does one bring a tensor together, where the program of parts would fail."""
-    newest, of_one = (numbered(folder / "checkpoints")[0] for folder in (parts, whole))
-    first, second, both = (
-        sum(x.nbytes for path in folder.glob(names) for x in load(path.read_bytes()).values())
-        for folder, names in ((newest, "shard-00001-*"), (newest, "shard-00002-*"), (of_one, "*.safetensors"))
-    )
-    assert first + second == both
-    assert max(first, second) < 0.51 * both
-
-
-def everything_in(checkpoint):
-    """What one process reads: weights, the optimizers' state, and the memory."""
-    lm = build_model(CHECKPOINTED)
-    optimizers = build_optimizers(lm, CHECKPOINTED)
-    state = read_checkpoint(checkpoint, lm, optimizers, CHECKPOINTED.batch_size)
-    return tensors_of(lm) | optimizer_tensors(lm, optimizers) | memory_tensors(state.memory)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["parts", "whole"])
-def test_any_number_of_processes_reads_what_others_wrote_and_one_reads_theirs(kind, request, tmp_path):
-    """Twelve streams, and weights whose rows three processes don't divide."""
-    written = request.getfixturevalue(kind)
-    launch_and_wait(PARTS_PROGRAM, written, tmp_path, processes=3)
-    before, after = (everything_in(numbered(f)[0]) for f in (written / "checkpoints", tmp_path))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
-def test_a_disk_that_is_full_for_one_process_is_an_error_on_all_and_leaves_nothing(parts):
-    failed = parts / "failed"
-    assert sorted(path.name for path in failed.iterdir()) == ["error.0", "error.1"]
-    assert all("File too large" in path.read_text() for path in failed.iterdir())
-
-
-def test_a_checkpoint_of_each_kind_is_a_model_that_convert_makes_plain(copy, tmp_path):
-    assert command("convert", "--checkpoint", copy, "--out", tmp_path / "plain", "--device", "cpu").code == 0
-    names = {path.name for path in (tmp_path / "plain").iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json"}
-    (model, tokenizer), (trained, _) = (load_for_use(folder, CPU) for folder in (tmp_path / "plain", copy))
-    assert tokenizer.vocabulary == letters().vocabulary
-    assert all(torch.equal(x, tensors_of(model)[name]) for name, x in tensors_of(trained).items())
-    with pytest.raises(ValueError, match="checkpoint of a training"):
-        model.save_pretrained(numbered(copy / "checkpoints")[0])
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(tmp_path):

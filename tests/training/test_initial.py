@@ -5,6 +5,7 @@ import shutil
 import threading
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from memformers import ModelConfig, TrainConfig, train
 from memformers.commands.train import Train, parse_train
 from memformers.common.errors import UserError
 from memformers.common.fields import changed
-from memformers.common.files import read_json
+from memformers.common.files import read_json, write_json
 from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
@@ -27,8 +28,7 @@ from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
 from memformers.training.data_module import find_text
-from memformers.training.initial import copy_weights, load_initial
-from memformers.training.run import build_model
+from memformers.training.run import copy_weights, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run
@@ -130,22 +130,8 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("patterns", "frozen"),
-    [(("embed", "compress"), ["embed.weight", "compress."]), (("layers.[0-1].*.query",), ["query."])],
-)  # fmt: skip
-def test_frozen_weights_stay_and_all_others_learn(patterns, frozen, trained, text, tmp_path):
-    config = changed(CONFIG, data=text, model=ModelConfig(), tokens=600, freeze=patterns)
-    folder = train_run(config, tmp_path / "run", "off", init=trained)
-    before, after = weights(trained), weights(folder)
-    stayed = {name for name, x in before.items() if torch.equal(x, after[name])}
-    assert stayed == {name for name in before if any(part in name for part in frozen)}
-    train_run(read_train_config(folder), folder, "off", resume=True)
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "leave it out"),
-     ("--freeze layer", "names no weight"), ("--freeze *", "leaves nothing"),
      ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such")],
 )  # fmt: skip
 def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):
@@ -154,10 +140,70 @@ def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, te
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
 
 
+def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(trained, text, tmp_path, monkeypatch):
+    """Also a relative path, after the current folder has changed."""
+    (tmp_path / "elsewhere").mkdir()
+    copied(trained, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    before = load_initial("run")[0].state_dict()
+    train_run(replace(CONFIG, data=text, tokens=3_000), tmp_path / "run", "off", resume=True)
+    after = load_initial("run")[0].state_dict()
+    assert not all(torch.equal(x, after[name]) for name, x in before.items())
+    assert all(torch.equal(x, after[name]) for name, x in weights(tmp_path / "run").items())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="run"):
+        load_initial("run")
+
+
+def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to(
+    trained, text, tmp_path, monkeypatch
+):
+    """Whether it has the tokenizer of its initial weights or one that was named; by a relative path too."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(next((trained / CHECKPOINTS).glob("0*2*")) / "tokenizer.json", "mine.json")
+    begin = {"init": {"init": trained}, "named": {}}
+    for name, options in begin.items():
+        config = replace(CONFIG, data=text, tokens=600, model=NETWORK if name == "named" else ModelConfig())
+        config = replace(config, tokenizer="mine.json") if name == "named" else config
+        whole = train_run(config, Path(f"{name}-whole"), "off", **options)
+        killed(config, Path(name), **options)
+        Path("mine.json").rename("gone.json") if name == "named" else None
+        moved = shutil.move(name, tmp_path / "other" / name)
+        train_run(read_train_config(moved), moved, "off", resume=True)
+        assert all(torch.equal(x, weights(moved)[key]) for key, x in weights(whole).items())
+        evaluated = run("evaluate", "--checkpoint", moved, "--out", tmp_path / "out", "--device", "cpu")
+        assert evaluated.code == 0, evaluated.err
+
+
 def test_given_weights_for_fewer_positions_are_one_line():
     short, long = (MemoryLM(replace(NETWORK, positions="learned", mem_len=n)) for n in (8, 16))
     with pytest.raises(UserError, match="positions='learned'"):
         copy_weights(short, long)
+
+
+def files_of(folder):
+    """The contents of all files in ``folder``."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(trained, tmp_path):
+    """2,016 tokens, since 2,000 are no whole number of steps."""
+    folder = copied(trained, tmp_path / "run")
+    before, config = files_of(folder), read_train_config(folder)
+    for tokens in (2_000, 2_001, 2_016):
+        train_run(replace(config, tokens=tokens), folder, "off", resume=True)
+        assert "already finished" in run("train", "--resume", folder, "--tokens", tokens).out
+        assert files_of(folder) == before
+    train_run(replace(config, tokens=2_500), folder, "off", resume=True)
+    assert read_json(folder / RESULT)["tokens"] >= 2_500
+
+
+def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    (folder / RESULT).unlink()
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"tokens": 2_010})
+    train_run(read_train_config(folder), folder, "off", resume=True)
+    assert read_json(folder / RESULT)["loss"] == read_json(trained / RESULT)["loss"]
 
 
 def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_path):
@@ -169,7 +215,7 @@ def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_pa
     assert [r["tokens"] for r in records if "loss.valid" in r] == [1024, 2016, 2528, 3008]
     rates = [r["learning_rate"] for r in records if r["tokens"] > before["tokens"] and "learning_rate" in r]
     assert max(rates) > CONFIG.optim.learning_rate / 2 > min(rates)
-    assert "nothing is left" in run("train", "--resume", folder).out
+    assert "already finished" in run("train", "--resume", folder).out
     assert run("train", "--resume", folder, "--tokens", 2_500).said("tokens 3000 → 2500")
     (tmp_path / "other.txt").write_text(SHORT[::-1])
     assert run("train", "--resume", folder, "--data", tmp_path / "other.txt").said("different")
@@ -190,7 +236,7 @@ def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
     folder = train_run(changed(config, learning_rate=1e-30), tmp_path / "run", "off")
     assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
     assert read_json(folder / RESULT)["tokens"] < 5_000
-    assert "nothing is left" in run("train", "--resume", folder).out
+    assert "already finished" in run("train", "--resume", folder).out
 
 
 def test_a_training_leaves_the_random_numbers_of_its_program_alone(text, tmp_path):
@@ -220,9 +266,3 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
     end.set()
     thread.join()
     assert (tmp_path / "a" / RESULT).exists()
-
-
-def test_a_device_without_float64_is_refused_before_the_first_step(monkeypatch):
-    monkeypatch.setattr(run_module, "choose_device", lambda name: torch.device("mps"))
-    with pytest.raises(UserError, match="float64"):
-        build_model(small_training(device="mps"))

@@ -9,11 +9,9 @@ import torch
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
 from memformers.models.memory import Memory
-from memformers.training.loop import train_steps
-from memformers.training.memory_growth import STAGES, share_of_memory, shortened
+from memformers.training.loop import STAGES, TrainingState, clip, share_of_memory, shortened, train_steps
 from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.run import build_model
-from memformers.training.train_step import clip
 from tests.builders import MODELS, small_lm, small_training
 from tests.training.runs import train_here
 
@@ -46,6 +44,14 @@ def test_records_and_evaluations_come_as_often_as_asked_for():
     part = learning_rate_schedule(config, config.tokens)  # of the tokens in the middle of a step
     peak = config.optim.learning_rate
     assert rates == [pytest.approx(peak * part(64 * step - 32)) for step in (5, 10, 15, 20, 23)]
+
+
+def test_the_loss_is_read_at_each_record_evaluation_and_checkpoint_and_else_never(monkeypatch):
+    config, reads = small_training(tokens=64 * 12, evaluations=3, log_every=6), []
+    read = TrainingState.read_losses
+    monkeypatch.setattr(TrainingState, "read_losses", lambda s, r: reads.append(s.step) or read(s, r))
+    train_here(build_model(config), config, segments_of(config))
+    assert reads == [4, 6, 8, 12]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,9 @@ def test_the_gradients_of_the_two_losses_are_shortened_apart():
     f_c = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
     for p in model.parameters():
         p.grad = torch.full_like(p, 3.0 if id(p) in f_c else 1e-6)
-    for norm, each, compresses in zip(clip(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
+    for norm, value, compresses in zip(clip(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
         grads = torch.cat([p.grad.flatten() for p in model.parameters() if (id(p) in f_c) == compresses])
-        assert norm.item() == pytest.approx(each * len(grads) ** 0.5)
+        assert norm.item() == pytest.approx(value * len(grads) ** 0.5)
         assert grads.norm().item() == pytest.approx(min(norm.item(), 1.0), rel=1e-4)
         assert compresses or bool((grads == 1e-6).all())
 

@@ -6,7 +6,7 @@ import torch
 from memformers.commands.train import Train, parse_train
 from memformers.common.errors import UserError
 from memformers.models.language_model import MemoryLM
-from memformers.training.presets import preset_names, read_preset
+from memformers.training.config import preset_names, read_preset
 
 COUNTED = {"wt103-large": 285}
 """Millions of parameters of the published script and weights, where the paper's table has another number."""
@@ -16,6 +16,7 @@ COUNTED = {"wt103-large": 285}
 def test_a_preset_is_a_training_with_the_papers_number_of_parameters(name):
     preset = read_preset(name)
     assert preset.source
+    assert preset.config.optim.schedule == "cosine", "as in the papers"
     with torch.device("meta"):
         model = MemoryLM(replace(preset.config.model, vocab_size=preset.vocab_size))
     millions = round(sum(p.numel() for p in model.parameters()) / 1e6)

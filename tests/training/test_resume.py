@@ -16,13 +16,11 @@ from memformers.common.machine import describe_environment
 from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.models.config import AdaptiveConfig
 from memformers.report.document import write_report
-from memformers.runs.folder import METRICS, read_metrics
+from memformers.runs.folder import METRICS, alone_in, read_metrics
 from memformers.tracking import recorder
-from memformers.training import loop
 from memformers.training import run as run_module
-from memformers.training.callbacks import in_one_line
+from memformers.training.checkpoints import cut_metrics
 from memformers.training.data_module import find_text
-from memformers.training.resume import alone_in, cut_metrics
 from tests.builders import small_lm, small_training
 from tests.training.faults import STATE_FILES
 from tests.training.runs import (
@@ -48,12 +46,9 @@ RESUMED = {
     "memory grows": (LONGER | {"model": "compressive", "memory_warmup": 0.8}, {}, (1, 6)),
     # Within an epoch, of nine segments, and at its end.
     "documents": (LONGER | {"model": "compressive"}, {}, (5, 9)),
-    "through memory": (LONGER | {"tbptt": 1}, {}, (1, 4)),
-    "no step is waited for": (LONGER, {}, (5,)),
     "adaptive": (LONGER | {"model": "compressive", "precision": "bfloat16", "tokenizer": "frequency"},
                  ADAPTIVE, (4,)),
-    "through slots": (LONGER | {"model": "compressive", "tbptt": 1}, SLOTS | {"compression_loss": "none"},
-                      (4,)),
+    "through slots": (LONGER | {"model": "compressive"}, SLOTS | {"compression_loss": "none"}, (5,)),
 }  # fmt: skip
 """What is trained, with dropout: settings, those of the network, and after which steps it is stopped."""
 
@@ -66,8 +61,6 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     find_text = finding(SHORT[:550]) if name == "compressive" else find_short_text
     find_text = find_documents if "documents" in name else find_text
     monkeypatch.setattr(run_module, "find_text", find_text)
-    if "waited" in name:
-        monkeypatch.setattr(loop, "FREE_TO_WAIT_FOR", ())
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
         stop(config, folder, step)
@@ -110,7 +103,7 @@ def stopped(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"learning_rate": 1.0, "seed": 4}, r"optim.learning_rate 0.004 → 1.0, seed 0 → 4"),
-     ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can go on"),
+     ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can be extended"),
      ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
      ({"batch_size": 5}, "batch_size 4 → 5"),
      ({"dropout": 0.1, "accumulate": 2}, "model.dropout 0.0 → 0.1, step.accumulate 1 → 2"),
@@ -140,14 +133,13 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
     facts["environment"]["packages"]["torch"] = "2.5.0"
     write_json(newest / "training.json", facts)
     reseal(newest)
-    changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "skip_bad_steps": 2, "accumulate": 2,
-               "device": "cpu"}  # fmt: skip
+    changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "accumulate": 2, "device": "cpu"}
     here = describe_environment(torch.device("cpu"))
     monkeypatch.setattr(run_module, "describe_environment", lambda device: here | {"device": "another CPU"})
     with pytest.warns(RuntimeWarning, match=r"another environment .*packages.torch 2.5.0 → "):
         train_run(small_training(**changes), folder, resume=True)
     assert read_json(folder / "result.json")["step"] == 32
-    assert read_json(folder / "config.json")["checkpoint"]["skip_bad_steps"] == 2
+    assert read_json(folder / "config.json")["checkpoint"]["keep_checkpoints"] == 1
     assert read_json(folder / "run.json")["environments"][1]["device"] == "another CPU"
     assert "; another CPU, " in write_report(folder).page.read_text(), "each environment is named"
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -231,7 +223,3 @@ def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, 
         tracking.record({"tokens": 1.0})
     assert (tmp_path / METRICS).read_text() == '{"tokens": 1.0}\n'
     assert "labml gets nothing" in capsys.readouterr().err
-
-
-def test_a_sample_cannot_write_to_the_terminal():
-    assert in_one_line("a\nb\x1b[2J\x07\r€") == "a⏎b�[2J��€"

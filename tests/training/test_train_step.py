@@ -1,6 +1,7 @@
-"""What a training step learns from: its segments, through memory, in parts, and on documents."""
+"""What a training step learns from: all predictions of all parts alike, and what it computes in."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -8,31 +9,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memformers import AdaptiveConfig, MemoryLM
-from memformers.common.fields import changed
 from memformers.data.streams import IGNORED, Segment
-from memformers.models.memory import Memory
 from memformers.training import run as run_module
-from memformers.training.distributed import Distributed
+from memformers.training.loop import NotFiniteError, TrainingState, train_step
 from memformers.training.optimizers import build_optimizers
-from memformers.training.state import TrainingState
-from memformers.training.train_step import UnrolledSegments, backward
-from tests.builders import small_lm, small_training
+from memformers.training.run import build_model
+from tests.builders import MODELS, small_lm, small_training
 from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here, train_run
 
 
-def gradient_of(lm, parts, forward=None, **changes):
-    """What a step's backward pass finds, and the gradient."""
-    lm.zero_grad()
-    config = small_training(batch_size=4, tbptt=len(parts) - 1, **changes)
-    outcome = backward(forward or UnrolledSegments(lm), parts, Memory(()), config, Distributed())
-    return outcome, [p.grad for p in lm.parameters()]
+def step(lm, segment, memory, forward=None, **changes):
+    """The state after a step without clipping, and the gradient."""
+    config = small_training(batch_size=4, max_grad_norm=1e9, **changes)
+    state = TrainingState((), memory)
+    train_step(lm, forward or lm, segment, state, config)
+    state.read_losses()
+    return state, [p.grad for p in lm.parameters()]
 
 
-def check_same(found, wanted, atol):
-    """Each gradient, except those of parameters that none reaches."""
-    for a, b in zip(found, wanted, strict=True):
+def check_same(gradients, wanted, atol):
+    """All gradients, except those of parameters that have none."""
+    for a, b in zip(gradients, wanted, strict=True):
         if a is not None:
             torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
@@ -50,111 +51,70 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)}
     [("transformer", {}), ("transformer-xl", {}), ("transformer-xl", ADAPTIVE), ("compressive", {})],
 )
 def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(model, changes):
-    """Each counts alike, in a segment that is shorter or has some without a target too. A part without any
-    adds nothing, though its mean is not a number."""
-    lm, parts = small_lm(model, n_layers=1, **changes), [segment(n) for n in (7, 7, 7, 3)]
-    parts[1].targets[2:5] = parts[2].targets[:, 1] = parts[2].targets[1:, 0] = IGNORED
-    memory, losses, auxiliary, correct = Memory(()), [], torch.zeros(()), 0
-    for part in parts:
-        logits, memory, auxiliary_loss = lm(part.inputs, memory, through_memory=True)
-        auxiliary = auxiliary + auxiliary_loss / len(parts)
-        losses.append(F.cross_entropy(logits.flatten(0, 1), part.targets.flatten(), reduction="none"))
-        correct += (logits.argmax(-1) == part.targets).sum()
-    wanted, learning = torch.cat(losses).sum() / sum(part.predictions for part in parts), [*lm.parameters()]
-    grads = torch.autograd.grad(wanted + auxiliary, learning, allow_unused=True)
+    """Each prediction counts alike, and those without a target don't. A part without any target adds nothing,
+    though its mean is not a number."""
+    lm, part = small_lm(model, n_layers=1, **changes), segment(7)
+    memory = lm(torch.randint(11, (7, 4))).memory
+    part.targets[:, 1] = part.targets[1:, 0] = part.targets[2:4, 3] = IGNORED
+    logits, after, auxiliary = lm(part.inputs, memory)
+    correct = (logits.argmax(-1) == part.targets).sum()
+    loss = F.cross_entropy(logits.flatten(0, 1), part.targets.flatten())
+    wanted = torch.autograd.grad(loss + auxiliary, [*lm.parameters()], allow_unused=True)
     for accumulate in (1, 2, 4):
-        outcome, found = gradient_of(lm, parts, accumulate=accumulate)
-        assert outcome.loss.item() == pytest.approx(wanted.item(), abs=1e-12)
-        assert outcome.auxiliary_loss.item() == pytest.approx(auxiliary.item(), abs=1e-12)
-        assert outcome.correct == correct > 0
-        check_same(found, grads, 1e-10)
-        assert not any(x.requires_grad for x in outcome.memory.mem + outcome.memory.c_mem)
-        check_same(outcome.memory.mem + outcome.memory.c_mem, memory.mem + memory.c_mem, 1e-12)
+        state, gradients = step(lm, part, memory, accumulate=accumulate)
+        assert state.window.loss == pytest.approx(loss.item(), abs=1e-12)
+        assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
+        assert state.window.correct == correct
+        check_same(gradients, wanted, 1e-10)
+        assert not any(x.requires_grad for x in state.memory.mem + state.memory.c_mem)
+        check_same(state.memory.mem + state.memory.c_mem, after.mem + after.c_mem, 1e-12)
 
 
-def test_a_training_reads_several_segments_a_step_over_as_many_tokens():
-    """TEXT has seven segments of 16 an epoch and one of 13: a step also goes on into the next epoch."""
-    lm = small_lm("transformer-xl", segment_len=16, mem_len=16)
-    config, seen = small_training(tokens=4 * 125 * 2, log_every=1, tbptt=2), []
-    lm.register_forward_pre_hook(
-        lambda _, args, named: seen.append((len(args[0]), args[1].mem_len, named["through_memory"])),
-        with_kwargs=True,
-    )
-    state = TrainingState(build_optimizers(lm, config))
-    train_here(lm, config, state=state)
-    lengths, memories, through = zip(*seen, strict=True)
-    assert lengths == ((*[16] * 7, 13) * 3)[: len(seen)]
-    assert memories == ((0, *[16] * 7) * 3)[: len(seen)]  # none at the beginning of an epoch
-    assert through == (True, True, False) * state.step
-    assert (state.step, state.tokens) == (6, 4 * (2 * 125 + 32))
-    assert (state.epoch, state.position) == (2, 32)
-    assert config.tokens_a_step == 3 * 16 * 4
+class NoFloat64(TorchDispatchMode):
+    """Fails where a tensor of float64 is made, which Apple's GPUs don't have."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        assert all(x.dtype != torch.float64 for x in tree_leaves(result) if isinstance(x, torch.Tensor)), func
+        return result
 
 
-@pytest.mark.parametrize("documents", [(), DOCUMENTS])
-def test_after_a_skipped_step_nothing_of_an_ended_epoch_or_document_is_remembered(documents):
-    """The second of three steps is skipped, in which documents begin in some streams; and the third, of whose
-    three segments the last begins an epoch."""
-    lm = poisoned(small_lm("transformer-xl", segment_len=16, mem_len=16), "head", {3, 7})
-    config, before = small_training(tokens=3 * 3 * 64 - 12, tbptt=2, skip_bad_steps=2), []
-    state = TrainingState(build_optimizers(lm, config))
-    segments = list(itertools.islice(segments_of(config, documents=documents), 9))
-    assert [segment.starts_over for segment in segments] == [True] + [False] * 7 + [True]
-    with pytest.warns(RuntimeWarning, match="the step is skipped"):
-        train_here(lm, config, iter(segments), state=state,
-                   maybe_checkpoint=lambda state: before.append(state.memory))  # fmt: skip
-    assert all(one is other for one, other in zip(before[2].mem, before[1].mem, strict=True))
-    if documents:
-        begun = torch.cat([segment.doc_starts for segment in segments[3:6]]).any(0)
-        assert begun.any()
-        assert torch.equal(before[2].valid, torch.where(begun, 0, before[1].valid))
-        assert (before[2].valid > 0).any()
-    assert state.memory.mem == ()
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimizer):
+    config = small_training(model=model, optimizer=optimizer, accumulate=2)
+    for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
+        lm, segments = build_model(config), segments_of(config)
+        state = TrainingState(build_optimizers(lm, config))
+        with mode:
+            for _ in range(4):
+                train_step(lm, lm, next(segments), state, config)
+        state.read_losses()
+    assert state.window.steps == 4
+    assert state.window.loss > 0
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_at_the_next_record():
+    config, steps = small_training(tokens=64 * 12, evaluations=1, log_every=5), []
+    lm = poisoned(build_model(config), "embed", {7})
+    with pytest.raises(NotFiniteError, match="the loss is nan in step 7; training stopped"):
+        train_here(lm, config, segments_of(config), maybe_checkpoint=lambda state: steps.append(state.step))
+    assert steps == [*range(10)], "the record after step 9 reads the loss of step 7"
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 def test_a_compiled_step_has_the_same_gradient(model):
     torch.compiler.reset()
-    lm, parts = small_lm(model, n_layers=1), [segment(7) for _ in range(3)]
+    lm, part = small_lm(model, n_layers=1), segment(7)
+    memory = lm(torch.randint(11, (7, 4))).memory
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
-    outcome, wanted = gradient_of(lm, parts)
-    again, found = gradient_of(lm, parts, UnrolledSegments(compiled))
-    assert again.loss.item() == pytest.approx(outcome.loss.item(), abs=1e-12)
-    check_same(found, wanted, 1e-10)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
-@pytest.mark.parametrize("segments", [1, 2, 3])
-@pytest.mark.parametrize("c_mem_len", [4, (0, 4)])
-def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_step_it_is_in(
-    loss, segments, c_mem_len
-):
-    """Of the first part of two all count, and of the second one; of the last of four, none. In the segment
-    after it, others do, and the third is the first of an epoch, which is long enough to compress."""
-    lm = small_lm("compressive", mem_len=6, segment_len=6, compression_loss=loss, c_mem_len=c_mem_len)
-    *_, memory = [lm(torch.randint(0, 11, (6, 4))).memory for _ in range(2)]
-    memory = replace(memory, valid=torch.tensor([99, 3, 99, 99]))
-    inputs, targets = torch.randint(0, 11, (2, 6, 4))
-    doc_starts = torch.zeros(6, 4, dtype=torch.bool)
-    doc_starts[5, 3] = True
-    first = Segment(inputs, targets, doc_starts=doc_starts)
-    parts = [first, Segment(targets, inputs, doc_starts=doc_starts.roll(1, dims=1)),
-             replace(first.with_streams(lambda x: x.repeat(3, 1)), starts_over=True)]  # fmt: skip
-    found = []
-    for accumulate in (1, 2, 4):
-        lm.zero_grad()
-        config = changed(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
-        outcome = backward(UnrolledSegments(lm), parts[:segments], memory, config, Distributed())
-        found.append((outcome.auxiliary_loss.item(), [p.grad for p in lm.parameters()]))
-    (one, expected), *others = found
-    assert one > 0
-    for several, grads in others:
-        assert several == pytest.approx(one, abs=1e-12)
-        check_same(grads, expected, 1e-10)
+    state, wanted = step(lm, part, memory)
+    wanted = [x if x is None else x.clone() for x in wanted]
+    again, gradients = step(lm, part, memory, compiled)
+    assert again.window.loss == pytest.approx(state.window.loss, abs=1e-12)
+    check_same(gradients, wanted, 1e-10)
 
 
 def test_accuracy_is_that_of_tokens_that_are_predicted():
@@ -198,7 +158,7 @@ def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "most"),
-    [({"mem_len": 192}, 4), ({"mem_len": 16, "divided_len": 176}, 6), ({"mem_len": ((16, 192),)}, 2),
+    [({"mem_len": 192}, 4),
      ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 44}, 6)],
 )  # fmt: skip
 def test_a_compiled_training_in_which_the_memory_fills_for_long_compiles_few_times(model, most, monkeypatch):
