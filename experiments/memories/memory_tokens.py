@@ -10,17 +10,16 @@ several segments; ``memformers train`` cuts it after each, so what the model wri
 training loop that calls it with ``through_memory=True``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memformers import CustomMemory, MemorySizes
+from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention
 from memformers.common.fields import Count
 from memformers.models.config import NetworkConfig
-from memformers.models.memory import Memory, check_memory
+from memformers.models.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class MemoryTokens(CustomMemory):
 
     Config = Settings
 
-    def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
-        super().__init__(config, parts)
+    def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
+        super().__init__(config, self_attn, feed_forward)
         self.start = nn.Parameter(torch.randn(config.memory_config.tokens_of_memory, 1, config.d_model))
         """What is written over in the first segment of a document, ``[m, 1, D]``."""
 
@@ -62,14 +61,11 @@ class MemoryTokens(CustomMemory):
         of_one = 4 * D * config.d_ff + (24 * D * D if config.gate == "gru" else 0)
         return tokens * of_one // config.segment_len
 
-    def forward(
-        self, x: Tensor, memory: Memory | Sequence[Tensor] | None = None, mask: Tensor | None = None, *,
-        doc_starts: Tensor | None = None, sizes: Sequence[MemorySizes] | None = None,
-        through_memory: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    def read(
+        self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Read ``x [S, B, D]`` after ``memory``, with ``doc_starts [S, B]``; returns the output of the
         segment, and the next memory as the input of the first layer that is to be remembered."""
-        memory = check_memory(memory, x, len(self.layers), sizes)
         c_mem, valid = memory.c_mem, memory.valid
         (S, B, _), m = x.shape, len(self.start)
         start = self.start.expand(m, B, -1)
@@ -80,12 +76,11 @@ class MemoryTokens(CustomMemory):
         if doc_starts is not None:
             begins[m : m + S] |= doc_starts
         write = read.where(~begins.any(0)[:, None], start)
-        output, _ = super().forward(torch.cat([read, x, write]), None, mask, doc_starts=begins)
+        output, _ = super().read(torch.cat([read, x, write]), Memory(), mask, begins)
         return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes],
-        doc_starts: Tensor | None,
-    ) -> tuple[Memory, Tensor]:  # fmt: skip
-        """The memory that ``forward`` returned, ``[m, B, D]``, and no loss."""
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
+    ) -> tuple[Memory, Tensor]:
+        """The memory that ``read`` returned, ``[m, B, D]``, and no loss."""
         return Memory((), tuple(inputs)), inputs[0].new_zeros(())

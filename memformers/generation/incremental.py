@@ -137,7 +137,8 @@ class Stepper:
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
-        self.build_caches()
+        with eval_mode(model):
+            self.build_caches()
 
     def build_caches(self) -> None:
         """Start the segment with caches of the current weights; there are none where layers do more than
@@ -215,7 +216,9 @@ class Stepper:
         kept changes at the end, all at once, so that Ctrl-C leaves no half of a step."""
         t, S = len(x), self.config.segment_len
         if new_starts is not None and not len(self.running):
-            self._forget(new_starts[0])
+            # What the document hides may not be finite, and would meet a probability of 0.
+            for cache in self.caches:
+                cache.value.masked_fill_(new_starts[0][:, None, None, None], 0)
         running, doc_starts = torch.cat((self.running, x))[-S:], self.doc_starts
         if doc_starts is not None or new_starts is not None:
             none = torch.zeros(len(self.running) + t, x.shape[1], dtype=torch.bool, device=x.device)
@@ -233,22 +236,17 @@ class Stepper:
                 )
             output, inputs = self.transformer.norm(output), self.inputs.unbind()
         else:
-            output, inputs = self.transformer.read(self.encode(running), self.past, doc_starts=doc_starts)
+            past = self.past if doc_starts is None else self.past.reset(doc_starts[0])
+            output, inputs = self.transformer.read(self.encode(running), past, doc_starts=doc_starts)
         result = self.model.predict(output[-1:]) if isinstance(self.model, MemoryLM) else output[-t:]
         if len(running) == S and not self.slides:
-            memory, _ = self.transformer.remember(self.past, inputs, doc_starts, S)
+            past = self.past if doc_starts is None else self.past.reset(doc_starts[0])
+            memory, _ = self.transformer.remember(past, inputs, doc_starts, S)
             self.begin(memory, reuse=not isinstance(self.transformer, CustomMemory))
         else:
             self.running, self.doc_starts = running, doc_starts
         self.last = result[-1]
         return result
-
-    def _forget(self, streams: Tensor) -> None:
-        """Let ``streams``, boolean ``[B]``, in which a document begins with the segment, remember nothing: a
-        hidden number that is not finite would reach a product with a probability of 0."""
-        self.past = self.past.reset(streams)
-        for cache in self.caches:
-            cache.value.masked_fill_(streams[:, None, None, None], 0)
 
 
 def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:

@@ -188,7 +188,7 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         """Raise UserError for settings that don't fit together."""
         object.__setattr__(self, "model", name_of(self.model))
-        if ":" not in self.model:
+        if not isinstance(self.model, str) or ":" not in self.model:
             check_value("model", self.model, ModelName, NetworkConfig.model)
         check_fields(self)
         kind, memory_config = lookup(self.model), self.memory_config

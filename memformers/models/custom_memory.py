@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,13 @@ class CustomMemory(MemoryStack):
             mem.append(whole[n:])
             c_mem.append(slots)
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Memory, Tensor]:
+        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward], whose output must be ``[S, B,
+        D]`` as ``x`` is."""
+        output, memory, loss = super().forward(x, *args, **kwargs)
+        check_returned(type(self), "read", output, x.shape)
+        return output, memory, loss
 
     def remember(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int

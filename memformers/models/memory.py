@@ -299,7 +299,7 @@ def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[Me
 
 @dataclass(frozen=True)
 class Compressed:
-    """What each layer has compressed: ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient."""
+    """What each layer compressed: ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient."""
 
     old: list[Tensor]
     new: list[Tensor]

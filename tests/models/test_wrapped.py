@@ -87,7 +87,8 @@ def halved(module):
 
 
 CHANGES = {
-    "LoRA": LoRA, "forward hook": hooked, "forward of its own": replaced_forward, "pruned": pruned, "old weight norm": weight_norm,
+    "LoRA": LoRA, "forward hook": hooked, "forward of its own": replaced_forward, "pruned": pruned,
+    "old weight norm": weight_norm,
     "weight norm": parametrizations.weight_norm, "parametrized": halved,
 }  # fmt: skip
 
