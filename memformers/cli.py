@@ -17,7 +17,7 @@ COMMANDS = {
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "convert": "Write a checkpoint as the plain files of a model.",
-    "probe": "Measure how much context and memory help trained models.",
+    "probe": "Measure how much their memory helps trained models.",
     "check": "Check that a memory satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",

@@ -26,12 +26,13 @@ class Check:
 
     def run(self) -> None:
         """Print a line for each check; UserError if one failed."""
-        settings, failed = {each.name: getattr(self.config, each.name) for each in fields(self.config)}, 0
-        for name, asked, said in conformance(**settings):
-            print(f"{'FAILED' if said else 'ok':6}  {name:9}  {asked}", flush=True)
-            if said:
-                print(f"{'':19}{said}")
-            failed += bool(said)
+        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        failed = 0
+        for name, requirement, problem in conformance(**settings):
+            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
+            if problem:
+                print(f"{'':19}{problem}")
+            failed += bool(problem)
         if failed:
             raise UserError(f"{self.config.model} fails {failed} of the checks above.")
 

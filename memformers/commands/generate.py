@@ -10,7 +10,6 @@ from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
 from memformers.data.corpus_reader import read_text
-from memformers.data.utf8 import text_of
 from memformers.generation.generate import Sampling, TextStream, make_generator
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.training.signals import Stopped, StopSignals
@@ -116,4 +115,4 @@ def ask() -> str:
         return input("> ")
     if not (line := sys.stdin.buffer.readline()):
         raise EOFError
-    return text_of(line).rstrip("\r\n")
+    return line.decode("utf-8", errors="surrogateescape").rstrip("\r\n")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memformers.data.tokenizer import Tokenizer
     from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
+    from memformers.report.markdown import Report
 
 GROUPS: dict[str, Group] = {
     "model": ("network", "The layers, which are the same for every model."),
@@ -51,12 +52,10 @@ def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig
     return replace(config, model=own) if ":" in own else config
 
 
-def say_report(page: Path) -> None:
-    """Print what a report comes to, and where it is."""
-    from memformers.report.markdown import answer_of  # not above: other commands do without
-
-    markdown = page.with_suffix(".md")
-    print(f"\n{answer_of(markdown.read_text(encoding='utf-8'))}\n\nreport: {page}\n        {markdown}")
+def say_report(report: "Report", answer: str = "") -> None:
+    """Print the answer of a report, or another one, and where the report is."""
+    page = report.page
+    print(f"\n{answer or report.answer}\n\nreport: {page}\n        {page.with_suffix('.md')}")
     print(f"open it: python -m webbrowser -t {shlex.quote(str(page))}")
 
 
@@ -90,8 +89,8 @@ class ExperimentCommand(TrackedCommand):
     and add arms and seeds that it doesn't have."""
 
     @abstractmethod
-    def experiment(self, folder: Path) -> Path:
-        """Train and measure in ``folder``; returns the report's page."""
+    def experiment(self, folder: Path) -> "Report":
+        """Train and measure in ``folder``, and write the report."""
 
     def run(self) -> None:
         """Train and measure, then say where the report is."""

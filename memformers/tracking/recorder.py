@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.runs.folder import LOG, METRICS, close_card, flatten, open_card
+from memformers.runs.folder import EXPERIMENT, LOG, METRICS, close_card, flatten, open_card
 from memformers.tracking import discovery
 from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, OFF, page_address
 from memformers.tracking.feeding import introduction, post
@@ -45,10 +45,13 @@ class Tracking:
             _say(f"the dashboard at {host} {trouble}; the training continues without it.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
         card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
+        is_alone = not (self.folder.parent / EXPERIMENT).exists()
+        is_shown = is_alone and not trouble and discovery.show_comparison(self.folder, self.dashboard)
         if not trouble and (api := discovery.sent_to(self.dashboard)):
             with contextlib.suppress(OSError):  # no link, unless it leads somewhere
                 post(api.rstrip("/"), card.run, introduction(card), ANSWER_SECONDS)
-                print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
+                if not is_shown:
+                    print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         self._relay = None
         try:
             self._relay = start_relay(self.folder, self.dashboard)

@@ -333,7 +333,7 @@ def restore_newest(
         if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
             raise UserError(f"it belongs to another training: {changes}.")
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
-        if read_json(path / TOKENIZER) != tokenizer.saved():
+        if read_json(path / TOKENIZER) != tokenizer.to_json():
             raise UserError("it belongs to another tokenizer, which numbers tokens differently.")
         if made_with.tokens != config.tokens and restored.tokens < config.tokens:
             if not has_ended(restored, made_with):

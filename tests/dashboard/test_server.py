@@ -9,13 +9,12 @@ import threading
 import pytest
 
 from memformers.comparison.experiment import plan_runs
-from memformers.dashboard.guard import MOST_BYTES
 from memformers.dashboard.labml import open_records
-from memformers.dashboard.server import bring_in
+from memformers.dashboard.pages import MAX_BYTES, bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
 from memformers.tracking import feeding
-from memformers.tracking.discovery import api_address, find_running
+from memformers.tracking.discovery import api_address, comparison_id, find_running
 from memformers.tracking.feeding import feed
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
@@ -50,7 +49,8 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     settings = {"model": {"mem_len": 7, "dropout": 0.0}}
     with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
         (listed,) = dashboard.runs()  # from the first moment, so that the link leads somewhere
-        assert f"/run/{listed['run_uuid']}" in capsys.readouterr().out
+        page = f"{dashboard.url}/comparisons/{comparison_id(tmp_path)}"
+        assert capsys.readouterr().out == f"dashboard: {page}\n"
         record(tracking, range(1, 20))
         assert listed["name"] == "my-model"
         assert listed["run_status"]["status"] == "in progress"
@@ -132,7 +132,7 @@ def test_the_largest_post_is_one_that_the_dashboard_takes_and_a_flood_keeps_ever
     numbers = {"tokens": 1.5e9 / 7, "loss.valid": -math.pi * 1e-101, "two": -math.pi * 1e-101}
     pieces = feeding.in_posts([numbers] * 50_000)
     assert sum(len(one["step"]) for piece in pieces for one in piece["track"].values()) == 100_000
-    assert max(len(json.dumps(piece)) for piece in pieces) < MOST_BYTES - 1_000
+    assert max(len(json.dumps(piece)) for piece in pieces) < MAX_BYTES - 1_000
     flood = [{"tokens": i, "loss.train": 1.0} for i in range(50_000)]
     flood[777] = {"tokens": 777, "loss.valid": 1.0}
     tracks = [track for piece in feeding.in_posts(flood) for track in piece["track"].items()]
