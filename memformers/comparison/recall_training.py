@@ -108,7 +108,7 @@ def train_recall(folder: Path) -> None:
         "corpus": {"name": "recall stream", "source": "drawn while it is read"},
         "parameters": sum(p.numel() for p in model.parameters()),
         **of_memory,
-        "decided": run.train.decided,
+        "decided": run.train.resolved,
         "unused": unused_settings(run.train),
         "commit": git_commit(),
         "sees_back": of_memory["memory"]["one_layer"] + S,

@@ -85,7 +85,7 @@ class Checks:
 
     def tokens(self, length: int, streams: int = 2) -> Tensor:
         """A text, ``[length, streams]``."""
-        return torch.randint(self.config.vocab_size, (length, streams))
+        return torch.randint(self.config.n_tokens, (length, streams))
 
     def read(
         self, text: Tensor, memory: Any = None, starts: Any = None, first: int = 0, **how: Any
@@ -145,7 +145,7 @@ class Checks:
         before = self.lm(text, self.memory).logits
         for t in range(1, len(text)):
             changed = text.clone()
-            changed[t] = (changed[t] + 1) % self.config.vocab_size
+            changed[t] = (changed[t] + 1) % self.config.n_tokens
             what = f"the output before token {t} of a segment, when that token is another one,"
             if said := differs(self.lm(changed, self.memory).logits[:t], before[:t], what, "what it was"):
                 return said

@@ -1,5 +1,6 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -69,7 +70,7 @@ class MemoryLM(Pretrained):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config = config
+        self.config = config if config.vocab_size else replace(config, vocab_size=config.n_tokens)
         self.embed = vocabulary.build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
@@ -108,7 +109,7 @@ class MemoryLM(Pretrained):
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
         if targets is not None and has_values(targets):
-            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.vocab_size
+            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.n_tokens
             if low < 0 or high >= size:
                 raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
@@ -135,7 +136,7 @@ class MemoryLM(Pretrained):
 
     def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
         """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
-        check_tokens(tokens, self.config.vocab_size)
+        check_tokens(tokens, self.config.n_tokens)
         if tokens.device != self.device:
             raise UserError(f"tokens are on {tokens.device}, but the model is on {self.device}; move them.")
         if batch is not None and tokens.shape[1] != batch:

@@ -279,7 +279,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names -= {name for name in names if name.rpartition(".")[2] in may_change}
-    if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
+    if None in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
     if "auto" in (old.get("step.precision"), new.get("step.precision")):
         names.discard("step.precision")  # left to the device
@@ -335,10 +335,11 @@ def restore_newest(
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
         if read_json(path / TOKENIZER) != tokenizer.saved():
             raise UserError("it belongs to another tokenizer, which numbers tokens differently.")
-        if made_with.tokens != config.tokens and restored.tokens < config.tokens:
+        if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
                 raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
-            restored.extend()
+            if restored.tokens < config.tokens:
+                restored.extend()
         return restored, about
 
     ranks.on_rank_zero(lambda: remove_leftovers(checkpoints))

@@ -15,7 +15,6 @@ from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.bits_per_byte import comparable, units
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading, reading_of
-from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
@@ -25,13 +24,8 @@ EVALUATION_STREAMS = 16
 
 def spec_of(config: TrainConfig) -> CorpusSpec:
     """What the text of ``config`` is made of."""
-    size = config.model.vocab_size
-    return CorpusSpec(
-        config.data,
-        tokenizer=config.tokenizer,
-        vocab_size=None if size == ModelConfig().vocab_size else size,
-        **asdict(config.text),
-    )
+    text = asdict(config.text)
+    return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
 
 
 def find_text(config: TrainConfig) -> TokenDataset:

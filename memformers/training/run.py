@@ -145,7 +145,7 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     """The config for a text of ``vocab_size`` different tokens; UserError if it asks for another number."""
     asked = config.model.vocab_size
-    if asked not in (ModelConfig().vocab_size, vocab_size):
+    if asked not in (None, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
