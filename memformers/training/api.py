@@ -168,9 +168,8 @@ def train(
             announce(config, folder, facts, text, ranks)
             records = 0
             if resume:
-                checkpoint = (folder, model, state, config, text.info, text.tokenizer, ranks)
-                state, records = restore_newest(*checkpoint)
-            ranks.on_rank_zero(lambda: write_run_files(config, facts, text, folder, state))
+                state, records = restore_newest(folder, model, state, config, ranks)
+            ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
             name = short_name(config.model.model)
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
             with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:

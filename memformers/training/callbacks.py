@@ -136,7 +136,6 @@ class Callbacks:
         last = self.last
         about = About(
             config=config_as_saved(self.config),
-            corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
