@@ -191,7 +191,6 @@ def train(
 def announce(
     config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
 ) -> None:
-    """Print what is trained, on what, and where."""
     name = short_name(config.model.model)
     ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
     documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
@@ -206,7 +205,6 @@ def chosen(config: TrainConfig) -> list[str]:
 
 
 def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
-    """A progress bar, on the first rank."""
     return Progress(
         desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
         unit="tok", unit_scale=True, disable=not ranks.first,
@@ -214,7 +212,6 @@ def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> P
 
 
 def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:
-    """The segments of the text, from where the training is."""
     return training_segments(
         text.train.tokens,
         config.batch_size,

@@ -48,7 +48,6 @@ class Callbacks:
     records: int
     """How many lines of metrics are written."""
     write: Callable[[dict[str, Any]], None]
-    """Records metrics."""
     signals: StopSignals
     bar: Progress
     ranks: Distributed
@@ -56,7 +55,6 @@ class Callbacks:
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
-        """Start where the training starts."""
         needs_none = self.from_seed or self.state.tokens
         self.saved = (self.state.tokens, self.state.evaluations) if needs_none else (0, -1)
         self.saved_at = time.monotonic()
@@ -65,7 +63,6 @@ class Callbacks:
         held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
-        """The last evaluation."""
         self.last_at = 0
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
@@ -77,7 +74,6 @@ class Callbacks:
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Track training metrics, and show them."""
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)

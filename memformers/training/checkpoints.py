@@ -76,7 +76,6 @@ class About:
     """What a checkpoint records in addition to the state of the training."""
 
     config: dict[str, Any]
-    """The run's TrainConfig."""
     environment: dict[str, Any]
     """The hardware and versions that wrote it."""
     records: int

@@ -23,18 +23,15 @@ EVALUATION_STREAMS = 16
 
 
 def spec_of(config: TrainConfig) -> CorpusSpec:
-    """What the text of ``config`` is made of."""
     text = asdict(config.text)
     return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
 
 
 def find_text(config: TrainConfig) -> TokenDataset:
-    """The text of ``config`` as tokens; UserError for one that can't be used."""
     return dataset_of(spec_of(config))
 
 
 def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
-    """Raise UserError unless ``config`` can train and validate on ``text``."""
     if (cutoffs := config.model.adaptive.cutoffs) and text.info.tokenizer not in ("frequency", "word"):
         raise UserError(
             f"cutoffs={cutoffs} need tokens that are numbered by frequency, but "

@@ -196,7 +196,6 @@ def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
-    """The facts of ``run.json``."""
     card, held_out = text.info, text.validation
     return {
         "corpus": {
