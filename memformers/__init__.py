@@ -11,17 +11,15 @@ if TYPE_CHECKING:
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
-    from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
+    from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
     from memformers.models.compression import DilatedConvCompression as DilatedConvCompression
     from memformers.models.compression import MaxCompression as MaxCompression
     from memformers.models.compression import MeanCompression as MeanCompression
-    from memformers.models.compression import MostUsedCompression as MostUsedCompression
-    from memformers.models.compression import StridedCompression as StridedCompression
-    from memformers.models.compression import WeightedCompression as WeightedCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
     from memformers.models.config import CoreConfig as CoreConfig
+    from memformers.models.config import MemorySizes as MemorySizes
     from memformers.models.config import ModelConfig as ModelConfig
     from memformers.models.core import CoreOutput as CoreOutput
     from memformers.models.core import MemoryCore as MemoryCore
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
     from memformers.models.layers import GRUGate as GRUGate
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
-    from memformers.models.memory_sizes import MemorySizes as MemorySizes
-    from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
-    from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.registry import register_memory as register_memory
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
     from memformers.training.api import TrainedModel as TrainedModel
@@ -59,18 +54,16 @@ _NAMES = {
     "generation.incremental": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),
     "models.compression": (
-        "CompressionAutoEncoder", "Conv1dCompression", "DilatedConvCompression", "MaxCompression",
-        "MeanCompression", "MostUsedCompression", "StridedCompression", "WeightedCompression",
+        "AttentionReconstructionLoss", "Conv1dCompression", "DilatedConvCompression", "MaxCompression",
+        "MeanCompression",
     ),
     "models.compressive": ("CompressiveTransformer",),
-    "models.config": ("AdaptiveConfig", "CoreConfig", "ModelConfig"),
+    "models.config": ("AdaptiveConfig", "CoreConfig", "MemorySizes", "ModelConfig"),
     "models.core": ("CoreOutput", "MemoryCore"),
     "models.custom_memory": ("CustomMemory",),
     "models.language_model": ("LMOutput", "MemoryLM"),
     "models.layers": ("CompressiveTransformerLayer", "FeedForward", "GRUGate", "TransformerXLLayer"),
     "models.memory": ("Memory",),
-    "models.memory_sizes": ("MemorySizes",),
-    "models.reconstruction": ("AttentionReconstructionLoss", "AutoEncodingLoss"),
     "models.registry": ("register_memory",),
     "models.transformer_xl": ("TransformerXL",),
     "training.api": ("TrainedModel", "evaluate", "train"),

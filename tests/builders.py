@@ -18,7 +18,7 @@ from memformers import (
 )
 from memformers.common.fields import changed
 from memformers.comparison.recall import SETTINGS, Setting
-from memformers.models.config import OF_MODELS, ModelConfig
+from memformers.models.config import SETTING_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
 from memformers.training.config import EvaluationConfig, TrainConfig
@@ -45,7 +45,7 @@ MODELS = ("transformer", "transformer-xl", "compressive")
 
 def small_lm(model: str, **changes: Any) -> MemoryLM:
     """A MemoryLM in which no weight is zero, with those of ``changes`` that it uses."""
-    used = {name: value for name, value in changes.items() if model in OF_MODELS.get(name, (model,))}
+    used = {name: value for name, value in changes.items() if model in SETTING_MODELS.get(name, (model,))}
     lm = MemoryLM(replace(SMALL, model=model, **used))
     fill_zeros(lm)
     return lm

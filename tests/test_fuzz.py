@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from memformers.generation.memory_file import MODEL, read_metadata
 
 from memformers.commands import train as train_command
 from memformers.commands.evaluate import Evaluate
@@ -20,7 +21,6 @@ from memformers.commands.generate import Generate, Sampling
 from memformers.common.fields import annotations_of
 from memformers.common.files import read_json
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
-from memformers.generation.memory_file import MODEL, read_metadata
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel

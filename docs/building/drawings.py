@@ -15,8 +15,8 @@ from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import ModelConfig
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
-from memformers.models.memory_update import compress_memory, truncate_memory
+from memformers.models.config import MemorySizes
+from memformers.models.memory import compress_memory, truncate_memory
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"

@@ -21,8 +21,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from experiments.benchmarks.measuring import Result
-from memformers.kernels import fused
-from memformers.kernels.dispatch import SUPPORT
+from memformers.kernels import SUPPORT, fused
 
 
 @dataclass(frozen=True)

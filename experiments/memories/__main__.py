@@ -1,4 +1,4 @@
-"""What memories of one's own are worth: three of them beside the package's, on recall and on two texts.
+"""How much a memory from a file helps, beside the package's own: on recall and on two texts.
 
 Run it with ``python -m experiments.memories --out FOLDER`` in the top folder of a clone.
 """
@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from memformers.runs.plan import Arm
+
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment
@@ -16,7 +18,6 @@ from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
-from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
@@ -25,23 +26,15 @@ FILES = "experiments/memories"
 
 
 def arms_of(train: TrainConfig, **of_slots: Any) -> list[Arm]:
-    """The arms with the lengths of ``train``, slots with settings ``of_slots``. The average has as many keys
-    as Transformer-XL. The other two memories of one's own write what only a later segment's loss can teach,
-    so their gradient goes one segment back; with half the streams, their steps have as many tokens."""
+    """The arms with the lengths of ``train``, slots with settings ``of_slots``; all have as many keys."""
     keys = keys_of_layers(train.model)
     assert isinstance(keys, int)
-    again = f"tbptt=1 batch_size={train.batch_size // 2}"
-    own = {
-        f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={keys - 1}": "Exponential average",
-        f"infini: model={FILES}/infini.py:InfiniAttention {again}": "Infini-attention",
-        f"memory-tokens: model={FILES}/memory_tokens.py:MemoryTokens tokens_of_memory=32 {again}":
-            "Memory tokens",
-    }  # fmt: skip
+    average = f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={keys - 1}"
     return [
         Arm("transformer", {"model.model": "transformer"}, "No memory"),
         replace(transformer_xl("transformer-xl", keys), label="Transformer-XL"),
         replace(compressive("compressive", train.model, **of_slots), label="Compressive Transformer"),
-        *(replace(parse_arm(text, asdict(train)), label=label) for text, label in own.items()),
+        replace(parse_arm(average, asdict(train)), label="Exponential average"),
     ]
 
 
@@ -50,11 +43,10 @@ class Memories(ArmsCommand):
     """Train each memory on recall, Tiny Shakespeare and Python source code, from several seeds."""
 
     name: ClassVar = "memories"
-    title: ClassVar = "Memories of one's own, beside those of the package"
+    title: ClassVar = "A memory from a file, beside those of the package"
     method: ClassVar = (
-        "No setting of the three memories was searched. Chance of recall is 25 %. The steps of "
-        "Infini-attention and memory tokens have two segments of half as many streams. Operations are those "
-        "that read and write memories, not those that compress."
+        "No setting of the average was searched. Chance of recall is 25 %. Operations are those that read "
+        "and write memories, not those that compress."
     )
     base: ClassVar = "transformer-xl"
     data: str = ""
@@ -74,8 +66,8 @@ class Memories(ArmsCommand):
             model = replace(MEMORIES, vocab_size=SUBWORDS)
             texts[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
         shared = asdict(recall.train) | recall.more
-        own = self.chosen(shared, arms_of(recall.train, compression_start="mean"))
-        found = {RECALL.name: Experiment(RECALL, recall.train, recall.more, own, *self.how)}
+        arms = self.chosen(shared, arms_of(recall.train, compression_start="mean"))
+        found = {RECALL.name: Experiment(RECALL, recall.train, recall.more, arms, *self.how)}
         for task, train in texts.items():
             arms = self.chosen(asdict(train), arms_of(train))
             found[task] = Experiment(TextTask(probed=False), train, {}, arms, *self.how)

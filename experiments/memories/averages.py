@@ -33,12 +33,12 @@ class Averages(CustomMemory):
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """M positions, and one slot, which stands for about 1 / (1 − d) positions: an input's share in it has
         fallen to 1/e by then."""
-        reach = round(1 / max(1 - config.own.decay, 0.01))
-        return [MemorySizes(M, 1, reach) for M in config.of_layers("mem_len")]
+        reach = round(1 / max(1 - config.memory_config.decay, 0.01))
+        return [MemorySizes(M, 1, reach) for M in config.per_layer("mem_len")]
 
-    def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
-        """The average after the inputs ``left [n, B, D]`` too; those of an earlier document are zeros."""
+    def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
+        """The average after the inputs ``evicted [n, B, D]`` too; those of an earlier document are zeros."""
         d = self.settings.decay
-        for x in left:
+        for x in evicted:
             slots = d * slots + (1 - d) * x
         return slots

@@ -14,7 +14,6 @@ A_dot, attention over the segment, has relative positions as in all models of th
 matrix have none. An empty memory gives A_mem = 0.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
-from memformers.kernels.dispatch import relative_attention
-from memformers.models.attention import Reads
+from memformers.kernels import relative_attention
 from memformers.models.config import NetworkConfig
 
 
@@ -35,10 +33,7 @@ class InfiniLayer(TransformerXLLayer):
         super().__init__(**parts)
         self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
 
-    def attend(
-        self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None,
-        reads: Reads = None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
         own, read = self.self_attn, self.attention_input(x)
@@ -63,7 +58,6 @@ class InfiniAttention(CustomMemory):
     and the last is z."""
 
     layer = InfiniLayer
-    uses = ("tbptt",)
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
@@ -82,10 +76,10 @@ class InfiniAttention(CustomMemory):
         D, E = config.d_model, config.d_model // config.heads
         return config.n_layers * (3 * 2 * D * E + 2 * 2 * D + 4 * D * D)
 
-    def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
-        """``slots [E + 1, B, D]`` after the update with a segment's inputs ``left [n, B, D]``, of which some
-        ``belongs [n, B]`` to the document."""
-        own, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(left)
+    def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
+        """``slots [E + 1, B, D]`` after the update with the ``evicted [n, B, D]`` inputs of a segment, of which
+        some ``belongs [n, B]`` to the document."""
+        own, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(evicted)
         M, z = matrix_of(slots, own)
         K = feature(own.by_head(own.key(read))) * belongs.T[:, None, :, None]  # [B, H, n, E]
         M = M + K.mT @ (own.by_head(own.value(read)) - retrieved(K, M, z))

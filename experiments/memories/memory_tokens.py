@@ -1,25 +1,25 @@
 """The memory tokens of the Recurrent Memory Transformer (Bulatov et al. 2022, arXiv 2207.06881): vectors that
 are read with each segment, and whose last layer's outputs are read with the next.
 
-    memformers train --model experiments/memories/memory_tokens.py:MemoryTokens --tbptt 3
+    memformers train --model experiments/memories/memory_tokens.py:MemoryTokens
 
 A segment of a decoder is [memory; segment; memory] (section 3 of the paper). All positions of the segment
 see the memory at its left, which is read; the memory at its right sees the whole segment, and what comes out
 there is the next memory. The first segment of a document reads none. The paper's gradient goes through
-several segments; here it reaches into as many earlier ones as ``--tbptt`` says.
+several segments; ``memformers train`` cuts it after each, so what the model writes is learned only in a
+training loop that calls it with ``through_memory=True``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memformers import CustomMemory, MemorySizes
+from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention
 from memformers.common.fields import Count
 from memformers.models.config import NetworkConfig
-from memformers.models.memory import Memory, check_memory
+from memformers.models.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -34,42 +34,38 @@ class MemoryTokens(CustomMemory):
     """m vectors ``[m, B, D]``, the slots of the first layer; no other layer has a memory."""
 
     Config = Settings
-    uses = ("tbptt",)
 
-    def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
-        super().__init__(config, parts)
-        self.start = nn.Parameter(torch.randn(config.own.tokens_of_memory, 1, config.d_model))
+    def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
+        super().__init__(config, self_attn, feed_forward)
+        self.start = nn.Parameter(torch.randn(config.memory_config.tokens_of_memory, 1, config.d_model))
         """What is written over in the first segment of a document, ``[m, 1, D]``."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """m slots, in the first layer, which stand for at least the last segment."""
-        rate = -(-config.segment_len // config.own.tokens_of_memory)
-        first = MemorySizes(0, config.own.tokens_of_memory, rate)
+        rate = -(-config.segment_len // config.memory_config.tokens_of_memory)
+        first = MemorySizes(0, config.memory_config.tokens_of_memory, rate)
         return [first, *[MemorySizes(0)] * (config.n_layers - 1)]
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
         """In each layer, the segment with m memory tokens at its left and m at its right."""
-        whole = config.segment_len + 2 * config.own.tokens_of_memory
+        whole = config.segment_len + 2 * config.memory_config.tokens_of_memory
         return [(whole, whole)] * config.n_layers
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
         """The feed-forward network, 4·D·d_ff by layer, and the GRU gates, 24·D², of the 2·m memory tokens,
         which a segment's tokens share."""
-        D, tokens = config.d_model, 2 * config.own.tokens_of_memory * config.n_layers
+        D, tokens = config.d_model, 2 * config.memory_config.tokens_of_memory * config.n_layers
         of_one = 4 * D * config.d_ff + (24 * D * D if config.gate == "gru" else 0)
         return tokens * of_one // config.segment_len
 
-    def forward(
-        self, x: Tensor, memory: Memory | Sequence[Tensor] | None = None, mask: Tensor | None = None, *,
-        doc_starts: Tensor | None = None, sizes: Sequence[MemorySizes] | None = None,
-        through_memory: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    def read(
+        self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Read ``x [S, B, D]`` after ``memory``, with ``doc_starts [S, B]``; returns the output of the
         segment, and the next memory as the input of the first layer that is to be remembered."""
-        memory = check_memory(memory, x, len(self.layers), sizes)
         c_mem, valid = memory.c_mem, memory.valid
         (S, B, _), m = x.shape, len(self.start)
         start = self.start.expand(m, B, -1)
@@ -80,12 +76,11 @@ class MemoryTokens(CustomMemory):
         if doc_starts is not None:
             begins[m : m + S] |= doc_starts
         write = read.where(~begins.any(0)[:, None], start)
-        output, _ = super().forward(torch.cat([read, x, write]), None, mask, doc_starts=begins)
+        output, _ = super().read(torch.cat([read, x, write]), Memory(), mask, begins)
         return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes],
-        doc_starts: Tensor | None,
-    ) -> tuple[Memory, Tensor]:  # fmt: skip
-        """The memory that ``forward`` returned, ``[m, B, D]``, and no loss."""
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
+    ) -> tuple[Memory, Tensor]:
+        """The memory that ``read`` returned, ``[m, B, D]``, and no loss."""
         return Memory((), tuple(inputs)), inputs[0].new_zeros(())

@@ -25,8 +25,8 @@ from memformers.data.tokenizers import OWN
 from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, findings, probe
+from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory_sizes import ByLayer
 from memformers.runs.folder import CONFIG, refuse_overwrite
 from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
@@ -60,13 +60,13 @@ class Evaluate(ModelCommand):
     result."""
     segment_len: int | None = None
     """Segment length S, if it should differ from that of the training."""
-    mem_len: ByLayer | None = None
+    mem_len: Lengths | None = None
     """Memory length M, if it should differ from that of the training; one number for all layers, or one for
     each."""
-    c_mem_len: ByLayer | None = None
+    c_mem_len: Lengths | None = None
     """Compressed memory length C, if it should differ from that of the training; one number for all layers,
     or one for each."""
-    divided_len: ByLayer | None = None
+    divided_len: Lengths | None = None
     """How many older positions heads divide, if it should differ from that of the training; likewise."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""

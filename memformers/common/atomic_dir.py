@@ -55,7 +55,7 @@ def atomic_dir(folder: Path, of_others: Mapping[str, FileEntry] = MappingProxyTy
     temporary.mkdir()
     try:
         yield temporary
-        paths = sorted(temporary.iterdir())
+        paths = sorted(path for path in temporary.iterdir() if path.name != MANIFEST)
         if absent := sorted(of_others.keys() - {path.name for path in paths}):
             raise OSError(f"{absent[0]} of another process isn't there; name a folder that all of them share")
         files = {path.name: of_others.get(path.name) or FileEntry.of(path) for path in paths}
@@ -72,6 +72,12 @@ def atomic_dir(folder: Path, of_others: Mapping[str, FileEntry] = MappingProxyTy
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         end_replacing(folder)
+
+
+def write_manifest(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of the files called ``names`` in ``folder``."""
+    files = {name: FileEntry.of(folder / name) for name in names}
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
 
 
 def end_replacing(folder: Path) -> None:

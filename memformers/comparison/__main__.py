@@ -20,8 +20,7 @@ if __name__ == "__main__":
     with plain_errors():
         keep_freed_memory()
         folder = Path(sys.argv[1])
-        for own in sys.argv[2:]:
-            setting, _, place = own.partition("=")
-            name_of(place, setting)
+        for path in sys.argv[2:]:
+            name_of(path)
         task = RECALL if RECALL.name in read_json(folder / CONFIG) else TEXT
         task.train(folder)

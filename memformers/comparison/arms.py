@@ -13,9 +13,8 @@ from typing import Any
 
 from memformers.common.command_line import lengths
 from memformers.common.errors import UserError
-from memformers.models.config import LENGTHS, ModelConfig, is_used
-from memformers.models.memory_sizes import ByLayer
-from memformers.models.registry import PARTS, lookup, name_of
+from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
+from memformers.models.registry import lookup, name_of
 from memformers.runs.folder import FIGURES, Arm, flatten
 from memformers.training.config import TrainConfig
 
@@ -26,7 +25,7 @@ OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.mea
 """The beginnings of the names of other settings that can't differ between arms."""
 
 
-def keys_of_layers(model: ModelConfig) -> ByLayer:
+def keys_of_layers(model: ModelConfig) -> Lengths:
     """The keys beside the segment that ``model`` has as a Compressive Transformer, in all layers or each."""
     if isinstance(model.mem_len, int) and isinstance(model.c_mem_len, int):
         return model.mem_len + model.c_mem_len
@@ -70,10 +69,10 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
         if not equals:
             raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
         last = key.replace("-", "_").rpartition(".")[2]
-        given[key.replace("-", "_")] = name_of(value, last) if last in ("model", *PARTS) else value
+        given[key.replace("-", "_")] = name_of(value) if last == "model" else value
     known, model = dict(flatten(shared)), given.get("model", given.get("model.model", ""))
     if ":" in model:
-        known |= {f"model.own.{key}": value for key, value in asdict(lookup("model", model).Config()).items()}
+        known |= {f"model.memory_config.{key}": value for key, value in asdict(lookup(model).Config()).items()}
     dotted = {full_name(key, known, name): value for key, value in given.items()}
     return Arm(name, {key: value_of(value, known[key]) for key, value in dotted.items()})
 
@@ -112,10 +111,10 @@ def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
     model = arm.settings.get("model.model", settings["model"]["model"])
     for place, config in ((settings, TrainConfig), (settings["model"], ModelConfig)):
         for each in fields(config):
-            if not is_used(each.name, model) and each.name not in LENGTHS:
+            if not applies_to(each.name, model) and each.name not in SHARED_SETTINGS:
                 place[each.name] = each.default
     if model != settings["model"]["model"]:
-        settings["model"]["own"] = asdict(lookup("model", model).Config())
+        settings["model"]["memory_config"] = asdict(lookup(model).Config())
     for name, value in arm.settings.items():
         *path, last = name.split(".")
         place = settings

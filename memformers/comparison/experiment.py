@@ -18,7 +18,7 @@ from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig
-from memformers.models.registry import places
+from memformers.models.registry import MODELS, import_path
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
@@ -215,7 +215,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *places(due[n]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *code_of(due[n]["model"]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
@@ -252,3 +252,8 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
         if name != base:
             link = f"{page_address(api)}/run/{ids[name]}/compare"
             print(f"dashboard: {link}  ({name} beside {base})", flush=True)
+
+
+def code_of(model: str) -> list[str]:
+    """What another process must import for a ``model``, as ``FILE.py:Class``."""
+    return [import_path(MODELS[model])] if ":" in model else []

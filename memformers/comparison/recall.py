@@ -31,7 +31,7 @@ def paper_ablation(model: ModelConfig) -> list[Arm]:
     functions f_c, and other losses of the convolution. Two arms are not the paper's: in one, f_c learns from
     attention reconstruction and from the language model's loss; one has slots only in the upper half of the
     layers, half as many as all others (Rae and Razavi 2020, arXiv 2007.03356)."""
-    lower, slots = model.n_layers // 2, model.of_layers("c_mem_len")
+    lower, slots = model.n_layers // 2, model.per_layer("c_mem_len")
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
         "max": ("max pooling", {"compression": "max"}),

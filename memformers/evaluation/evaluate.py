@@ -14,10 +14,9 @@ from memformers.data.streams import IGNORED, Reading, Segment, Tokens, documents
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.bits_per_byte import Units, comparable
 from memformers.models.base import eval_mode
-from memformers.models.config import OF_MODELS, is_used
+from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import ByLayer
 from memformers.models.vocabulary import TokenLosses
 
 BLOCK = 500
@@ -228,9 +227,8 @@ def with_lengths(
     model: MemoryLM,
     *,
     segment_len: int | None = None,
-    mem_len: ByLayer | None = None,
-    c_mem_len: ByLayer | None = None,
-    divided_len: ByLayer | None = None,
+    mem_len: Lengths | None = None,
+    c_mem_len: Lengths | None = None,
 ) -> MemoryLM:
     """The same model, which now reads in other segments or has longer or shorter memories than in training.
 
@@ -238,11 +236,10 @@ def with_lengths(
     positions than there are learned ones.
     """
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    lengths["divided_len"] = divided_len
     given: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
     for name, length in given.items():
-        if not is_used(name, model.config.model):
-            whose, got = " or ".join(OF_MODELS[name]), model.config.model
+        if not applies_to(name, model.config.model):
+            whose, got = " or ".join(SETTING_MODELS[name]), model.config.model
             raise UserError(f"{name}={length} is for {whose}, got a {got} model; leave it out.")
     config = replace(model.config, **given)
     attention = model.transformer.memory_layers[0].self_attn
@@ -252,4 +249,5 @@ def with_lengths(
             f"got {config.longest_attention}; shorten segment or memory, or use positions='sinusoidal'."
         )
     model.config = config
+    model.transformer.resize(config.memory_sizes)
     return model

@@ -21,9 +21,9 @@ from memformers.evaluation.attention_distribution import filling_segments
 from memformers.evaluation.evaluate import BASELINE, Control, read_segments
 from memformers.evaluation.frequency_buckets import rarity_groups, repeat_distances, repeat_groups
 from memformers.models.base import eval_mode
+from memformers.models.config import MemorySizes
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
 
 AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""

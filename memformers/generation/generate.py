@@ -7,18 +7,63 @@ apart: there, some streams generate while others still read.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, NonNegativeInt, check_arguments, check_value
+from memformers.common.fields import Checked, Count, NonNegativeInt, Range, check_arguments, check_value
+from memformers.data.tokenizer import Tokenizer
 from memformers.generation.incremental import Stepper
-from memformers.generation.sampling import Sampling, seeded
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
+
+
+@dataclass(frozen=True)
+class Sampling(Checked):
+    """How to draw a token; ValueError for values that can't be used."""
+
+    temperature: Annotated[float, Range(0, below=math.inf)] = 1.0
+    """Divides the logits: likely tokens come more often below 1, less often above; 0 takes the likeliest."""
+    top_k: Count | None = None
+    """Draw only from the k most likely tokens."""
+    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    """Draw only from the likeliest that together reach this probability (nucleus, arXiv 1904.09751)."""
+
+    def draw(self, logits: Tensor, generator: Generator | None = None) -> Tensor:
+        """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
+        highest = logits.amax(-1, keepdim=True)
+        if not highest.isfinite().all():
+            what = "NaN" if highest.isnan().any() else "infinite"
+            raise UserError(f"the model's logits are {what}; check that its weights are finite.")
+        if self.temperature == 0.0:
+            return logits.argmax(-1)
+        # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
+        numbers = torch.finfo(logits.dtype)  # a temperature beyond them would be 0 or infinite
+        logits = (logits - highest) / min(max(self.temperature, numbers.tiny), numbers.max)
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            likeliest = logits.topk(self.top_k)
+            logits = torch.full_like(logits, -math.inf).scatter(-1, likeliest.indices, likeliest.values)
+        if self.top_p is not None:
+            descending, order = logits.sort(stable=True, dim=-1, descending=True)
+            probabilities = descending.softmax(-1)
+            outside = probabilities.cumsum(-1) - probabilities >= self.top_p  # those before reach it already
+            outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
+            logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
+        return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+@check_arguments
+def make_generator(
+    seed: Annotated[int, Range(-(2**63), below=2**64)] | None, device: torch.device
+) -> Generator:
+    """A generator of random numbers from ``seed``, without one of others in each call. Raises UserError for a
+    seed of more than 64 bits."""
+    generator = Generator(device)
+    return generator.manual_seed(generator.seed() if seed is None else seed)
 
 
 class Prompts(NamedTuple):
@@ -30,7 +75,7 @@ class Prompts(NamedTuple):
     ends: tuple[int, ...]
 
 
-def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
+def batch_prompts(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError for no
     prompts, and for one that is not such a tensor."""
     if not prompts:
@@ -40,9 +85,9 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
         is_row = isinstance(prompt, Tensor) and prompt.dim() == 1 and len(prompt) > 0
         if not is_row or prompt.dtype not in (torch.int64, torch.int32):
             kind = f"a {type(prompt).__name__}"
-            came = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
-            raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {came}; convert it.")
-    step = math.lcm(config.segment_len, *(own.compression_rate for own in config.memory_sizes))
+            got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
+            raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
+    step = math.lcm(config.segment_len, *(size.compression_rate for size in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
     ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
@@ -73,7 +118,7 @@ def generate(
         model: The model.
         prompt: ``[P, B]``; or prompts ``[P_i]`` of different lengths, each continued exactly as alone.
         max_new_tokens: The largest number of new tokens of each stream.
-        temperature: As in [`Sampling`][memformers.generation.sampling.Sampling].
+        temperature: As in [`Sampling`][memformers.generation.generate.Sampling].
         top_k: Likewise.
         top_p: Likewise.
         seed: The same seed gives the same text; None for another each time.
@@ -99,14 +144,14 @@ def generate(
         prompt = prompt.unbind(1)
     if batch > 1 and len(prompt) > 1:
         raise UserError(f"batch={batch} repeats a single prompt, got {len(prompt)} prompts; leave batch out.")
-    prompts = side_by_side(list(prompt) * batch, model.config)
+    prompts = batch_prompts(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
     decoder, together, starts = Stepper(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
     decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
-    return write(decoder, max_new_tokens, sampling, seeded(seed, model.device), stop, prompts)
+    return sample(decoder, max_new_tokens, sampling, make_generator(seed, model.device), stop, prompts)
 
 
-def write(
+def sample(
     decoder: Stepper,
     max_new_tokens: int,
     sampling: Sampling,
@@ -135,3 +180,55 @@ def write(
             yield text
             if stop is not None and (stopped := stopped | (text == stop)).all():
                 return
+
+
+class TextStream:
+    """A model that reads a text and continues it; its memory keeps both."""
+
+    def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
+        self.model, self.tokenizer, self.device = model, tokenizer, model.device
+        self.reader = Stepper(model, batch=1)
+        self.last: list[int] = []
+        """The last token, on which depends how the next one is written: a word follows a space."""
+
+    def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
+        """Read ``text``, and tell ``progress`` now and then how many more tokens were read. ValueError for
+        characters outside the vocabulary, before anything is read."""
+        tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
+        if len(tokens):
+            self.last = [int(tokens[-1])]
+            for part in tokens.split(16 * self.model.config.segment_len):
+                self.reader.read(part)
+                progress(len(part))
+
+    def write(
+        self, max_new_tokens: int, sampling: Sampling, generator: Generator, stop: str = ""
+    ) -> Iterator[str]:
+        """Yield the text that follows by character, until ``max_new_tokens`` tokens are generated or it ends
+        with ``stop``. Raises ValueError if nothing was read yet."""
+        decode, written = self.tokenizer.decoder(), ""
+        for last in self.last:
+            decode(last)
+        for token in sample(self.reader, max_new_tokens, sampling, generator):
+            self.last = [int(token)]
+            for character in decode(*self.last):
+                yield character
+                if stop and (written := (written + character)[-len(stop) :]) == stop:
+                    return
+
+
+def continue_text(
+    model: MemoryLM,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    seed: int | None = None,
+    stop: str = "",
+) -> str:
+    """The ``max_new_tokens`` tokens that the model generates after ``prompt``, or fewer if it generates
+    ``stop``. Raises ValueError for an empty prompt and for characters outside the vocabulary."""
+    stream = TextStream(model, tokenizer)
+    stream.read(prompt)
+    return "".join(stream.write(max_new_tokens, sampling, make_generator(seed, stream.device), stop))

@@ -1,12 +1,10 @@
-"""Relative attention as the equation says it: the definition that every fast kernel is compared with."""
+"""Relative attention, written as the equation: the reference that every fast kernel is compared with."""
 
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from memformers.kernels.operators import all_finite, finite_part
 
 
 def relative_attention(
@@ -35,14 +33,8 @@ def relative_attention(
     d ≥ 0; no mask may show a key with d < 0, since such distances don't exist); ``key_start [B, S]``, int64,
     the index of the first key that each query may see, from 0 (default) to that of its own key, K − S + i.
     ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
-
-    A hidden key reaches nothing, even if it or its value is not finite; a query that sees one gets NaN.
     """
-    poison = None
-    if not all_finite(key, value):
-        key, value, poison = finite_part(key, value)
-    bounds = {"mask": mask, "key_start": key_start, "poison": poison}
-    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, **bounds)
+    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
     return torch.einsum("bhij,bhje->bhie", probabilities.to(value.dtype), value)
 
@@ -57,10 +49,9 @@ def attention_probabilities(
     s: Tensor | None = None,
     mask: Tensor | None = None,
     key_start: Tensor | None = None,
-    poison: Tensor | None = None,
 ) -> Tensor:
-    """The softmax of the scores above, ``[B, H, S, K]``, in float32 for half precision, under autocast too.
-    ``poison [B, H, K]`` is added to a key's scores ([`memformers.kernels.operators.finite_part`][])."""
+    """The softmax of the scores above, ``[B, H, S, K]``, in float32 for half precision, under autocast
+    too."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
     # A score is an exponent: rounding it to 8 bits would lose more than all other steps together.
@@ -72,8 +63,6 @@ def attention_probabilities(
     if s is not None:
         position = position + s.flip(1)[:, None]
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
-    if poison is not None:
-        scores = scores + poison[:, :, None]
 
     visible = causal_mask(S, K, query.device) if mask is None else mask
     if key_start is not None:

@@ -1,7 +1,7 @@
-"""A stack of layers that remembers: what Transformer-XL and the Compressive Transformer have in common."""
+"""A stack of layers with memory: what Transformer-XL and the Compressive Transformer have in common."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -12,13 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.models import documents
-from memformers.models.attention import Divided, Reads, RelativeMultiHeadAttention
-from memformers.models.config import NetworkConfig
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer
-from memformers.models.memory import Memory, check_memory
-from memformers.models.memory_sizes import Sizes
-from memformers.models.parts import check_returned, children_first, reset_parameters
+from memformers.models.memory import Memory, first_visible_key, valid_afterwards, visible_past_keys
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
@@ -27,29 +24,31 @@ BYTES = 4
 
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights; in pre-norm a final norm.
-    A model defines [`update_memory`][], and [`recompute_slots`][] if its slots learn from a later loss."""
+    A model defines [`update_memory`][]."""
 
     Config: ClassVar[type] = NoSettings
     """The frozen dataclass of settings that no other model has."""
     uses: ClassVar[tuple[str, ...]] = ()
-    """The settings of other models that a memory of your own uses too."""
+    """The settings of built-in models that a user's memory uses too."""
     keeps_keys: ClassVar[bool] = True
-    """Whether layers attend to memories and segment alone, so that generation may keep keys and values."""
+    """Whether layers attend to memories and segment alone, so that generation may cache keys and values."""
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """How much each layer of the network of ``config`` remembers."""
         raise NotImplementedError
 
     @classmethod
-    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "MemoryStack":
-        """The network of ``config``, with layers of these ``parts``, the arguments of a [`MemoryLayer`][]."""
+    def build(
+        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
+    ) -> "MemoryStack":
+        """The network of ``config``, with these modules in each layer."""
         raise NotImplementedError
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
         """Queries and keys of each attention over a segment and full memory: in a layer, S and M + C + S."""
-        return [(config.segment_len, own.keys + config.segment_len) for own in config.memory_sizes]
+        return [(config.segment_len, size.keys + config.segment_len) for size in config.memory_sizes]
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
@@ -72,126 +71,89 @@ class MemoryStack(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Memory | Sequence[Tensor] | None = None,
+        memory: Memory | None = None,
         mask: Tensor | None = None,
         *,
         doc_starts: Tensor | None = None,
-        sizes: Sizes | None = None,
-        through_memory: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment ``x [S, B, D]``: the output ``[S, B, D]`` and each layer's input, ``[S, B, D]``, for
-        [`remember`][], with gradient only ``through_memory``. Raises ValueError for what doesn't fit.
-
-        ``memory`` may be its positions alone, ``[M, B, D]`` each. ``mask``, ``[S, K, B]`` or ``[S, K, 1]``,
-        is true where a query may look, None for causal; ``doc_starts [S, B]`` where a document begins, of
-        which alone its queries see keys. ``sizes`` give the windows, and what the memory is checked against.
-        """
-        memory = Memory(tuple(memory)) if isinstance(memory, list | tuple) else memory
-        memory = check_memory(memory, x, len(self.layers), sizes)
-        documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
-        memory = self.recompute_slots(memory, sizes) if sizes else memory
-        first, inputs = self.first_seen(x, memory, doc_starts, sizes), []
-        reads = keys_by_head(memory, sizes, len(self.layers))
-        for i, layer in enumerate(self.memory_layers):
-            inputs.append(x if through_memory else x.detach())
-            past = memory.mem[i] if memory.mem else None, memory.c_mem[i] if memory.c_mem else None
-            # By position: only there a checkpoint looks for devices whose random states it must restore.
-            given = x, *past, mask, first[i], *([] if reads[i] is None else [reads[i]])
-            recompute = self.recompute and torch.is_grad_enabled()
-            x = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)  # [S, B, D]
-        return self.norm(x), inputs
-
-    def step(
-        self,
-        x: Tensor,
-        memory: Memory | None,
-        sizes: Sizes,
-        doc_starts: Tensor | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, Memory, Tensor]:
-        """[`forward`][] and [`remember`][]: a segment ``x [S, B, D]``, with ``doc_starts [S, B]``, to the
-        output ``[S, B, D]``, the next memory and the loss of compressing it, a scalar."""
-        if doc_starts is not None:
-            documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
-            memory = check_memory(memory, x, len(self.layers), sizes).hidden_from(doc_starts[0])
-        output, inputs = self(x, memory, doc_starts=doc_starts, sizes=sizes, through_memory=through_memory)
-        return output, *self.remember(memory, inputs, sizes, doc_starts, len(x), through_memory)
+        """Read a segment ``x [S, B, D]`` after ``memory``: the output ``[S, B, D]``, the next memory, and the
+        loss that its compression learns from, a scalar, 0 if there is none.
 
-    def first_seen(
-        self, x: Tensor, memory: Memory, doc_starts: Tensor | None, sizes: Sizes | None = None
+        ``mask``, ``[S, K, B]`` or ``[S, K, 1]``, is true where a query may look, None for causal;
+        ``doc_starts [S, B]`` where a document begins, which alone its queries see. The next memory has a
+        gradient only ``through_memory``."""
+        memory = memory or Memory()
+        if doc_starts is not None:
+            memory = memory.reset(doc_starts[0])
+        output, inputs = self.read(x, memory, mask, doc_starts)
+        inputs = inputs if through_memory else [x.detach() for x in inputs]
+        after, loss = self.remember(memory, inputs, doc_starts, len(x))
+        return output, after if through_memory else after.detach(), loss
+
+    def read(
+        self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output for a segment ``x``, and what [`remember`][] makes the next memory of: each layer's
+        input, all ``[S, B, D]``."""
+        inputs, first = [], self.first_visible_keys(x, memory, doc_starts)
+        recompute = self.recompute and torch.is_grad_enabled()
+        for layer, past, key_start in zip(self.layers, memory.layers(len(self.layers)), first, strict=True):
+            inputs.append(x)
+            # By position: only there a checkpoint looks for devices whose random states it must restore.
+            arguments = x, *past, mask, key_start
+            x = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
+        return self.norm(x), inputs
+
+    def first_visible_keys(
+        self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True
     ) -> list[Tensor | None]:
         """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None
-        where every query sees all keys up to its own."""
-        windows = [own.window for own in sizes] if sizes else [None] * len(self.layers)
-        if doc_starts is None and memory.valid is None and not any(windows):
-            return [None] * len(self.layers)
+        where every query sees all keys up to its own, which without ``windows`` only documents prevent."""
+        limits = [size.window if windows else None for size in self.sizes]
+        if doc_starts is None and memory.valid is None and not any(limits):
+            return [None] * len(limits)
         found: dict[Any, Tensor | None] = {}  # the same in all layers of most models
-        each = []
-        for i, ((M, C), window) in enumerate(zip(memory.lengths(len(self.layers)), windows, strict=True)):
-            # What a slot stands for is asked of a compression only where it matters.
-            rate = self.compression_rates[i] if C and memory.valid is not None else 1
-            if (kind := (M, C, rate, window)) not in found:
-                seen = None if memory.valid is None else self.keys_seen(memory.valid, M, C, rate)
-                found[kind] = documents.first_seen(doc_starts, seen, window, x, M + C)
-            each.append(found[kind])
-        return each
+        for key in zip(memory.lengths(len(limits)), self.sizes, limits, strict=True):
+            if key not in found:
+                (M, C), size, window = key
+                visible = None
+                if memory.valid is not None:
+                    visible = self.visible_past_keys(memory.valid, M, C, size.compression_rate)
+                found[key] = first_visible_key(x, M + C, visible, doc_starts, window)
+        return [found[key] for key in zip(memory.lengths(len(limits)), self.sizes, limits, strict=True)]
 
-    def keys_seen(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-        """[`seen_of_past`][memformers.models.documents.seen_of_past], int64 ``[B]``, for ``valid [B]``."""
-        return documents.seen_of_past(valid, mem_len, c_mem_len, rate)
+    def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+        """[`visible_past_keys`][memformers.models.memory.visible_past_keys], int64 ``[B]``."""
+        return visible_past_keys(valid, mem_len, c_mem_len, rate)
 
     def remember(
-        self,
-        memory: Memory | None,
-        inputs: Sequence[Tensor],
-        sizes: Sizes,
-        doc_starts: Tensor | None = None,
-        segment_len: int | None = None,
-        through_memory: bool = False,
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, with gradient only
-        ``through_memory``, and the loss of compressing it, a scalar. ``segment_len``: S if not theirs."""
-        memory, S = memory or Memory(), len(inputs[0]) if segment_len is None else segment_len
-        after, loss = self.update_memory(memory, inputs, sizes, doc_starts)
-        try:
-            check_memory(after, inputs[0], len(self.layers), sizes, complete=True)
-            check_returned(type(self), "update_memory", loss, ())
-        except UserError as error:
-            raise UserError(f"{type(self).__qualname__}.update_memory: {error}") from None
-        before, now = memory.positions(sizes), after.positions(sizes)
-        valid = documents.valid_afterwards(memory.valid, doc_starts, S, before, now)
-        after = self.without_hidden(replace(after, valid=valid), sizes)
-        return after if through_memory else after.detach(), loss
-
-    def without_hidden(self, memory: Memory, sizes: Sizes) -> Memory:
-        """``memory`` without numbers that are not finite before each stream's running document."""
-        if memory.valid is None:
-            return memory
-        mem, c_mem, behind, without = [], [], [], documents.without_hidden
-        for i, ((M, C), own) in enumerate(zip(memory.lengths(len(sizes)), sizes, strict=True)):
-            c = own.compression_rate
-            seen = self.keys_seen(memory.valid, M, C, c)  # [B]
-            hidden = torch.arange(C + M, device=seen.device)[:, None] < C + M - seen  # [C + M, B]
-            mem += [without(x, hidden[C:]) for x in memory.mem[i : i + 1]]
-            c_mem += [without(x, hidden[:C]) for x in memory.c_mem[i : i + 1]]
-            slots = [(x, hidden[C - len(x) // c : C]) for x in memory.slot_inputs[i : i + 1]]
-            behind += [without(x, each.repeat_interleave(c, dim=0)) for x, each in slots]
-        return replace(memory, mem=tuple(mem), c_mem=tuple(c_mem), slot_inputs=tuple(behind))
+        """The memory after a segment of ``segment_len`` tokens with ``inputs [S, B, D]`` and ``doc_starts [S,
+        B]``, and the loss of compressing it, a scalar."""
+        after, loss = self.update_memory(memory, inputs, doc_starts)
+        if doc_starts is None and memory.valid is None:
+            return after, loss
+        before, now = memory.positions(self.sizes), after.positions(self.sizes)
+        valid = valid_afterwards(memory.valid, doc_starts, segment_len, before, now)
+        return replace(after, valid=valid), loss
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """A model's [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, but for ``valid``."""
+        """A model's [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, without ``valid``."""
         raise NotImplementedError
 
-    def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
-        """``memory`` with slots ``[m, B, D]`` computed anew, where f_c learns from the model's loss."""
-        return memory
-
     @property
-    def compression_rates(self) -> list[int]:
-        """How many positions a slot of each layer's compressed memory stands for."""
-        return [1] * len(self.layers)
+    def sizes(self) -> list[MemorySizes]:
+        """How much each layer remembers."""
+        return [layer.size for layer in self.memory_layers]
+
+    def resize(self, sizes: Sequence[MemorySizes]) -> None:
+        """Let each layer remember as much as its size of ``sizes`` says."""
+        for layer, size in zip(self.memory_layers, sizes, strict=True):
+            layer.size = size
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:
@@ -209,34 +171,39 @@ class MemoryStack(nn.Module):
         return self.memory_layers[0].norm_ff.weight
 
 
-def keys_by_head(memory: Memory, sizes: Sizes | None, n_layers: int) -> list[Reads]:
-    """Which keys of ``memory`` each head reads, a layer; None where all read all."""
-    if not sizes or not any(own.heads or own.divided for own in sizes):
-        return [None] * n_layers
-    found: list[Reads] = []
-    for own, (M, C) in zip(sizes, memory.lengths(n_layers), strict=True):
-        heads, divided = own.of_heads(M, C), own.divided and own.newest < M
-        each = None if heads is None else tuple(map(sum, heads))
-        found.append(Divided(own.newest) if divided else each)
-    return found
-
-
 def build_transformer(config: NetworkConfig) -> MemoryStack:
     """The network of ``config``, without embedding and head."""
-    D, drop, longest = config.d_model, config.dropout, config.longest_attention
-    how = {name: getattr(config, name) for name in ("positions", "position_features", "clamp_len", "kernel")}
-    attention = RelativeMultiHeadAttention(config.heads, D, drop, max_positions=longest, **how)
-    parts = {"d_model": D, "self_attn": attention, "feed_forward": FeedForward(D, config.d_ff, drop)}
-    parts |= {"dropout_prob": drop, "norm": config.norm, "gate": config.gate}
-    return lookup("model", config.model).build(config, parts)
+    self_attn = RelativeMultiHeadAttention(
+        config.heads, config.d_model, config.dropout, positions=config.positions,
+        max_positions=config.longest_attention, position_features=config.position_features,
+        clamp_len=config.clamp_len, kernel=config.kernel,
+    )  # fmt: skip
+    feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)
+    transformer: MemoryStack = lookup(config.model).build(config, self_attn, feed_forward)
+    transformer.resize(config.memory_sizes)
+    return transformer
 
 
 def initialise_weights(transformer: MemoryStack) -> None:
-    """Let the layers and the final norm draw their weights anew, the compression functions after all others
-    and their decoders last. What a memory of your own has beside them keeps its weights."""
+    """Let the layers and the final norm draw their weights anew, the compression functions after all others.
+    Modules that a user's memory adds keep their weights."""
     named = [*children_first(transformer.layers), ("", transformer.norm)]
-    named.sort(key=lambda each: sum(part in each[0].split(".") for part in ("compress", "decoder")))
+    named.sort(key=lambda item: "compress" in item[0].split("."))
     reset_parameters([module for _, module in named])
+
+
+def reset_parameters(modules: Sequence[nn.Module]) -> None:
+    """Let each module with a ``reset_parameters`` draw its weights anew."""
+    for module in modules:
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+
+
+def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules within ``module``, by name, and then itself: its ``reset_parameters`` has the last word."""
+    for child_name, child in module.named_children():
+        yield from children_first(child, f"{name}.{child_name}")
+    yield name, module
 
 
 @contextmanager
@@ -262,14 +229,14 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's
     mean keys M + C, a stream's bytes, in float32, as layer inputs, which are carried from segment to segment,
     and as keys and values, which generation keeps; and operations per token."""
-    kind, S = lookup("model", config.model), config.segment_len
+    kind, S = lookup(config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)
     of_layers = sum(operations(config.d_model, Q, K) // S for Q, K in sizes)
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,
-        "state_bytes": sum(own.carried for own in config.memory_sizes) * config.d_model * BYTES,
+        "state_bytes": sum(size.state_vectors for size in config.memory_sizes) * config.d_model * BYTES,
         "cached_bytes": round(2 * keys * config.n_layers * config.d_model * BYTES),
         "attention_operations": of_layers + kind.more_operations(config),
     }

@@ -1,25 +1,20 @@
-"""Compression functions f_c, ``[n·c, B, D]`` to ``[n, B, D]`` with a ``compression_rate``, c (Rae et al.
-2020, section 3.2). With ``needs_attention = True``, also given what attention each received, ``[n·c, B]``."""
+"""Compression functions f_c, ``[n·c, B, D]`` to ``[n, B, D]``, and the loss that trains them (Rae et al.
+2020, arXiv 1911.05507, sections 3.2 and 3.2.1)."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
-from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
-from memformers.models.attention import Heads
+from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified
 from memformers.models.config import CompressionStart
-from memformers.models.layers import MemoryLayer
-from memformers.models.linear import is_plain
-from memformers.models.parts import check_returned
-
-QUERIES = 64
-"""How many queries are looked at together, so that a long segment never has S x K probabilities at once."""
+from memformers.models.layers import CompressiveTransformerLayer
 
 
 class Conv1dCompression(nn.Module):
@@ -51,7 +46,8 @@ class Conv1dCompression(nn.Module):
 def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
     """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: one matrix product with what its
     ``kernels`` cover, ``[n, B, D·taps]``, which is faster, unless its weights may not be read."""
-    if isinstance(convolution, nn.Conv1d) and is_plain(convolution, nn.Conv1d, MeanConv1d):
+    is_plain = is_unmodified(convolution, nn.Conv1d) or is_unmodified(convolution, MeanConv1d)
+    if is_plain and isinstance(convolution, nn.Conv1d):
         return F.linear(kernels, convolution.weight.flatten(1), convolution.bias)
     return convolution(x.permute(1, 2, 0)).permute(2, 0, 1)
 
@@ -105,44 +101,11 @@ class DilatedConvCompression(nn.Module):
         return self.slots(mem)
 
 
-class WeightedCompression(nn.Module):
-    """f_c as a mean with learned weights: feature d of a slot is Σᵢ pᵢ xᵢ over its ``compression_rate``
-    positions i, where p is the softmax over i of (W xᵢ + bᵢ) at d. With ``start="mean"`` W is 0 at first, and
-    p = 1/c. So DeepSeek-V4 (2026) pools keys and values. Raises ValueError as [`Conv1dCompression`][].
-
-    Examples:
-        >>> import torch
-        >>> from memformers import WeightedCompression
-        >>> WeightedCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
-        torch.Size([8, 2, 64])
-    """
-
-    @check_arguments
-    def __init__(self, compression_rate: Count, d_model: Count, start: CompressionStart = "random"):
-        super().__init__()
-        self.compression_rate, self.start = compression_rate, start
-        self.score = nn.Linear(d_model, d_model, bias=False)  # W
-        self.place = nn.Parameter(torch.empty(compression_rate, d_model))  # b
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Prefer no place; ``score`` draws its weight itself, if it isn't to be 0."""
-        nn.init.zeros_(self.place)
-        if self.start == "mean":
-            nn.init.zeros_(self.score.weight)
-
-    def forward(self, mem: Tensor) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
-        shares = (self.score(positions) + self.place[:, None]).softmax(dim=1)
-        return (shares * positions).sum(1)
-
-
 class PoolingCompression(nn.Module):
-    """f_c that makes one slot of every ``compression_rate`` positions, c, with nothing to learn (Rae et al.
-    2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
+    """f_c that pools every ``compression_rate`` positions into a slot, without parameters (Rae et al. 2020,
+    section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
-    how: Literal["mean", "max"] = "mean"
+    how: Literal["mean", "max"]
 
     @check_arguments
     def __init__(self, compression_rate: Count):
@@ -164,6 +127,8 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
+    how = "mean"
+
 
 class MaxCompression(PoolingCompression):
     """A [`PoolingCompression`][] by each feature's largest value.
@@ -178,123 +143,94 @@ class MaxCompression(PoolingCompression):
     how = "max"
 
 
-class StridedCompression(PoolingCompression):
-    """A [`PoolingCompression`][] that keeps the newest of every c positions and forgets the others.
-
-    Examples:
-        >>> import torch
-        >>> from memformers import StridedCompression
-        >>> StridedCompression(4)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
-        torch.Size([8, 2, 64])
-    """
-
-    def forward(self, mem: Tensor) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return by_slot(mem, self.compression_rate)[:, -1].clone()  # a view would keep all
-
-
-class MostUsedCompression(PoolingCompression):
-    """A [`PoolingCompression`][] that keeps of every c positions the one that received the most attention
-    from the newest segment, the oldest of equals, so no slot mixes documents; the paper keeps the most-used
-    of all, and leaves the queries open. Raises ValueError also for attention of another shape.
-
-    Examples:
-        >>> import torch
-        >>> from memformers import MostUsedCompression
-        >>> MostUsedCompression(4)(torch.randn(32, 2, 64), torch.rand(32, 2)).shape  # and received, [n·c, B]
-        torch.Size([8, 2, 64])
-    """
-
-    needs_attention = True
-
-    def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
-        positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
-        if received is None or received.shape != mem.shape[:2]:
-            wanted, came = [*mem.shape[:2]], "none" if received is None else [*received.shape]
-            raise UserError(f"expected received {wanted}, got {came}; compute it with attention_received.")
-        most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
-        return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
-
-
-class CompressionAutoEncoder(nn.Module):
-    """f_c, ``encode``, which makes the slots, and a linear decoder, for [`AutoEncodingLoss`][] (Rae et al.
-    2020, section 3.2.1). Raises ValueError for an f_c without ``compression_rate``, or that needs attention.
-
-    Examples:
-        >>> import torch
-        >>> from memformers import CompressionAutoEncoder, Conv1dCompression
-        >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
-        >>> f_c.decode(f_c(torch.randn(32, 2, 64))).shape  # [n·c, B, D] to [n, B, D] and back
-        torch.Size([32, 2, 64])
-    """
-
-    def __init__(self, encode: nn.Module, d_model: int):
-        super().__init__()
-        if needs_attention(encode):
-            name = type(encode).__name__
-            raise UserError(f"{name} needs attention, which a decoder can't restore; leave the decoder out.")
-        self.encode, self.compression_rate = encode, rate_of(encode)
-        # A transposed convolution with kernel and stride c: one slot at a time becomes its c positions.
-        self.decoder = nn.Conv1d(d_model, self.compression_rate * d_model, kernel_size=1)
-
-    def forward(self, mem: Tensor) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to the slots ``[n, B, D]``."""
-        return slots_of(self.encode, mem, len(mem) // self.compression_rate)
-
-    def decode(self, c_mem: Tensor) -> Tensor:
-        """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
-        positions = convolved(self.decoder, c_mem, c_mem)  # [n, B, c·D]
-        return rearrange(positions, "n b (c d) -> (n c) b d", c=self.compression_rate)
-
-
-@torch.no_grad()
-def attention_received(
-    layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None, heads: Heads = slice(None)
-) -> Tensor:
-    """How much attention each key of ``context [K, B, D]``, a ``layer``'s inputs, receives from the ``S``
-    last: the mean over ``heads`` and the queries that may see it, from ``key_start [B, S]`` on or all,
-    ``[K, B]``; 0 where none may. No kernel tells its probabilities: scores are computed once more."""
-    attention, K = layer.self_attn, len(context)
-    z = layer.attention_input(context)
-    key, query = (attention.by_head(x)[:, heads] for x in (attention.key(z), attention.query(z[K - S :])))
-    terms = {name: term[heads] for name, term in attention.distance_terms(K).items()}
-    total = seen = query.new_zeros((), dtype=torch.promote_types(context.dtype, torch.float32))
-    for begin in range(0, S, QUERIES):
-        end = min(begin + QUERIES, S)
-        k = K - S + end  # the last of these queries sees no later key
-        nearer = {name: term[:, :k] if name in ("r", "s") else term for name, term in terms.items()}
-        visible = causal_mask(end - begin, k, context.device)
-        if key_start is not None:
-            visible = visible & from_key_start(key_start[:, begin:end], k)  # [B, 1, s, k]
-        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, mask=visible)
-        total = total + F.pad(looks.to(total.dtype).mean(1).sum(-2), (0, K - k))  # [B, K]
-        seen = seen + F.pad(visible.sum(-2).to(total.dtype), (0, K - k)).view(-1, K)  # [B, K] or [1, K]
-    return (total / seen.clamp(min=1)).T
-
-
-def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
-    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, with ``received [n·c, B]`` if
-    given, in the dtype of ``mem`` under autocast too. Raises ValueError for slots of another shape."""
-    slots = compress(mem) if received is None else compress(mem, received)
-    check_returned(type(compress), "forward", slots, (n, *mem.shape[1:]))
-    return slots.to(mem.dtype)
-
-
-def rate_of(compress: nn.Module) -> int:
-    """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-    if (rate := getattr(compress, "compression_rate", None)) is None:
-        raise UserError(f"{type(compress).__name__} has no compression_rate, positions per slot; add it.")
-    return int(rate)
-
-
-def needs_attention(compress: object) -> bool:
-    """Whether f_c is to be given how much attention each position received."""
-    return bool(getattr(compress, "needs_attention", False))
-
-
 def by_slot(mem: Tensor, c: int) -> Tensor:
     """``mem [n·c, B, D]`` by slot, ``[n, c, B, D]``. Raises ValueError unless it fills whole slots."""
     if len(mem) % c:
         raise UserError(f"{len(mem)} memories don't fill slots of compression_rate={c}; take a multiple.")
     return rearrange(mem, "(n c) b d -> n c b d", c=c)
+
+
+class AttentionReconstructionLoss:
+    """The mean squared error between the segment's content attention to the memories that are compressed and
+    to their slots, summed over ``layers`` (Rae et al. 2020, section 3.2.1, algorithm 2). It trains only f_c.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import AttentionReconstructionLoss, MemoryLM, ModelConfig
+        >>> model = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2))
+        >>> h, mem = torch.randn(2, 16, 3, 64), torch.randn(2, 32, 3, 64)  # layers, then [S, B, D]
+        >>> AttentionReconstructionLoss(model.transformer.layers)(list(h), list(mem)).shape
+        torch.Size([])
+    """
+
+    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
+        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+
+    def __call__(
+        self,
+        h: Sequence[Tensor],
+        mem: Sequence[Tensor],
+        c_mem: Sequence[Tensor] | None = None,
+        n_masked: Tensor | Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, the memories that it compresses, ``mem
+        [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem`` if it is at hand. ``n_masked [B]``, or one per
+        layer, is how many of the oldest slots don't count in each stream; the mean is over streams in which
+        some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
+        n = len(self.layers)
+        if not n == len(h) == len(mem):
+            raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
+        if c_mem is None:
+            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
+        masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
+        losses = [
+            layer_loss(layer, x, old, new, hidden)
+            for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
+            if len(old)
+        ]
+        return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
+
+
+def layer_loss(
+    layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None
+) -> Tensor:
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
+    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
+    attention = layer.self_attn
+    norm = nn.Identity() if layer.norm == "post" else layer.norm_self_attn
+    query = attention.by_head(frozen(attention.query)(frozen(norm)(h.detach())))  # [B, H, S, E]
+    if n_masked is None:
+        whole = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
+        compressed = content_attention(attention, query, frozen(norm)(c_mem))  # [B, H, S, E]
+        return F.mse_loss(compressed, whole)
+    counts = n_masked < len(c_mem)  # [B]
+    first = n_masked * counts  # a softmax over no keys has no value
+    c = len(mem) // len(c_mem)
+    whole = content_attention(attention, query, frozen(norm)(mem.detach()), first * c)
+    compressed = content_attention(attention, query, frozen(norm)(c_mem), first)
+    errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
+    return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
+
+
+def content_attention(
+    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, first_key: Tensor | None = None
+) -> Tensor:
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first_key [B]`` on or
+    all: ``[B, H, S, E]``, without positions, not causal, no output projection and frozen weights."""
+    key, value = (attention.by_head(frozen(m)(context)) for m in (attention.key, attention.value))
+    visible = None
+    if first_key is not None:
+        visible = torch.arange(len(context), device=first_key.device) >= first_key[:, None, None, None]
+        key, value = (
+            x.where(visible.mT, 0.0) for x in (key, value)
+        )  # a hidden slot's gradient is 0, not NaN
+    if query.device.type == "cpu":  # in bfloat16, which autocast would choose, a backward pass takes longer
+        query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(query, key, value, visible)
+
+
+def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return lambda x: functional_call(module, weights, (x,))

@@ -1,47 +1,44 @@
 """Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from memformers.common.fields import NonNegativeInt, check_arguments
-from memformers.models import compression, reconstruction
-from memformers.models.attention import Heads
+from memformers.common.errors import UserError
+from memformers.common.fields import check_arguments
+from memformers.models import compression
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
-from memformers.models.config import CompressionLossName, NetworkConfig
+from memformers.models.config import CompressionLossName, MemorySizes, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
-from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes, Sizes
-from memformers.models.memory_update import compress_memory
-from memformers.models.parts import build_part
-from memformers.models.registry import REGISTRY
+from memformers.models.memory import Memory, compress_memory, slots_of
+from memformers.models.registry import MODELS
 
 
 class CompressiveTransformer(MemoryStack):
     """Compressive Transformer (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507)): layers
     like ``layer``, or one for each, over compressed memory, memory and segment, and in pre-norm a final norm.
-    Raises ValueError for a loss that can't train all of f_c.
+    With ``bptt`` in the layers' sizes, f_c also learns from the language model's loss ([`read`][]), and then
+    needs no other. Raises ValueError for ``compression_loss="none"`` if f_c would learn nothing.
 
     Args:
-        compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention); with a
-            [`CompressionAutoEncoder`][], [`AutoEncodingLoss`][] (auto-encoding); no loss (none); or one of
-            your own (FILE.py:Class).
-        bptt: With 1 or more, which must be that of the [`MemorySizes`][], f_c also learns from the language
-            model's loss ([`recompute_slots`][]), and then needs no other.
+        compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention) or no loss
+        of
+            its own (none).
 
     Examples:
         >>> import torch
-        >>> from memformers import CompressiveTransformer, MemoryLM, ModelConfig
-        >>> config = ModelConfig("compressive", d_model=64, mem_len=16, c_mem_len=8, n_layers=2)
-        >>> layer = MemoryLM(config).transformer.layers[0]  # a CompressiveTransformerLayer
+        >>> from memformers import CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression
+        >>> from memformers import FeedForward, MemorySizes, RelativeMultiHeadAttention
+        >>> layer = CompressiveTransformerLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1, compress=Conv1dCompression(4, d_model=64), size=MemorySizes(16, 8, 4))
         >>> stack, memory = CompressiveTransformer(layer, n_layers=2), None
         >>> for _ in range(4):
-        ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
-        ...     memory, auxiliary_loss = stack.remember(memory, inputs, config.memory_sizes)
+        ...     output, memory, auxiliary_loss = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
         >>> memory.mem_len, memory.c_mem_len
         (16, 8)
     """
@@ -51,93 +48,65 @@ class CompressiveTransformer(MemoryStack):
         self,
         layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
-        compression_loss: CompressionLossName | str = "attention",
-        bptt: NonNegativeInt = 0,
+        compression_loss: CompressionLossName = "attention",
     ):
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
-        for f_c in self.compressions:
-            reconstruction.check_compression_loss(compression_loss, f_c, bptt)
-        own_losses = (
-            build_part("compression_loss", compression_loss, compression.rate_of(one.compress), one.d_model)
-            for one in self.compressive_layers
-        )
-        self.own_losses = nn.ModuleList(own_losses) if ":" in compression_loss else None
+        for one in self.compressive_layers:
+            learns = any(parameter.requires_grad for parameter in one.compress.parameters())
+            if compression_loss == "none" and learns and not one.size.bptt:
+                name = type(one.compress).__name__
+                raise UserError(
+                    f"compression_loss='none' would not train {name}; use 'attention', bptt=1, or an f_c "
+                    f"without parameters."
+                )
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
-        lengths = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
-        each = zip(*lengths, config.sizes_by_head(slots=True), strict=True)
-        return [MemorySizes(M, C, c, config.bptt, config.segment_len, heads=own) for M, C, c, own in each]
+        lengths = map(config.per_layer, ("mem_len", "c_mem_len", "compression_rate"))
+        return [
+            MemorySizes(M, C, c, config.bptt, config.segment_len) for M, C, c in zip(*lengths, strict=True)
+        ]
 
     @classmethod
-    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
-        """The network of ``config``, with layers of these ``parts`` and an f_c each."""
-        rates = config.of_layers("compression_rate")
-        f_cs = [build_compression(config, rate) for rate in (rates if len(set(rates)) > 1 else rates[:1])]
-        layers = [CompressiveTransformerLayer(**parts, compress=f_c) for f_c in f_cs]
-        layer = layers if len(layers) > 1 else layers[0]
-        return cls(layer, config.n_layers, config.compression_loss, config.bptt)
+    def build(
+        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
+    ) -> "CompressiveTransformer":
+        """The network of ``config``, with these modules and an f_c in each layer."""
+        sizes = config.memory_sizes
+        alike = len({size.compression_rate for size in sizes}) == 1
+        f_cs = [build_compression(config, size.compression_rate) for size in (sizes[:1] if alike else sizes)]
+        layers = [
+            CompressiveTransformerLayer(
+                d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward, compress=f_c,
+                dropout_prob=config.dropout, norm=config.norm, gate=config.gate, size=size,
+            )
+            for f_c, size in zip(f_cs, sizes, strict=False)
+        ]  # fmt: skip
+        return cls(layers[0] if alike else layers, config.n_layers, config.compression_loss)
 
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        memory: Memory | Sequence[Tensor] | None = None,
-        c_mem: Sequence[Tensor] | None = None,
-        mask: Tensor | None = None,
-        **options: Any,
+    def read(
+        self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward] of ``x [S, B, D]``; ``memory``
-        may also be positions ``[M, B, D]``, beside slots ``c_mem [C, B, D]``, a tensor per layer each."""
-        if c_mem:
-            memory = Memory(tuple(cast(Sequence[Tensor], memory or ())), tuple(c_mem))
-        return super().forward(x, memory, mask, **options)
+        """[`MemoryStack.read`][memformers.models.base.MemoryStack.read]; in training with ``bptt``, each f_c
+        computes its newest slots again from ``memory.slot_inputs``, so that the language model's loss reaches
+        it (section 3.2.1, backpropagation through time)."""
+        if any(map(len, memory.slot_inputs)) and self.training and torch.is_grad_enabled():
+            of_layers = zip(self.compressive_layers, memory.c_mem, memory.slot_inputs, strict=True)
+            memory = replace(memory, c_mem=tuple(recompute_newest_slots(*of_layer) for of_layer in of_layers))
+        return super().read(x, memory, mask, doc_starts)
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
-        [S, B]``; and the loss of what was compressed, a scalar."""
-        layers, f_cs, past = self.compressive_layers, self.compressions, memory
-
-        def received(layer: int, positions: int) -> Tensor | None:
-            # A mask or window of the forward pass is not known here.
-            if not compression.needs_attention(f_cs[layer]):
-                return None
-            x, slots = inputs[layer], len(past.c_mem[layer]) if past.c_mem else 0
-            context = torch.cat([*(parts[layer] for parts in (past.c_mem, past.mem) if parts), x])
-            key_start = self.first_seen(x, past, doc_starts)[layer]
-            heads = heads_with_slots(sizes[layer])
-            looks = compression.attention_received(layers[layer], context, len(x), key_start, heads)
-            return looks[slots : slots + positions]
-
-        memory, compressed = compress_memory(past, inputs, f_cs, sizes, doc_starts, received)
+        """The memory after a segment with these layer inputs, ``[S, B, D]``, and the loss of what was
+        compressed, a scalar."""
+        memory, compressed = compress_memory(memory, inputs, self.compressions, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
-        both = compressed.old, compressed.new, compressed.n_masked
-        if self.compression_loss == "auto-encoding":
-            decoded = cast(list[compression.CompressionAutoEncoder], f_cs)
-            return memory, reconstruction.AutoEncodingLoss(decoded)(*both)
-        if self.own_losses is None:
-            heads = list(map(heads_with_slots, sizes))
-            return memory, reconstruction.AttentionReconstructionLoss(layers, heads)(inputs, *both)
-        each = zip(self.own_losses, layers, inputs, strict=True)
-        terms = [partial(reconstruction.own_loss, *of_layer) for of_layer in each]
-        return memory, reconstruction.summed(terms, f_cs, *both)
-
-    def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
-        """``memory`` whose newest slots ``[m, B, D]`` f_c computes again from ``slot_inputs [m·c, B, D]``, in
-        training: so a later language-model loss reaches f_c (section 3.2.1, backpropagation through time)."""
-        if not any(map(len, memory.slot_inputs)) or not (self.training and torch.is_grad_enabled()):
-            return memory
-        each = zip(self.compressions, memory.c_mem, memory.slot_inputs, sizes, strict=True)
-        return replace(memory, c_mem=tuple(newest_anew(*of_layer) for of_layer in each))
-
-    @property
-    def compression_rates(self) -> list[int]:
-        """How many positions each layer's f_c makes one slot of; ValueError where it doesn't say so."""
-        return list(map(compression.rate_of, self.compressions))
+        loss = compression.AttentionReconstructionLoss(self.compressive_layers)
+        return memory, loss(inputs, compressed.old, compressed.new, compressed.n_masked)
 
     @property
     def compressions(self) -> list[nn.Module]:
@@ -150,46 +119,24 @@ class CompressiveTransformer(MemoryStack):
         return cast(list[CompressiveTransformerLayer], list(self.layers))
 
 
-def heads_with_slots(sizes: MemorySizes) -> Heads:
-    """The heads of a layer that read slots, and so those whose attention they must preserve."""
-    return [head for head, (_, C) in enumerate(sizes.heads) if C] if sizes.heads else slice(None)
-
-
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
-    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
-    pooling = {
-        "mean": compression.MeanCompression,
-        "max": compression.MaxCompression,
-        "strided": compression.StridedCompression,
-        "most-used": compression.MostUsedCompression,
-    }
-    learned = {
-        "conv": compression.Conv1dCompression,
-        "dilated": compression.DilatedConvCompression,
-        "weighted": compression.WeightedCompression,
-    }
-    f_c: nn.Module
-    if ":" in config.compression:
-        f_c = build_part("compression", config.compression, rate, config.d_model)
-        f_c.compression_rate = rate  # type: ignore[assignment]
-    elif config.compression in pooling:
-        f_c = pooling[config.compression](rate)
-    else:
-        f_c = learned[config.compression](rate, config.d_model, config.compression_start)
-    decoded = config.compression_loss == "auto-encoding"
-    return compression.CompressionAutoEncoder(f_c, config.d_model) if decoded else f_c
+    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+    if config.compression in ("mean", "max"):
+        pooling = {"mean": compression.MeanCompression, "max": compression.MaxCompression}
+        return pooling[config.compression](rate)
+    learned = {"conv": compression.Conv1dCompression, "dilated": compression.DilatedConvCompression}
+    return learned[config.compression](rate, config.d_model, config.compression_start)
 
 
-def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, sizes: MemorySizes) -> Tensor:
-    """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from ``slot_inputs
-    [m·c, B, D]``, what they stand for."""
-    c, of_segment = sizes.compression_rate, sizes.slots_a_segment
+def recompute_newest_slots(layer: CompressiveTransformerLayer, slots: Tensor, slot_inputs: Tensor) -> Tensor:
+    """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from their inputs,
+    ``slot_inputs [m·c, B, D]``."""
+    c, of_segment = layer.size.compression_rate, layer.size.slots_per_segment
     m = len(slot_inputs) // c
     # Slots may depend on where a compression ends, so each segment's are computed apart, as the first time.
     pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
-    old = slot_inputs.split([n * c for n in pieces])
-    new = [compression.slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
+    new = [slots_of(layer.compress, x, c) for x in slot_inputs.split([n * c for n in pieces])]
     return torch.cat([slots[: len(slots) - m], *new])
 
 
-REGISTRY["model", "compressive"] = CompressiveTransformer
+MODELS["compressive"] = CompressiveTransformer

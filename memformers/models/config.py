@@ -1,4 +1,4 @@
-"""What a network with memory, and a language model around it, are built from: every setting, checked."""
+"""Every setting of a network with memory and of a language model around it, checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,35 +8,100 @@ from typing import Annotated, Any, ClassVar, Literal
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
 from memformers.common.files import config_from_dict
-from memformers.kernels.dispatch import KernelName
-from memformers.models.memory_sizes import ByHead, ByLayer, Length, MemorySizes, Rate
+from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
-CompressionName = Literal["conv", "dilated", "weighted", "mean", "max", "strided", "most-used"]
+CompressionName = Literal["conv", "dilated", "mean", "max"]
 CompressionStart = Literal["random", "mean"]
-CompressionLossName = Literal["attention", "auto-encoding", "none"]
-WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "strided", "most-used")
-"""Compressions in which there is nothing to learn."""
-OF_MODELS: dict[str, tuple[ModelName, ...]] = {
-    **dict.fromkeys(("mem_len", "tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
-    **dict.fromkeys(("same_length", "divided_len"), ("transformer-xl",)),
+CompressionLossName = Literal["attention", "none"]
+WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max")
+"""Compressions that have nothing to learn."""
+SETTING_MODELS: dict[str, tuple[ModelName, ...]] = {
+    **dict.fromkeys(("mem_len", "memory_warmup"), ("transformer-xl", "compressive")),
+    "same_length": ("transformer-xl",),
     **dict.fromkeys(("c_mem_len", "compression_rate", "bptt"), ("compressive",)),
     **dict.fromkeys(("compression", "compression_start", "compression_loss"), ("compressive",)),
 }
-"""The settings that only these models use, and memories of your own that say so."""
-BUILT_IN: dict[str, Any] = {
-    "model": ModelName,
-    "gate": GateName,
-    "compression": CompressionName,
-    "compression_loss": CompressionLossName,
-}
-"""What is built in, by the setting that may also name a class of your own."""
-LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
-"""Those of them that a config may have without use, since the arms of an experiment share them."""
+"""Which built-in models use each setting that not all of them use."""
+SHARED_SETTINGS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
+"""Settings that may be set even if the model ignores them, so that all arms can share one config."""
+MAX_LENGTH = 2**31
+"""The largest length or compression rate: products of two fit into 64 bits."""
+Length = Annotated[int, Range(0, MAX_LENGTH)]
+Rate = Annotated[int, Range(1, MAX_LENGTH)]
+Lengths = Length | tuple[Length, ...]
+"""A length for all layers, or one for each. A few long ones in late layers may do (arXiv 2007.03356)."""
+
+
+@dataclass(frozen=True)
+class MemorySizes:
+    """How much one layer remembers. Without slots, C is 0 and c is 1. Raises ValueError for values out of
+    range.
+
+    Examples:
+        >>> from memformers import MemorySizes
+        >>> size = MemorySizes(mem_len=64, c_mem_len=16, compression_rate=4)
+        >>> size.keys, size.positions
+        (80, 128)
+    """
+
+    mem_len: Length = 0
+    """M, in positions."""
+    c_mem_len: Length = 0
+    """C, in slots."""
+    compression_rate: Rate = 1
+    """c, the positions that a slot stands for."""
+    bptt: Length = 0
+    """How many compressions back f_c learns from the language model's loss."""
+    segment_len: Count = 1
+    """S, in positions."""
+    window: Length | None = None
+    """How many of the newest keys a query sees, its own included; None for all."""
+    __post_init__ = check_fields
+
+    def n_evicted(self, length: int) -> int:
+        """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
+        with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a whole slot."""
+        c, overflow = self.compression_rate, max(length - self.mem_len, 0)
+        return min(-(-overflow // c), length // c) * c
+
+    @property
+    def slots_per_segment(self) -> int:
+        """⌈S / c⌉, how many slots a compression makes after a whole segment."""
+        return -(-self.segment_len // self.compression_rate)
+
+    @property
+    def slot_input_positions(self) -> int:
+        """How many positions a memory keeps of its newest slots, for f_c to learn from a later loss."""
+        return min(self.bptt * self.slots_per_segment, self.c_mem_len) * self.compression_rate
+
+    @property
+    def longest_memory(self) -> int:
+        """The most positions of a memory between segments, those that wait for a whole slot included."""
+        return max(self.mem_len, self.compression_rate - 1)
+
+    @property
+    def state_vectors(self) -> int:
+        """The vectors ``[D]`` of a full memory: positions, slots, and the inputs that f_c reads again."""
+        return self.keys + self.slot_input_positions
+
+    @property
+    def keys(self) -> int:
+        """M + C, the number of keys without the segment's."""
+        return self.mem_len + self.c_mem_len
+
+    @property
+    def positions(self) -> int:
+        """The number of positions that are remembered, where a slot counts as c positions."""
+        return self.mem_len + self.c_mem_len * self.compression_rate
+
+
+NOTHING = MemorySizes()
+"""The size of a layer that remembers nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +129,11 @@ class AdaptiveConfig(Checked):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What a network with memory is built from: all but what is read and predicted."""
+    """The settings of a network with memory, without its input and output layers."""
 
     model: ModelName | str = "transformer-xl"
-    """What it remembers between segments: nothing, its last inputs, or those and older ones compressed; or a
-    memory of your own, such as my_memory.py:Averages. All else is the same network."""
+    """What it remembers between segments: nothing (transformer), its latest inputs (transformer-xl), or those
+    and older ones compressed (compressive); or your memory, such as my_memory.py:Averages."""
     d_model: Count = 128
     """Width D: features per position."""
     heads: Count = 4
@@ -82,123 +147,96 @@ class NetworkConfig:
     norm: Norm = "pre"
     """Normalization before attention and feed-forward network and of the last output (pre), but for that, as
     the original Transformer-XL's pre_lnorm (pre-without-final), or after each sum, its usual form (post)."""
-    gate: GateName | str = "residual"
-    """What joins the outputs of attention and feed-forward network to their inputs: a sum (residual); after a
-    ReLU, a gate as in a GRU, which first lets little through (gru); or your own, such as my.py:Gate."""
+    gate: GateName = "residual"
+    """How the outputs of attention and feed-forward network join their inputs: a sum (residual), or a ReLU
+    and a GRU-style gate, which starts almost closed (gru)."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
-    """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU), or
-    what was measured to be fastest for the device and size (auto)."""
+    """The attention kernel: naive (the reference), blocked (fast on a CPU), sdpa (PyTorch's own attention),
+    or the fastest for the device and size (auto)."""
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: Count | None = None
     """Distances beyond it look alike, for memories longer than in training; else all differ (sinusoidal)."""
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
-    mem_len: ByLayer = 64
-    """Memory length M, in positions; one for all layers, or one for each; in place of one, as 64,64,64,832,
-    one for each head (transformer-xl, compressive)."""
+    mem_len: Lengths = 64
+    """Memory length M, in positions; one for all layers, or one for each, such as 64,64,64,832
+    (transformer-xl, compressive)."""
     same_length: bool = False
     """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
-    divided_len: Length | tuple[Length, ...] = 0
-    """How many positions before those of mem_len are remembered too, divided among the heads: each is read by
-    one head, in turn. A multiple of heads, as segment_len must be for a fast generation; for all layers or by
-    layer (transformer-xl)."""
-    c_mem_len: ByLayer = 64
-    """Compressed memory length C, in slots; likewise for all, by layer or by head (compressive)."""
+    c_mem_len: Lengths = 64
+    """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
-    compression: CompressionName | str = "conv"
-    """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), a mean
-    with learned weights (weighted), the mean, each feature's maximum (max), one of its positions, the newest
-    (strided) or the most attended (most-used), or your own, my.py:Gated (compressive)."""
+    compression: CompressionName = "conv"
+    """How a slot is made: a learned convolution (conv), several dilated ones that also see later slots
+    (dilated), the mean, or each feature's maximum (max) (compressive)."""
     compression_start: CompressionStart = "random"
-    """What f_c is before it learns: drawn (random), or the mean (compressive)."""
-    compression_loss: CompressionLossName | str = "attention"
-    """What convolutions learn from: how slots change attention (attention), how well a decoder restores what
-    they stand for (auto-encoding), your own, my.py:Loss, or none, with bptt or the others (compressive)."""
+    """The initial f_c: random weights (random), or the mean (compressive)."""
+    compression_loss: CompressionLossName = "attention"
+    """What f_c learns from: how slots change attention (attention), or none, with bptt or a compression that
+    has nothing to learn (compressive)."""
     bptt: Length = 0
     """How many compressions back the language model's loss reaches the convolutions, beside their own loss;
     the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
-    own: Any = NO_SETTINGS
-    """The settings of a memory of your own, an instance of its ``Config``; its defaults if not given."""
+    memory_config: Any = NO_SETTINGS
+    """The settings of your memory, an instance of its ``Config``; its defaults if not given."""
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
-        for name, built_in in BUILT_IN.items():
-            object.__setattr__(self, name, name_of(getattr(self, name), name))
-            check_choice(name, getattr(self, name), built_in, getattr(NetworkConfig, name))
+        """Raise UserError for settings that don't fit together."""
+        object.__setattr__(self, "model", name_of(self.model))
+        if not isinstance(self.model, str) or ":" not in self.model:
+            check_value("model", self.model, ModelName, NetworkConfig.model)
         check_fields(self)
-        kind, own = lookup("model", self.model), self.own
-        if isinstance(own, Mapping):
-            own = config_from_dict(kind.Config, own, f"the settings of {self.model}")
-        own = kind.Config() if isinstance(own, NoSettings) else own
-        if not isinstance(own, kind.Config):
-            raise UserError(f"expected own={own!r} to be {kind.Config.__qualname__} of model={self.model!r}.")
-        check_fields(own)
-        object.__setattr__(self, "own", own)
+        kind, memory_config = lookup(self.model), self.memory_config
+        if isinstance(memory_config, Mapping):
+            memory_config = config_from_dict(kind.Config, memory_config, f"the settings of {self.model}")
+        memory_config = kind.Config() if isinstance(memory_config, NoSettings) else memory_config
+        if not isinstance(memory_config, kind.Config):
+            raise UserError(
+                f"expected memory_config of model={self.model!r} to be a {kind.Config.__qualname__}, got "
+                f"{memory_config!r}."
+            )
+        check_fields(memory_config)
+        object.__setattr__(self, "memory_config", memory_config)
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
-        for name in ("mem_len", "c_mem_len", "compression_rate", "divided_len"):
-            self.of_layers(name)
+        for name in ("mem_len", "c_mem_len", "compression_rate"):
+            self.per_layer(name)
         check_gate(self.gate, self.norm)
-        check_used(self, self.model)
-        self.check_compression()
-        if self.same_length and not min(self.of_layers("mem_len")):
-            raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
-        if self.same_length and any(isinstance(own, tuple) for own in self.by_layer("mem_len")):
-            raise UserError("same_length=True gives all heads one window; use a length for all heads.")
-        self.check_divided()
+        reject_unused(self, self.model)
+        self._check_compression()
+        if self.same_length and not min(self.per_layer("mem_len")):
+            raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; use mem_len ≥ 1.")
         sizes = kind.memory_sizes(self)
-        fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
-        if not fits or len(sizes) != self.n_layers:
+        is_list = isinstance(sizes, list | tuple) and all(isinstance(size, MemorySizes) for size in sizes)
+        if not is_list or len(sizes) != self.n_layers:
             raise UserError(
-                f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
+                f"expected {kind.__qualname__}.memory_sizes to return {self.n_layers} MemorySizes, "
+                f"got {sizes}."
             )
-        if own := next((own for own in sizes if own.divided and own.divided_by != self.heads), None):
-            raise UserError(f"expected divided_by={own.divided_by} of {own} to be heads={self.heads}.")
-        for name in ("mem_len", "c_mem_len") if ":" in self.model else ():
-            for own, of_layer in zip(self.by_layer(name), sizes, strict=True):
-                if isinstance(own, tuple) and len(set(own)) > 1 and not of_layer.heads:
-                    raise UserError(f"{name}={own} is by head, which {self.model} doesn't know; give one.")
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
-    def check_divided(self) -> None:
-        """Raise UserError where heads can't divide positions among them as ``divided_len`` says."""
-        lengths, H = self.of_layers("divided_len"), self.heads
-        if any(N % H for N in lengths):
-            raise UserError(f"heads={H} can't divide divided_len={self.divided_len} equally; use a multiple.")
-        by_head = any(isinstance(own, tuple) for own in self.by_layer("mem_len"))
-        if any(lengths) and (by_head or self.same_length):
-            raise UserError(
-                "with divided_len, all heads read mem_len; leave out same_length and lengths by head."
-            )
-
-    def check_compression(self) -> None:
+    def _check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
-        f_c, is_own = self.compression, ":" in self.compression
-        learns = f_c not in WITHOUT_PARAMETERS
-        why = "draws its own weights" if is_own else "has nothing to learn"
-        for name, fits in (
-            ("compression_start", (learns and not is_own) or self.compression_start == "random"),
-            ("compression_loss", learns or self.compression_loss in ("attention", "none")),
-            ("bptt", learns or not self.bptt),
-        ):
-            if not fits:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} is given, but compression={f_c!r} {why}; leave it out."
-                )
-        if learns and not is_own and self.compression_loss == "none" and not self.bptt:
+        f_c, loss = self.compression, self.compression_loss
+        if f_c in WITHOUT_PARAMETERS:
+            if self.compression_start != "random" or self.bptt:
+                name = "bptt" if self.bptt else "compression_start"
+                value = getattr(self, name)
+                raise UserError(f"compression={f_c!r} has no parameters, so {name}={value!r} can't be set.")
+        elif loss == "none" and not self.bptt:
             raise UserError(
-                f"compression_loss='none' leaves compression={f_c!r} untrained; use another, or bptt=1."
+                f"compression_loss='none' leaves compression={f_c!r} untrained; use 'attention', or bptt=1."
             )
-        # These slots may depend on those that follow, so the same ones must be computed together again.
-        rates = self.of_layers("compression_rate") if f_c == "dilated" or is_own else ()
+        # A dilated slot depends on those that follow, so the same ones must be computed together again.
+        rates = self.per_layer("compression_rate") if f_c == "dilated" else ()
         if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
             raise UserError(
-                f"bptt={self.bptt} with compression={f_c!r} needs segments of whole slots, got segment_len="
+                f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got segment_len="
                 f"{self.segment_len} and compression_rate={rate}; use a multiple of {rate}, or 'conv'."
             )
 
@@ -207,61 +245,36 @@ class NetworkConfig:
         """How much each layer remembers between segments."""
         return self._memory_sizes
 
-    def of_layers(self, name: str) -> tuple[int, ...]:
-        """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
-        return tuple(max(own) if isinstance(own, tuple) else own for own in self.by_layer(name))
-
-    def by_layer(self, name: str) -> tuple[ByHead, ...]:
-        """The length called ``name`` of each layer, or one for each of its heads. Raises ValueError for
-        another number of either."""
+    def per_layer(self, name: str) -> tuple[int, ...]:
+        """The setting called ``name`` of each layer. Raises ValueError for a tuple of another length."""
         value, n = getattr(self, name), self.n_layers
-        if not isinstance(value, tuple) or (len(value) == 1 and isinstance(value[0], tuple)):
-            value = (value[0] if isinstance(value, tuple) else value,) * n
+        if not isinstance(value, tuple):
+            return (value,) * n
         if len(value) != n:
-            raise UserError(f"{name}={value} is for {len(value)} layers, not n_layers={n}; give one or {n}.")
-        for own in value:
-            if isinstance(own, tuple) and len(own) != self.heads:
-                said, n = ",".join(map(str, own)), len(own)
-                raise UserError(f"{name}={said} is for {n} heads, not heads={self.heads}; give one or each.")
+            raise UserError(f"{name}={value} has {len(value)} lengths, not n_layers={n}; use one or {n}.")
         return value
-
-    def sizes_by_head(self, *, slots: bool) -> list[tuple[tuple[int, int], ...] | None]:
-        """M and C of each head of each layer, C = 0 without ``slots``; None where they are alike. Raises
-        ValueError for slots that don't follow the positions of their head."""
-        each, c_mem_lens = [], self.by_layer("c_mem_len") if slots else (0,) * self.n_layers
-        for mem, c_mem in zip(self.by_layer("mem_len"), c_mem_lens, strict=True):
-            M, C = (own if isinstance(own, tuple) else (own,) * self.heads for own in (mem, c_mem))
-            own = tuple(zip(M, C, strict=True))
-            if any(c and m < max(M) for m, c in own):
-                raise UserError(
-                    f"a head with slots must read all positions before them, got mem_len={M} and "
-                    f"c_mem_len={C} in one layer; give slots only to heads with mem_len={max(M)}."
-                )
-            each.append(own if len(set(own)) > 1 else None)
-        return each
 
     @property
     def longest_attention(self) -> int:
-        """The most keys K = C + M + S one query's segment can meet in any layer, in positions and slots."""
-        each = (own.most_keys + own.longest_memory - own.mem_len for own in self.memory_sizes)
-        longest = max(each) + self.segment_len
-        return max([longest, *(K for _, K in lookup("model", self.model).attention_sizes(self))])
+        """The most keys K = C + M + S that a query can see in any layer."""
+        longest = max(size.c_mem_len + size.longest_memory for size in self.memory_sizes) + self.segment_len
+        return max([longest, *(K for _, K in lookup(self.model).attention_sizes(self))])
 
     @property
     def remembered_positions(self) -> int:
-        """How many positions before the segment the layer that looks farthest can look at."""
+        """How many positions before the segment the layer with the longest memory can see."""
         return max(self.positions_of_layers)
 
     @property
     def positions_of_layers(self) -> list[int]:
-        """How many positions before the segment each layer can look at, compressed ones included."""
+        """How many positions before the segment each layer can see, compressed ones included."""
         # With same_length, a query's own position is within its window.
-        return [own.positions - self.same_length for own in self.memory_sizes]
+        return [size.positions - self.same_length for size in self.memory_sizes]
 
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`memformers.MemoryCore`][] is built from. Raises ValueError as [`ModelConfig`][] does.
+    """The settings of a [`memformers.MemoryCore`][]. Raises ValueError as [`ModelConfig`][] does.
 
     Examples:
         >>> from memformers import CoreConfig
@@ -270,12 +283,14 @@ class CoreConfig(NetworkConfig):
     """
 
     d_input: Count | None = None
-    """Width F of the features that are read; d_model if not given, and then no map narrows or widens them."""
+    """Width F of the input features; d_model if not given. A linear layer maps F to d_model if they
+    differ."""
 
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from. Raises ValueError for values out of range, or of no effect on it.
+    """The settings of a language model. Raises ValueError for values out of range, and for settings that the
+    model ignores.
 
     Examples:
         >>> from memformers import ModelConfig
@@ -299,12 +314,12 @@ class ModelConfig(NetworkConfig):
         return self.vocab_size or 256
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built."""
+        """Raise UserError for settings that don't fit together; a model compares cutoffs and vocabulary."""
         super().__post_init__()
         adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
-        given = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
-        if given and self.embedding != "adaptive":
-            raise UserError(f"{given[0]} needs embedding='adaptive', got {self.embedding!r}; leave it out.")
+        changed = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
+        if changed and self.embedding != "adaptive":
+            raise UserError(f"{changed[0]} needs embedding='adaptive', got {self.embedding!r}.")
         if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
         if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
@@ -319,14 +334,6 @@ class ModelConfig(NetworkConfig):
         return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
 
-def check_choice(setting: str, value: object, built_in: Any, default: object) -> None:
-    """Raise UserError unless a setting's ``value`` is ``built_in``, or the name of a registered class."""
-    if isinstance(value, str) and ":" in value:
-        lookup(setting, value)
-    else:
-        check_value(setting, value, built_in, default)
-
-
 def check_heads(heads: int, d_model: int) -> None:
     """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
     if d_model % heads:
@@ -339,28 +346,28 @@ def check_positions(positions: Positions, features: int | None, clamp_len: int |
     """Raise UserError for settings of sinusoids beside learned positions."""
     for name, value in (("position_features", features), ("clamp_len", clamp_len)):
         if positions == "learned" and value is not None:
-            raise UserError(f"{name}={value} is for sinusoids; leave it out, or use positions='sinusoidal'.")
+            raise UserError(f"{name}={value} needs positions='sinusoidal', got positions='learned'.")
 
 
-def check_gate(gate: GateName | str, norm: Norm) -> None:
-    """Raise UserError for a ``gate`` that doesn't exist, or that needs another ``norm``."""
-    check_choice("gate", gate, GateName, "residual")
+def check_gate(gate: GateName, norm: Norm) -> None:
+    """Raise UserError for a ``gate`` that needs another ``norm``."""
     if gate != "residual" and norm == "post":
         raise UserError(f"gate={gate!r} needs norm='pre' or 'pre-without-final', got norm='post'.")
 
 
-def is_used(name: str, model: str) -> bool:
-    """Whether the setting called ``name`` has an effect on ``model``."""
-    if name not in OF_MODELS or ":" not in model:
-        return model in OF_MODELS.get(name, (model,))
-    return name in lookup("model", model).uses
+def applies_to(name: str, model: str) -> bool:
+    """Whether ``model`` uses the setting called ``name``."""
+    if name not in SETTING_MODELS or ":" not in model:
+        return model in SETTING_MODELS.get(name, (model,))
+    return name in lookup(model).uses
 
 
-def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
-    """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
-    is not its default; among the [`LENGTHS`][] only with ``lengths``."""
-    for each in fields(config):
-        name, value = each.name, getattr(config, each.name)
-        if value != each.default and (lengths or name not in LENGTHS) and not is_used(name, model):
-            models = " or ".join(map(repr, OF_MODELS[name]))
-            raise UserError(f"{name}={value!r} is for model={models}, got model={model!r}; leave it out.")
+def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
+    """Raise UserError for a setting of the dataclass instance ``config`` that ``model`` ignores and that is
+    not its default; among the [`SHARED_SETTINGS`][] only with ``lengths``."""
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        may_differ = name in SHARED_SETTINGS and not lengths
+        if value != field.default and not may_differ and not applies_to(name, model):
+            models = " or ".join(map(repr, SETTING_MODELS[name]))
+            raise UserError(f"{name}={value!r} needs model={models}, got model={model!r}.")

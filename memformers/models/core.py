@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.models.base import build_transformer, initialise_weights
+from memformers.models.base import build_transformer, children_first, initialise_weights, reset_parameters
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
-from memformers.models.memory import Memory
-from memformers.models.parts import children_first, reset_parameters
+from memformers.models.memory import Memory, check_memory, check_streams
 
 
 class CoreOutput(NamedTuple):
@@ -85,8 +84,10 @@ class MemoryCore(Pretrained):
                 nothing of what came before, neither in the segment nor in memory.
             through_memory: Whether what this segment adds to the memory keeps its gradient.
         """
-        x, sizes = self.dropout(self.encoded(x)), self.config.memory_sizes  # x [S, B, D]
-        return CoreOutput(*self.transformer.step(x, memory, sizes, doc_starts, through_memory))
+        x = self.dropout(self.encoded(x))  # [S, B, D]
+        memory = check_memory(memory, x, self.transformer.sizes)
+        check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
+        return CoreOutput(*self.transformer(x, memory, doc_starts=doc_starts, through_memory=through_memory))
 
     def initial(self, batch: int) -> Memory:
         """An empty memory of ``batch`` streams in the shapes of a full one ([`memformers.Memory`][])."""
@@ -103,6 +104,8 @@ class MemoryCore(Pretrained):
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
             raise UserError(f"expected features [segment, batch, {F}], at least 1 of each, got {[*x.shape]}.")
         if x.device != one.device or (x.dtype != one.dtype and not torch.is_autocast_enabled(x.device.type)):
-            wanted, came = f"{one.dtype} on {one.device}", f"{x.dtype} on {x.device}"
-            raise UserError(f"expected features as {wanted}, as the weights, got {came}; move them there.")
+            raise UserError(
+                f"expected features as {one.dtype} on {one.device}, as the weights, got {x.dtype} on "
+                f"{x.device}; convert them."
+            )
         return self.encode(x).to(one.dtype)

@@ -1,47 +1,48 @@
-"""What a memory of your own defines, and what it gets for it: the layers, documents, saving, generation."""
+"""What your memory defines, and what it gets for it: the layers, documents, saving, generation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import ModelConfig, NetworkConfig
-from memformers.models.documents import EVERYTHING, valid_afterwards
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import Memory
-from memformers.models.memory_sizes import Sizes
-from memformers.models.parts import check_returned
+from memformers.models.memory import UNBOUNDED, Memory, check_memory, check_returned, valid_afterwards
 
-MAY_USE = ("mem_len", "c_mem_len", "compression_rate", "tbptt")
-"""The settings of built-in models that a memory of your own may use too."""
+MAY_USE = ("mem_len", "c_mem_len", "compression_rate")
+"""The settings of built-in models that your memory may use too."""
 JSON = (int, float, str, tuple, type(None))
-"""What its own settings may be: bool is an int."""
+"""The types of its settings: bool is an int."""
 
 
 class CustomMemory(MemoryStack):
-    """The class from which a memory of your own derives. A layer remembers its newest M inputs as they are,
-    and before them C slots ``[C, B, D]``, which are yours; queries attend to all, and the segment. Define:
+    """The base class of your memory. A layer remembers its newest M inputs as they are, and before them C
+    slots ``[C, B, D]``, which your class fills; queries attend to all of them and to the segment. Define:
 
-    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.models.memory_sizes.MemorySizes].
-    - ``grow(layer, slots, left, belongs)``: the slots after some positions have left the newest M; or, for a
+    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.MemorySizes].
+    - ``grow(layer, slots, evicted, belongs)``: the slots after some positions have left the newest M; or, for
+      a
       memory that grows in another way, all of ``update_memory``.
 
-    And if it wants:
+    Optionally:
 
-    - ``Config``, a frozen dataclass of its own settings, with types, defaults and a text below each: options
-      of the command, settings of arms, and ``self.settings``. ``uses``: those of other models that it uses.
-    - ``layer``, the class of its layers, whose ``forward`` gets the slots as ``c_mem``, if it does something
-      else with them; ``forward``, if the segment is read in another way altogether.
-    - ``keys_seen``, if the slots are not all of the running document, or none.
-    - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
+    - ``Config``, a frozen dataclass of its settings, with types, defaults and a text below each: options of
+      the
+      command, settings of arms, and ``self.settings``. ``uses``: settings of built-in models that it uses.
+    - ``layer``, the class of its layers, whose ``forward`` gets the slots as ``c_mem``; ``read``, if the
+      segment
+      is read in another way altogether.
+    - ``visible_past_keys``, if a query may see only some of the slots.
+    - ``keeps_keys = True``, if ``read`` and ``layer`` are those of this class, for faster generation.
     - ``attention_sizes`` and ``more_operations``, for the reported cost, if it isn't that of M + C + S keys.
 
-    ``parts`` are the arguments of its layers. Modules that ``__init__`` adds keep the weights that it gives
-    them. A class whose ``Config`` or ``uses`` can't be used raises a ValueError when it is defined.
+    Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
+    can't be used raises a ValueError when it is defined.
 
     Examples:
         >>> import torch
@@ -50,16 +51,16 @@ class CustomMemory(MemoryStack):
         ...     @classmethod
         ...     def memory_sizes(cls, config):
         ...         return [MemorySizes(mem_len=16, c_mem_len=1, compression_rate=64)] * config.n_layers
-        ...     def grow(self, layer, slots, left, belongs):
-        ...         return 0.9 * slots + 0.1 * left.mean(0, keepdim=True)
+        ...     def grow(self, layer, slots, evicted, belongs):
+        ...         return 0.9 * slots + 0.1 * evicted.mean(0, keepdim=True)
         >>> model = MemoryLM(ModelConfig(model=Mean, vocab_size=65))
         >>> memory = model(torch.randint(65, (64, 2))).memory
         >>> memory.mem_len, memory.c_mem_len
         (16, 1)
     """
 
-    uses: ClassVar[tuple[str, ...]] = ("mem_len", "tbptt")
-    """The settings of other models that it uses, some of [`MAY_USE`][]."""
+    uses: ClassVar[tuple[str, ...]] = ("mem_len",)
+    """The settings of built-in models that it uses, some of [`MAY_USE`][]."""
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
     """The class of its layers."""
     keeps_keys: ClassVar[bool] = False
@@ -70,51 +71,58 @@ class CustomMemory(MemoryStack):
         problems = [f"uses has {name!r}, not one of {MAY_USE}" for name in cls.uses if name not in MAY_USE]
         if not is_dataclass(cls.Config) or not cls.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             problems.append("Config is not a frozen dataclass; write @dataclass(frozen=True) above it")
-        every_models = {each.name for each in fields(ModelConfig)}
-        for each in fields(cls.Config) if is_dataclass(cls.Config) else ():
-            default = each.default if each.default_factory is MISSING else each.default_factory()
+        shared = {field.name for field in fields(ModelConfig)}
+        for field in fields(cls.Config) if is_dataclass(cls.Config) else ():
+            default = field.default if field.default_factory is MISSING else field.default_factory()
             if default is MISSING:
-                problems.append(f"Config: {each.name} has no default")
+                problems.append(f"Config: {field.name} has no default")
             elif not isinstance(default, JSON):
-                problems.append(f"Config: {each.name}={default!r} can't be written to config.json")
-            if each.name in every_models:
-                problems.append(f"Config: {each.name} is a setting of every model; rename it")
+                problems.append(f"Config: {field.name}={default!r} can't be written to config.json")
+            if field.name in shared:
+                problems.append(f"Config: {field.name} is a setting of all models; rename it")
         if problems:
             raise UserError(f"{cls.__qualname__}.{problems[0]}.")
 
-    def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
-        super().__init__(self.layer(**parts), config.n_layers)
-        self.settings = config.own
+    def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
+        layer = self.layer(
+            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate,
+        )  # fmt: skip
+        super().__init__(layer, config.n_layers)
+        self.settings = config.memory_config
 
     @classmethod
-    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CustomMemory":
-        """The network of ``config``, with layers of these ``parts``."""
-        network = cls(config, parts)
+    def build(
+        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
+    ) -> "CustomMemory":
+        """The network of ``config``, with these modules in each layer."""
+        network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
-            raise UserError(f"{cls.__qualname__}.__init__ must begin with super().__init__(config, parts).")
+            arguments = "config, self_attn, feed_forward"
+            raise UserError(f"{cls.__qualname__}.__init__ must begin with super().__init__({arguments}).")
         return network
 
-    def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
+    def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
         """The slots ``[C, B, D]`` of layer number ``layer``, from 0, after ``slots [C, B, D]``, zeros in a
-        stream without any. ``left [n, B, D]``, n ≥ 1, now leave the newest M, oldest first; they are 0 in
+        stream without any. ``evicted [n, B, D]``, n ≥ 1, now leave the newest M, oldest first; they are 0 in
         earlier documents, and ``belongs``, boolean ``[n, B]``, says which are of the running one."""
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment whose ``forward`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss
-        of its own to be added to the language model's, a scalar."""
+        """The memory after a segment whose ``read`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss to
+        be added to the language model's, a scalar."""
         B, device, mem, c_mem = inputs[0].shape[1], inputs[0].device, [], []
-        valid = torch.full((B,), EVERYTHING, device=device) if memory.valid is None else memory.valid
-        for layer, (x, own) in enumerate(zip(inputs, sizes, strict=True)):
+        valid = torch.full((B,), UNBOUNDED, device=device) if memory.valid is None else memory.valid
+        for layer, (x, size) in enumerate(zip(inputs, self.sizes, strict=True)):
             whole = torch.cat([memory.mem[layer], x]) if memory.mem else x  # [M + S, B, D]
-            L, n = len(whole), max(len(whole) - own.mem_len, 0)
+            L, n = len(whole), max(len(whole) - size.mem_len, 0)
             slots = memory.c_mem[layer] if memory.c_mem else x[:0]
-            if own.c_mem_len and (n or len(slots)):
-                slots = slots if len(slots) else x.new_zeros(own.c_mem_len, *x.shape[1:])
+            if size.c_mem_len and (n or len(slots)):
+                slots = slots if len(slots) else x.new_zeros(size.c_mem_len, *x.shape[1:])
                 # How many of the newest positions belong to the document that runs at the end.
-                newest = valid_afterwards(valid, doc_starts, len(x), EVERYTHING, EVERYTHING)  # [B]
+                newest = valid_afterwards(valid, doc_starts, len(x), UNBOUNDED, UNBOUNDED)  # [B]
                 assert newest is not None
                 slots = slots.where((newest > L)[:, None], 0.0)
                 if n:
@@ -126,13 +134,27 @@ class CustomMemory(MemoryStack):
             c_mem.append(slots)
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
 
-    def keys_seen(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Memory, Tensor]:
+        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward], whose output must be ``[S, B,
+        D]`` as ``x`` is."""
+        output, memory, loss = super().forward(x, *args, **kwargs)
+        check_returned(type(self), "read", output, x.shape)
+        return output, memory, loss
+
+    def remember(
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int
+    ) -> tuple[Memory, Tensor]:
+        """[`MemoryStack.remember`][memformers.models.base.MemoryStack.remember], whose result must fit the
+        sizes."""
+        after, loss = super().remember(memory, inputs, doc_starts, segment_len)
+        try:
+            check_memory(after, inputs[0], self.sizes)
+            check_returned(type(self), "update_memory", loss, ())
+        except UserError as error:
+            raise UserError(f"{type(self).__qualname__}.update_memory: {error}") from None
+        return after, loss
+
+    def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
         """How many of the newest keys of a memory belong to the running document of ``valid [B]`` positions:
         all slots as soon as one position has left the newest M; int64 ``[B]``."""
         return valid.clamp(0, mem_len) + c_mem_len * (valid > mem_len)
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
-        """``forward``, whose output must be ``[S, B, D]`` as ``x`` is."""
-        output, inputs = super().__call__(x, *args, **kwargs)
-        check_returned(type(self), "forward", output, x.shape)
-        return output, inputs

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.kernels.operators import has_values, is_transformed
+from memformers.kernels import is_concrete_cpu
 from memformers.models import vocabulary
+from memformers.models.attention import linear
 from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
-from memformers.models.documents import check_streams
 from memformers.models.io import Pretrained
-from memformers.models.linear import linear
-from memformers.models.memory import Memory, check_memory
+from memformers.models.memory import Memory, check_memory, check_streams
 from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax, TokenLosses
 
 
@@ -43,9 +42,11 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses for logits."""
+    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses in place of
+    logits."""
 
     scores: TokenLosses
+    """The loss; in eval mode also the loss of each token."""
     memory: Memory
     auxiliary_loss: Tensor
 
@@ -108,20 +109,26 @@ class MemoryLM(Pretrained):
         """
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
-        if targets is not None and has_values(targets):
+        if targets is not None and is_concrete_cpu(targets):
             (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.n_tokens
             if low < 0 or high >= size:
                 raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
-        x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
-        hidden, memory, loss = self.transformer.step(x, memory, sizes, doc_starts, through_memory)
+        x = self.dropout(self.embed(tokens))  # [S, B, D]
+        memory = check_memory(memory, x, self.transformer.sizes)
+        check_streams("doc_starts", doc_starts, torch.bool, tokens.shape, tokens.device)
+        hidden, memory, loss = self.transformer(
+            x, memory, doc_starts=doc_starts, through_memory=through_memory
+        )
         if targets is None:
             return LMOutput(self.predict(hidden), memory, loss)
-        # The number of targets in a cluster depends on values, which graphs and transformations don't have.
-        may_choose = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
-        head, embed = self.head, self.embed
-        if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
-            return LMScores(vocabulary.adaptive_losses(head, embed, hidden, targets), memory, loss)
-        return LMScores(vocabulary.token_losses(self.predict(hidden), targets), memory, loss)
+        head, embed, by_token = self.head, self.embed, not self.training
+        is_adaptive = isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding)
+        # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
+        if is_adaptive and not torch.compiler.is_compiling():
+            scores = vocabulary.adaptive_losses(head, embed, hidden, targets, by_token=by_token)
+        else:
+            scores = vocabulary.token_losses(self.predict(hidden), targets, by_token=by_token)
+        return LMScores(scores, memory, loss)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
@@ -145,7 +152,7 @@ class MemoryLM(Pretrained):
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
         one = self.transformer.weight.expand(1, batch, -1)
-        check_memory(memory, one, self.config.n_layers, self.config.memory_sizes, complete=True)
+        check_memory(memory, one, self.transformer.sizes)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
@@ -154,8 +161,10 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     if not isinstance(tokens, Tensor):
         raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
-        came = f"{tokens.dtype} {list(tokens.shape)}"
-        raise UserError(f"expected tokens as int64 or int32 integers [S, B], at least one, got {came}.")
-    low, high = tokens.aminmax() if has_values(tokens) else (0, 0)
+        raise UserError(
+            f"expected tokens as int64 or int32 integers [S, B], at least one, got {tokens.dtype} "
+            f"{list(tokens.shape)}."
+        )
+    low, high = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0)
     if low < 0 or high >= vocab_size:
         raise UserError(f"expected tokens below vocab_size={vocab_size}, got tokens from {low} to {high}.")

@@ -1,16 +1,29 @@
-"""What a model remembers between segments, as a value: passed in, returned, and never kept on a module."""
+"""What a model remembers between segments, as a value: passed in, returned, and never stored on a module. How
+it grows with each segment, and which of it a query may see.
 
-from collections.abc import Callable, Mapping, Sequence
+At any time, every past position is in exactly one place: in the memory, in one slot of the compressed memory,
+or forgotten. ``doc_starts [S, B]`` is true where a document begins, and ``valid [B]`` of the newest
+positions, c of them a slot, belong to the running one. All that is older stays in the memory, but no query
+sees it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.models.config import NetworkConfig
-from memformers.models.documents import EVERYTHING, check_streams, without_hidden
-from memformers.models.memory_sizes import Sizes
+from memformers.common.files import replacing
+from memformers.models.config import MemorySizes, NetworkConfig
+from memformers.models.io import save_tensors
+
+UNBOUNDED = 1 << 62
+"""A number of positions that stands for all of a memory, however long it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +44,9 @@ class Memory:
         0
         >>> memory.streams(slice(2)).mem[0].shape  # the first two streams
         torch.Size([64, 2, 128])
+        >>> memory.save("memory.safetensors")
+        >>> Memory.load("memory.safetensors") == memory
+        True
     """
 
     mem: tuple[Tensor, ...] = ()
@@ -40,7 +56,7 @@ class Memory:
     empty for a model that doesn't compress."""
     valid: Tensor | None = None
     """int64 ``[B]``: how many of each stream's newest positions its running document has, a slot counting as
-    ``compression_rate``; None for all. Queries don't see earlier ones ([`memformers.models.documents`][])."""
+    ``compression_rate``; None for all. Queries don't see earlier ones."""
     slot_inputs: tuple[Tensor, ...] = ()
     """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
     computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
@@ -62,10 +78,33 @@ class Memory:
             return tuple(torch.zeros(n, batch, config.d_model, dtype=dtype, device=device) for n in lengths)
 
         sizes, is_compressive = config.memory_sizes, config.model == "compressive"
-        mem = zeros([own.mem_len - is_compressive * (own.mem_len % own.compression_rate) for own in sizes])
-        lengths = [own.c_mem_len for own in sizes], [own.slot_input_positions for own in sizes]
-        c_mem, slot_inputs = (zeros(each) if any(each) else () for each in lengths)
+        mem = zeros(
+            [size.mem_len - is_compressive * (size.mem_len % size.compression_rate) for size in sizes]
+        )
+        lengths = [size.c_mem_len for size in sizes], [size.slot_input_positions for size in sizes]
+        c_mem, slot_inputs = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
         return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
+        Raises OSError if it can't be written."""
+        with replacing(Path(path)) as temporary:
+            save_tensors(memory_tensors(self), temporary)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Memory":
+        """The memory that [`save`][memformers.Memory.save] wrote to ``path``, on ``device``. Raises
+        ValueError for any other file; a model compares shapes when it is given the memory, but can't tell
+        another's."""
+        try:
+            tensors = load_file(path, str(device))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} can't be read as a saved memory: {error}") from None
+        layers = [int(name.rpartition(".")[2]) for name in tensors if name.rpartition(".")[2].isdecimal()]
+        try:
+            return memory_from_tensors(tensors, max(layers, default=-1) + 1)
+        except UserError as error:
+            raise UserError(f"{path} is not a saved memory: {error}") from None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Memory):
@@ -75,12 +114,18 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """What is kept by layer, tensors ``[·, B, D]``, by the names of the fields."""
+        """The tensors of each layer, ``[·, B, D]``, by the names of the fields."""
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
 
+    def layers(self, n_layers: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """``mem`` and ``c_mem`` of each of ``n_layers`` layers; None where there is none."""
+        nothing = (None,) * n_layers
+        return zip(self.mem or nothing, self.c_mem or nothing, strict=True)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
-        """With ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1, B]``."""
-        parts = {kind: tuple(map(change, tensors)) for kind, tensors in self.parts.items()}
+        """The memory with ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1,
+        B]``."""
+        parts = {name: tuple(map(change, tensors)) for name, tensors in self.parts.items()}
         return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
 
     def detach(self) -> "Memory":
@@ -93,24 +138,40 @@ class Memory:
 
     @classmethod
     def join(cls, memories: Sequence["Memory"]) -> "Memory":
-        """The memory of the streams of all ``memories``, one after the other."""
-        each = {kind: zip(*(m.parts[kind] for m in memories), strict=True) for kind in memories[0].parts}
-        parts = {kind: tuple(torch.cat(xs, dim=1) for xs in layers) for kind, layers in each.items()}
-        valid = [memory.valid for memory in memories if memory.valid is not None]
-        return cls(**parts, valid=torch.cat(valid) if valid else None)
+        """The memory of the streams of all ``memories``, one after the other. Raises ValueError unless all
+        have the same lengths."""
+        first, lengths = (
+            memories[0],
+            [{name: [len(x) for x in xs] for name, xs in memory.parts.items()} for memory in memories],
+        )
+        if other := next((i for i, of_memory in enumerate(lengths) if of_memory != lengths[0]), 0):
+            raise UserError(
+                f"expected memories of the same lengths, got {lengths[0]} and, at index {other}, "
+                f"{lengths[other]}; join memories of one model that have read as many segments."
+            )
+        parts = {
+            name: tuple(torch.cat(xs, dim=1) for xs in zip(*(m.parts[name] for m in memories), strict=True))
+            for name in first.parts
+        }
+        if all(memory.valid is None for memory in memories) or not any(parts.values()):
+            return cls(**parts)
+        return cls(**parts, valid=torch.cat([memory.valid_positions() for memory in memories]))
+
+    def valid_positions(self) -> Tensor:
+        """``valid [B]``, unbounded where it is None."""
+        x = next(x for xs in self.parts.values() for x in xs)
+        unbounded = torch.full(x.shape[1:2], UNBOUNDED, dtype=torch.int64, device=x.device)
+        return unbounded if self.valid is None else self.valid
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
         segment begins a new document. Raises ValueError for another shape, dtype or device."""
-        if (one := next((x for part in self.parts.values() for x in part), None)) is None:
+        if not any(self.parts.values()):
             return self  # nothing is remembered of any stream
-        check_streams("done", done, torch.bool, one.shape[1:2], one.device)
-        valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        return replace(self.hidden_from(done), valid=valid.masked_fill(done, 0))
-
-    def hidden_from(self, streams: Tensor) -> "Memory":
-        """With 0 for what is not finite in these ``streams``, boolean ``[B]``, of which no query sees it."""
-        return self.map(lambda x: without_hidden(x, streams.expand(len(x), -1)) if x.dim() == 3 else x)
+        valid = self.valid_positions()
+        check_streams("done", done, torch.bool, valid.shape, valid.device)
+        cleared = self.map(lambda x: x.masked_fill(done[:, None], 0) if x.dim() == 3 else x)
+        return replace(cleared, valid=valid.masked_fill(done, 0))
 
     @property
     def mem_len(self) -> int:
@@ -124,13 +185,13 @@ class Memory:
 
     def lengths(self, n_layers: int) -> list[tuple[int, int]]:
         """M and C of each of ``n_layers`` layers."""
-        mem, c_mem = ([*map(len, parts)] or [0] * n_layers for parts in (self.mem, self.c_mem))
+        mem, c_mem = ([*map(len, xs)] or [0] * n_layers for xs in (self.mem, self.c_mem))
         return list(zip(mem, c_mem, strict=True))
 
-    def positions(self, sizes: Sizes) -> int:
-        """How many positions the layer with the most remembers, those of its slots by ``sizes`` included."""
-        each = zip(self.lengths(len(sizes)), sizes, strict=True)
-        return max(M + own.compression_rate * C for (M, C), own in each)
+    def positions(self, sizes: Sequence[MemorySizes]) -> int:
+        """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
+        lengths = zip(self.lengths(len(sizes)), sizes, strict=True)
+        return max(M + size.compression_rate * C for (M, C), size in lengths)
 
 
 # So that torch.export takes a memory as input and output, and loads a program with an example of one.
@@ -138,52 +199,204 @@ torch.export.register_dataclass(Memory, serialized_type_name="memformers.Memory"
 torch.serialization.add_safe_globals([Memory])
 
 
-def check_memory(
-    memory: Any, x: Tensor, n_layers: int, sizes: Sizes | None = None, *, complete: bool = False
-) -> Memory:
-    """``memory``, or for None an empty one. UserError unless it fits ``n_layers`` layers of input ``x [S, B,
-    D]`` and ``sizes``, layers of one size alike; with ``complete``, also if longer than they can make it."""
+def check_streams(
+    name: str, tensor: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
+) -> None:
+    """Raise UserError unless ``tensor``, of any shape, is None or has this dtype, shape and device."""
+    if tensor is None:
+        return
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"expected {name} as a torch.Tensor, got {type(tensor).__name__}; convert it.")
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
+        raise UserError(
+            f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} {list(tensor.shape)} "
+            f"on {tensor.device}; it must match the model, batch and device of the input."
+        )
+
+
+def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -> None:
+    """Raise UserError unless a ``method`` of a class of the user returned a tensor of this ``shape``."""
+    if not isinstance(output, Tensor) or output.shape != tuple(shape):
+        got = list(output.shape) if isinstance(output, Tensor) else repr(output)
+        raise UserError(f"{kind.__qualname__}.{method} returned {got}, expected a tensor {list(shape)}.")
+
+
+def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory:
+    """``memory``, or an empty one for None. UserError unless a model whose layers have these ``sizes`` can
+    have made it of streams with inputs ``x [S, B, D]``."""
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-    settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in sizes or ()]
-    limits = [(own.longest_memory, own.c_mem_len, own.slot_input_positions) for own in sizes or ()]
-    for part, (name, tensors) in enumerate(memory.parts.items()):
-        if tensors and len(tensors) != n_layers:
-            n = len(tensors)
-            raise UserError(f"expected {name} of {n_layers} layers, got {n}; use a memory of this model.")
-        for i, tensor in enumerate(tensors):
-            length = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
-            wanted = torch.Size((length, *x.shape[1:]))
-            check_streams(f"{name} of layer {i}", tensor, x.dtype, wanted, x.device)
-            if not limits:
-                continue
-            first, most, n = settings.index(settings[i]), limits[i][part], len(tensor)
-            if n != (other := len(tensors[first])) or (complete and n > most) or (n and not most):
+    first_alike = [sizes.index(size) for size in sizes]
+    for name, tensors in memory.parts.items():
+        if tensors and len(tensors) != len(sizes):
+            raise UserError(
+                f"expected {name} of {len(sizes)} layers, got {len(tensors)}; use a memory of this model."
+            )
+        for i, (tensor, size) in enumerate(zip(tensors, sizes if tensors else (), strict=True)):
+            n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
+            check_streams(f"{name} of layer {i}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
+            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len}
+            limit, alike = limits.get(name, size.slot_input_positions), len(tensors[first_alike[i]])
+            if n > limit or n != alike:
                 raise UserError(
-                    f"{name} has length {n} in layer {i}, where this model keeps at most {most}, and {other} "
-                    f"in layer {first}; use it with the model that made it."
+                    f"{name} has length {n} in layer {i}, where this model keeps at most {limit}, and "
+                    f"{alike} in layer {first_alike[i]}; use it with the model that made it."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
-    for i, (inputs, own) in enumerate(zip(memory.slot_inputs, sizes or (), strict=False)):
-        slots, c, n = len(memory.c_mem[i]) if memory.c_mem else 0, own.compression_rate, len(inputs)
+    for i, (inputs, size) in enumerate(zip(memory.slot_inputs, sizes, strict=False)):
+        slots, c, n = len(memory.c_mem[i]) if memory.c_mem else 0, size.compression_rate, len(inputs)
         if n % c or n > slots * c:
             raise UserError(
-                f"expected slot_inputs of some of {slots} slots of {c}, got {n}; use it as a model gives it."
+                f"expected slot_inputs of some of {slots} slots of {c}, got {n}; use it as a model returns "
+                f"it."
             )
     return memory
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """The tensors that a memory has, by their names in files: ``mem.0``, ``c_mem.0`` and so on, ``valid``."""
-    tensors = {f"{kind}.{i}": x.contiguous() for kind, xs in memory.parts.items() for i, x in enumerate(xs)}
+    """The tensors of a memory, by their names in files: ``mem.0``, ``c_mem.0`` and so on, ``valid``."""
+    tensors = {f"{name}.{i}": x.contiguous() for name, xs in memory.parts.items() for i, x in enumerate(xs)}
     return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
     """The reverse of [`memory_tensors`][] for ``n_layers`` layers. Raises ValueError for other tensors."""
-    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in Memory().parts}
-    if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
-        raise UserError(f"it holds {', '.join(others)}, which this model has not.")
-    parts = {kind: tuple(tensors[n] for n in names if n in tensors) for kind, names in kinds.items()}
+    names = {part: [f"{part}.{i}" for i in range(n_layers)] for part in Memory().parts}
+    if others := sorted(set(tensors) - {"valid"} - {name for listed in names.values() for name in listed}):
+        raise UserError(f"it holds {', '.join(others)}, which a memory of {n_layers} layers doesn't have.")
+    parts = {
+        part: tuple(tensors[name] for name in listed if name in tensors) for part, listed in names.items()
+    }
     return Memory(**parts, valid=tensors.get("valid"))
+
+
+def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
+    """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
+    several, or less than half of one, which a view would keep from being freed."""
+    stop, filled = sum(map(len, parts)) if stop is None else stop, []
+    for part in parts:
+        piece = part[max(start, 0) : max(stop, 0)]
+        if len(piece):
+            filled.append((piece, part))
+        start, stop = start - len(part), stop - len(part)
+    if len(filled) != 1:
+        return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
+    piece, part = filled[0]
+    return piece.clone() if 2 * len(piece) < len(part) else piece
+
+
+def pair_with_past(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Each layer's past and what follows it, ``[·, B, D]`` each; an empty ``past`` has no positions."""
+    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]
+
+
+def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:
+    """The newest positions of memory and layer inputs, ``[S, B, D]`` each (Transformer-XL, section 3.2)."""
+    past = zip(pair_with_past(memory.mem, inputs), sizes, strict=True)
+    return Memory(tuple(cut(xs, size.n_evicted(sum(map(len, xs)))) for xs, size in past), memory.c_mem)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What each layer compressed: ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient."""
+
+    old: list[Tensor]
+    new: list[Tensor]
+    n_masked: list[Tensor] | None
+    """How many of each stream's oldest new slots the loss ignores, int64 ``[B]`` a layer; None: none."""
+
+
+def compress_memory(
+    memory: Memory,
+    inputs: Sequence[Tensor],
+    compress: Sequence[Callable[[Tensor], Tensor]],
+    sizes: Sequence[MemorySizes],
+    doc_starts: Tensor | None = None,
+) -> tuple[Memory, Compressed | None]:
+    """The memory after a segment with layer inputs ``[S, B, D]`` and ``doc_starts [S, B]``, and what was
+    compressed, if anything: each layer's f_c makes slots ``[n, B, D]``, remembered without gradient, of the
+    positions that overflow, ``[n·c, B, D]`` (Rae et al. 2020, arXiv 1911.05507, algorithm 1)."""
+    past = pair_with_past(memory.mem, inputs)
+    evicted = [size.n_evicted(sum(map(len, xs))) for xs, size in zip(past, sizes, strict=True)]  # n·c
+    mem = tuple(cut(xs, n) for xs, n in zip(past, evicted, strict=True))
+    if not any(evicted):
+        return replace(memory, mem=mem), None
+    old = [cut(xs, 0, n).detach() for xs, n in zip(past, evicted, strict=True)]
+    new = [slots_of(f_c, x, size.compression_rate) for f_c, x, size in zip(compress, old, sizes, strict=True)]
+    slots = pair_with_past(memory.c_mem, [x.detach() for x in new]), [size.c_mem_len for size in sizes]
+    kept = pair_with_past(memory.slot_inputs, old), [size.slot_input_positions for size in sizes]
+    c_mem, slot_inputs = (
+        tuple(cut(xs, max(sum(map(len, xs)) - limit, 0)) for xs, limit in zip(*by_layer, strict=True))
+        for by_layer in (slots, kept)
+    )
+    n_masked = None
+    if memory.valid is not None or doc_starts is not None:
+        n_masked = [
+            n_masked_slots(memory.valid, doc_starts, M, len(x), size.compression_rate)
+            for (M, _), x, size in zip(memory.lengths(len(sizes)), new, sizes, strict=True)
+        ]
+    after = Memory(mem, c_mem, slot_inputs=slot_inputs if any(map(len, slot_inputs)) else ())
+    return after, Compressed(old, new, n_masked)
+
+
+def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, rate: int) -> Tensor:
+    """The slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, in the dtype of ``mem`` under autocast
+    too. Raises ValueError for slots of another shape."""
+    if not len(mem):
+        return mem
+    slots = compress(mem)
+    check_returned(type(compress), "forward", slots, (len(mem) // rate, *mem.shape[1:]))
+    return slots.to(mem.dtype)
+
+
+def newest_start(doc_starts: Tensor) -> Tensor:
+    """The index of the newest of ``doc_starts [S, B]`` by each position, or −1: int64 ``[S, B]``."""
+    indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]
+    return torch.where(doc_starts, indices, -1).cummax(0).values
+
+
+def visible_past_keys(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+    """How many keys of a past of M and C belong to the running document of ``valid [B]``: int64 ``[B]``."""
+    slots = (valid - mem_len).div(rate, rounding_mode="floor")
+    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
+
+
+def first_visible_key(
+    x: Tensor, past: int, visible: Tensor | None, doc_starts: Tensor | None, window: int | None
+) -> Tensor | None:
+    """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its
+    document, by ``doc_starts [S, B]`` and ``visible [B]`` of ``past`` keys, and of the ``window`` newest
+    keys."""
+    S, B = x.shape[:2]
+    first = None if visible is None else (past - visible)[:, None].expand(-1, S)
+    if doc_starts is not None:
+        newest = newest_start(doc_starts).T  # [B, S]
+        first = torch.where(newest < 0, 0 if first is None else first, past + newest)
+    if window is None or window >= past + S:
+        return first
+    nearest = torch.arange(past + 1, past + S + 1, device=x.device).sub(window).clamp(min=0).expand(B, S)
+    return nearest if first is None else torch.maximum(first, nearest)
+
+
+def valid_afterwards(
+    valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, before: int, after: int
+) -> Tensor | None:
+    """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
+    were remembered and ``after`` are: int64 ``[B]``; None where both are None."""
+    if doc_starts is None:
+        return None if valid is None else (valid.clamp(0, before) + segment_len).clamp(max=after)
+    newest = newest_start(doc_starts)[-1]  # [B]
+    old = newest.new_full(newest.shape, before) if valid is None else valid.clamp(0, before)
+    return torch.where(newest < 0, old + segment_len, segment_len - newest).clamp(max=after)
+
+
+def n_masked_slots(
+    valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
+) -> Tensor:
+    """How many of the oldest of ``slots`` new slots their loss ignores, int64 ``[B]``: those of positions
+    before the document of ``valid [B]``; all if one begins in the segment after ``doc_starts[0]``, since some
+    queries belong to that before it. One of ``valid`` and ``doc_starts [S, B]`` may be None."""
+    hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
+    masked = (hidden + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
+    return masked if doc_starts is None else masked.masked_fill(doc_starts[1:].any(0), slots)

@@ -1,9 +1,9 @@
-"""Which class a name in a config stands for: built in, or your own, ``my_memory.py:Averages``. A checkpoint
-never imports code by itself: its class must be named in this process, by an option, an arm, or in Python."""
+"""The classes that a config's ``model`` may name: built in, or your memory, ``my_memory.py:Averages``. A
+checkpoint never imports code by itself: its class must be named in this process, by an option, an arm, or in
+Python."""
 
 import importlib.util
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,24 +13,21 @@ from memformers.common.files import IS_READ
 
 Kind = TypeVar("Kind", bound=type)
 
-PARTS = ("gate", "compression", "compression_loss")
-"""The settings, beside the model, that may name a class of your own: a PyTorch module."""
-REGISTRY: dict[tuple[str, str], Any] = {}
-"""The classes that are known in this process, by the setting and the name that configs have for them."""
+MODELS: dict[str, Any] = {}
+"""The classes that are known in this process, by the name that configs have for them."""
 
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings of a memory that has none of its own."""
+    """The settings of a memory that has none."""
 
 
 NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """A decorator, after which ``ModelConfig(model=…)`` knows ``kind``, a memory of yours, as
-    ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError if it is not derived from
-    [`memformers.CustomMemory`][].
+    """Class decorator that makes a memory known to ``ModelConfig(model=…)``, as ``my_memory.py:Averages`` or
+    ``package.module:Averages``. Raises ValueError if it does not derive from [`memformers.CustomMemory`][].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
@@ -42,51 +39,49 @@ def register_memory(kind: Kind) -> Kind:
         >>> ModelConfig(model=Forgets).remembered_positions
         16
     """
-    name_of(kind, "model")
+    name_of(kind)
     return kind
 
 
-def lookup(setting: str, name: str) -> Any:
-    """The class that ``setting`` calls so. Raises UserError for one that was not named in this process."""
-    if (setting, name) in REGISTRY:
-        return REGISTRY[setting, name]
-    if ":" in name:
+def lookup(model: str) -> Any:
+    """The class that ``model`` names. Raises UserError for one that was not named in this process."""
+    if model in MODELS:
+        return MODELS[model]
+    if ":" in model:
         raise UserError(
-            f"{setting}={name!r} is code that runs only if you name it; give --{setting.replace('_', '-')} "
-            f"{name} with the path of its file, or in Python the class itself as {setting}."
+            f"model={model!r} is code, which runs only if you name it: pass --model {model} with the path of "
+            f"its file, or in Python the class itself as model."
         )
-    known = ", ".join(repr(n) for of, n in REGISTRY if of == setting and ":" not in n)
-    raise UserError(
-        f"expected {setting} to be one of {known}, or your own, my.py:Class, got {setting}={name!r}."
-    )
+    known = ", ".join(repr(name) for name in MODELS if ":" not in name)
+    raise UserError(f"expected model to be one of {known}, or your my.py:Class, got model={model!r}.")
 
 
-def name_of(value: Any, setting: str = "model") -> str:
-    """The name that configs have for the ``value`` of a ``setting``: a built-in name; a class, which becomes
-    known; or the place of one, which is imported unless a config is being read from a file."""
-    if isinstance(value, str):
-        if ":" not in value or (setting, value) in REGISTRY or IS_READ.get():
-            return value
-        value = import_class(value)
-    if not isinstance(value, type):
-        return value  # which the config refuses
-    place = place_of(value)
-    if setting == "model" and not hasattr(value, "memory_sizes"):
-        raise UserError(f"{place} is not a memory; derive it from memformers.CustomMemory.")
-    name = Path(place).name
-    if (before := place_of(REGISTRY.get((setting, name), value))) != place:
-        raise UserError(f"{before} and {place} would have one name, {name}; rename a file.")
-    USER_MODULES.add(value.__module__)
-    REGISTRY[setting, name] = value
+def name_of(model: Any) -> str:
+    """The name of a ``model`` in configs: a built-in name; a class, which becomes known; or an import path,
+    which is imported unless a config is being read from a file."""
+    if isinstance(model, str):
+        if ":" not in model or model in MODELS or IS_READ.get():
+            return model
+        model = load_class(model)
+    if not isinstance(model, type):
+        return model  # which the config refuses
+    path = import_path(model)
+    if not hasattr(model, "memory_sizes"):
+        raise UserError(f"{path} is not a memory; derive it from memformers.CustomMemory.")
+    name = Path(path).name
+    if (before := import_path(MODELS.get(name, model))) != path:
+        raise UserError(f"{before} and {path} would have one name, {name}; rename a file.")
+    USER_MODULES.add(model.__module__)
+    MODELS[name] = model
     return name
 
 
-def import_class(place: str) -> type:
-    """The class at a ``place``, whose module is imported unless it is already; else UserError, or its own."""
-    module_name, _, name = place.rpartition(":")
+def load_class(import_path: str) -> type:
+    """The class at ``FILE.py:Class`` or ``package.module:Class``; else UserError, or the module's error."""
+    module_name, _, name = import_path.rpartition(":")
     path, is_file = Path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():
-        raise UserError(f"there is no file {path}; name the file with your class, as my_memory.py:Averages.")
+        raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
     module_name = f"memformers_own_{path.with_suffix('')}" if is_file else module_name
     folder = str(path.parent if is_file else Path.cwd())
     USER_MODULES.add(module_name)
@@ -103,27 +98,22 @@ def import_class(place: str) -> type:
         sys.modules.pop(module_name, None)
         if not isinstance(error, ImportError | SyntaxError | SystemExit):
             raise
-        raise UserError(f"{place} can't be imported: {type(error).__name__}: {error}; mend it.") from error
+        raise UserError(f"importing {import_path} failed: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
-        own = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module_name]
-        raise UserError(f"{place} is no class; its module has {', '.join(own) or 'none'}.")
+        classes = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module_name]
+        listed = ", ".join(classes) or "no classes"
+        raise UserError(f"{import_path} does not name a class; the module defines {listed}.")
     return kind
 
 
-def place_of(kind: type) -> str:
+def import_path(kind: type) -> str:
     """How another process can import a class: ``FILE.py:Class``, or ``package.module:Class``."""
     file: str | None = getattr(sys.modules.get(kind.__module__), "__file__", None)
     module = kind.__module__ if "." in kind.__module__ or file is None else Path(file).resolve()
     return f"{module}:{kind.__qualname__}"
-
-
-def places(settings: Mapping[str, Any]) -> list[str]:
-    """What another process is to import for a model's ``settings``, as ``gate=FILE.py:Class``."""
-    own = [(setting, str(settings.get(setting))) for setting in ("model", *PARTS)]
-    return [f"{setting}={place_of(REGISTRY[setting, name])}" for setting, name in own if ":" in name]
 
 
 def short_name(model: str) -> str:

@@ -1,17 +1,15 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a transformer that remembers the last segments."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
-from memformers.models.config import NetworkConfig
+from memformers.models.config import NOTHING, MemorySizes, NetworkConfig
 from memformers.models.layers import TransformerXLLayer
-from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes, Sizes
-from memformers.models.memory_update import truncate_memory
-from memformers.models.registry import REGISTRY
+from memformers.models.memory import Memory, truncate_memory
+from memformers.models.registry import MODELS
 
 
 class TransformerXL(MemoryStack):
@@ -21,45 +19,50 @@ class TransformerXL(MemoryStack):
 
     Examples:
         >>> import torch
-        >>> from memformers import MemoryLM, MemorySizes, ModelConfig, TransformerXL
-        >>> layer = MemoryLM(ModelConfig(d_model=64)).transformer.layers[0]  # a TransformerXLLayer
+        >>> from memformers import FeedForward, MemorySizes, RelativeMultiHeadAttention
+        >>> from memformers import TransformerXL, TransformerXLLayer
+        >>> layer = TransformerXLLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1, size=MemorySizes(mem_len=32))
         >>> stack, memory = TransformerXL(layer, n_layers=2), None
         >>> for _ in range(3):
-        ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
-        ...     memory, _ = stack.remember(memory, inputs, [MemorySizes(32)] * 2)
+        ...     output, memory, _ = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
         >>> output.shape, memory.mem_len
         (torch.Size([16, 2, 64]), 32)
     """
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
-        """The newest ``mem_len`` positions, and ``divided_len`` older ones."""
-        lengths = map(config.of_layers, ("mem_len", "divided_len"))
-        return [
-            MemorySizes(M + N, window=M if config.same_length else None, heads=own, divided=N,
-                        divided_by=config.heads)
-            for M, N, own in zip(*lengths, config.sizes_by_head(slots=False), strict=True)
-        ]  # fmt: skip
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+        """The newest ``mem_len`` positions of each layer."""
+        lengths = config.per_layer("mem_len")
+        return [MemorySizes(M, window=M if config.same_length else None) for M in lengths]
 
     @classmethod
-    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":
-        """The network of ``config``, with layers of these ``parts``."""
-        return cls(TransformerXLLayer(**parts), config.n_layers)
+    def build(
+        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
+    ) -> "TransformerXL":
+        """The network of ``config``, with these modules in each layer."""
+        layer = TransformerXLLayer(
+            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate,
+        )  # fmt: skip
+        return cls(layer, config.n_layers)
 
     def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start; no loss."""
-        return truncate_memory(memory, inputs, sizes), inputs[0].new_zeros(())
+        """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start (section
+        3.2); no loss."""
+        return truncate_memory(memory, inputs, self.sizes), inputs[0].new_zeros(())
 
 
 class WithoutMemory(TransformerXL):
     """A transformer with no memory: a Transformer-XL that is never given one."""
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """Nothing."""
-        return [MemorySizes(0)] * config.n_layers
+        return [NOTHING] * config.n_layers
 
 
-REGISTRY["model", "transformer"], REGISTRY["model", "transformer-xl"] = WithoutMemory, TransformerXL
+MODELS["transformer"], MODELS["transformer-xl"] = WithoutMemory, TransformerXL

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.models.config import ModelConfig
 
-AT_ONCE = 1 << 24
+MAX_LOGITS = 1 << 24
 """The most logits of a rare cluster that are computed at once to see whether a word of it is likelier."""
 
 
@@ -21,17 +21,21 @@ class TokenLosses(NamedTuple):
 
     loss: Tensor
     """Mean cross-entropy, a scalar in nats per token, to train with."""
-    losses: Tensor
-    """``[S, B]``: the cross-entropy of each token, without gradient; 0 if there is no target."""
-    correct: Tensor
-    """bool ``[S, B]``: whether the target was the most likely token."""
+    losses: Tensor | None = None
+    """``[S, B]``: the cross-entropy of each token, without gradient; 0 if there is no target. None while the
+    model is in training mode, which needs only their mean."""
+    correct: Tensor | None = None
+    """bool ``[S, B]``: whether the target was the most likely token; None in training mode."""
 
 
-def token_losses(logits: Tensor, targets: Tensor) -> TokenLosses:
-    """Of ``logits [S, B, vocab_size]`` for ``targets [S, B]``."""
+def token_losses(logits: Tensor, targets: Tensor, *, by_token: bool = True) -> TokenLosses:
+    """The loss of ``logits [S, B, vocab_size]`` for ``targets [S, B]``, and if ``by_token`` each token's."""
     # What F.cross_entropy computes, in two steps, so that a mean and the losses share a normalization.
     log_probs, flat = F.log_softmax(upcast(logits).flatten(0, 1), dim=-1), targets.flatten()
-    loss, losses = F.nll_loss(log_probs, flat), F.nll_loss(log_probs.detach(), flat, reduction="none")
+    loss = F.nll_loss(log_probs, flat)
+    if not by_token:
+        return TokenLosses(loss)
+    losses = F.nll_loss(log_probs.detach(), flat, reduction="none")
     return TokenLosses(loss, losses.view_as(targets), logits.detach().argmax(-1) == targets)
 
 
@@ -85,7 +89,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw word vectors, and maps that keep their size."""
-        draw(self.tables, self.maps)
+        init_tables_and_projections(self.tables, self.maps)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``tokens [S, B]``, integers below ``vocab_size``, to ``[S, B, D]``."""
@@ -113,19 +117,19 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
         super().__init__()
         self.clusters = clusters
-        own_words = [] if tie_weights else clusters.tables
-        self.words = nn.ModuleList(nn.Linear(width, words, bias=False) for words, width in own_words)
+        tables = [] if tie_weights else clusters.tables
+        self.words = nn.ModuleList(nn.Linear(width, words, bias=False) for words, width in tables)
         self.bias = nn.Parameter(torch.empty(clusters.vocab_size))
         rare = len(clusters.cutoffs)
         self.rare = nn.Linear(clusters.d_embed, rare) if rare else None  # G
-        own_maps = (1 if tie_projections else 1 + rare) if clusters.maps(d_model) else 0
-        widths = [clusters.d_embed // clusters.div_val**i for i in range(own_maps)]
+        n_maps = (1 if tie_projections else 1 + rare) if clusters.maps(d_model) else 0
+        widths = [clusters.d_embed // clusters.div_val**i for i in range(n_maps)]
         self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in widths)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start with nearly equal probabilities within each cluster and between clusters."""
-        draw(self.words, self.maps)
+        init_tables_and_projections(self.words, self.maps)
         for parameter in (self.bias, *(self.rare.parameters() if self.rare else ())):
             nn.init.zeros_(parameter)
 
@@ -165,7 +169,7 @@ def weight(module: nn.Module) -> Tensor:
     return module.weight
 
 
-def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
+def init_tables_and_projections(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
     """Draw the word vectors of ``tables``, and ``maps`` that keep their size."""
     for table in tables:
         nn.init.normal_(weight(table), std=0.02)  # as in the original
@@ -174,9 +178,9 @@ def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
 
 
 def adaptive_losses(
-    head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
+    head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor, *, by_token: bool = True
 ) -> TokenLosses:
-    """What [`token_losses`][] gives for predictions from ``x [S, B, D]`` of ``targets [S, B]``, computed in
+    """What [`token_losses`][] returns for predictions from ``x [S, B, D]`` of ``targets [S, B]``, computed in
     the first cluster for all, and in each rarer one for the targets in it (Grave et al. 2017, section 4).
     Every weight has a gradient, 0 in a cluster without targets, as processes that average theirs need."""
     flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
@@ -186,7 +190,7 @@ def adaptive_losses(
     column = torch.where(cluster > 0, words - 1 + cluster, target)
     losses, first = F.cross_entropy(first, column, reduction="none"), first.detach()
     # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
-    own = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
+    score = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
     correct = target >= 0
     sizes = torch.bincount(cluster, minlength=1 + len(rare)).tolist()  # a GPU is waited for once
     rows_of = cluster.argsort(stable=True).split(sizes)
@@ -194,19 +198,23 @@ def adaptive_losses(
         rows, word = rows_of[c], target[rows_of[c]] - low
         logits = upcast(head.cluster_logits(c, flat[rows], embedding))
         of_word = F.cross_entropy(logits, word, reduction="none")
-        losses, own = losses.index_add(0, rows, of_word), own.index_add(0, rows, -of_word.detach())
-        correct[rows] = logits.detach().argmax(-1) == word
-    correct &= own >= first[:, :words].amax(-1)
+        losses = losses.index_add(0, rows, of_word)
+        if by_token:
+            score = score.index_add(0, rows, -of_word.detach())
+            correct[rows] = logits.detach().argmax(-1) == word
+    loss = losses.sum() / (target >= 0).sum()
+    if not by_token:
+        return TokenLosses(loss)
+    correct &= score >= first[:, :words].amax(-1)
     with torch.no_grad():
         # A word is no likelier than its cluster, so only clusters likelier than the target are looked into.
         for c, (low, high) in enumerate(rare, 1):
             of_cluster = first[:, words - 1 + c]
-            doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
-            for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
+            doubtful = (correct & (cluster != c) & (of_cluster > score)).nonzero()[:, 0]
+            for rows in doubtful.split(max(MAX_LOGITS // (high - low), 1)):
                 logits = upcast(head.cluster_logits(c, flat[rows], embedding))
                 likeliest = logits.amax(-1) - logits.logsumexp(-1)
-                correct[rows] = of_cluster[rows] + likeliest <= own[rows]
-    loss = losses.sum() / (target >= 0).sum()
+                correct[rows] = of_cluster[rows] + likeliest <= score[rows]
     return TokenLosses(loss, losses.detach().view_as(targets), correct.view_as(targets))
 
 

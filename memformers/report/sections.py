@@ -85,7 +85,7 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     ``base``."""
     runs = all_runs(arms)
     every = differing_settings([dict(flatten(run.config)) for run in runs])
-    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.own.")]
+    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.memory_config.")]
     found += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
     seeds = {run.seed for run in base.runs}
     return found + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)

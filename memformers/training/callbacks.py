@@ -18,8 +18,7 @@ from memformers.common.progress import Progress
 from memformers.common.text_format import fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import read_tokens
-from memformers.generation.sampling import Sampling
-from memformers.generation.text import continue_text
+from memformers.generation.generate import Sampling, continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about

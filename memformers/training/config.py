@@ -9,7 +9,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import TOKENIZER, check_name
-from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, check_used, is_used
+from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, applies_to, reject_unused
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -212,7 +212,7 @@ class TrainConfig:
         """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
         check_name(self.tokenizer)
-        check_used(self, self.model.model)
+        reject_unused(self, self.model.model)
         if 0 < self.chunk_len < self.model.segment_len:
             raise UserError(
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
@@ -254,7 +254,7 @@ def unused_settings(config: TrainConfig) -> list[str]:
     """The settings, by their dotted names, that have no effect beside the others of ``config``."""
     model = config.model
     names = [setting.name for setting in fields(config)] + [f"model.{f.name}" for f in fields(model)]
-    unused = [name for name in names if not is_used(name.rpartition(".")[2], model.model)]
+    unused = [name for name in names if not applies_to(name.rpartition(".")[2], model.model)]
     if model.model == "compressive" and (model.compression in WITHOUT_PARAMETERS or ":" in model.compression):
         unused.append("model.compression_start")
         unused += ["model.bptt"] if model.compression in WITHOUT_PARAMETERS else []
@@ -268,7 +268,7 @@ def unused_settings(config: TrainConfig) -> list[str]:
 def check_all_used(config: TrainConfig) -> None:
     """Raise UserError for a setting that has no effect on the model, lengths of a memory among them."""
     for part in (config, config.model):
-        check_used(part, config.model.model, lengths=True)
+        reject_unused(part, config.model.model, lengths=True)
 
 
 def train_config_from(data: Mapping[str, Any], source: str) -> TrainConfig:

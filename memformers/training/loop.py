@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
 from memformers.data.streams import IGNORED, Segment
+from memformers.models.config import MemorySizes
 from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule

@@ -22,7 +22,7 @@ from memformers.data.dataset import TokenDataset
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.base import memory_facts
-from memformers.models.config import LENGTHS, ModelConfig, is_used
+from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import (
@@ -113,8 +113,8 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
     share, are at their defaults."""
     is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
     model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(Path(name), cpu)
-    settings = (f for f in fields(model.config) if f.name in LENGTHS)
-    unused = {f.name: f.default for f in settings if not is_used(f.name, model.config.model)}
+    settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
+    unused = {f.name: f.default for f in settings if not applies_to(f.name, model.config.model)}
     model.config = changed(model.config, **unused)
     return model, tokenizer
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
+from memformers.kernels.self_test import find_mismatch
 
 from memformers.commands import doctor
 from memformers.kernels import dispatch, naive
-from memformers.kernels.self_test import find_mismatch
 
 
 @pytest.fixture(autouse=True)

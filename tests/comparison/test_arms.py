@@ -68,8 +68,8 @@ def test_arms_share_the_settings_that_their_models_use():
 def test_a_memory_of_ones_own_is_found_by_its_place_and_has_its_own_settings():
     place = Path(__file__).parents[2] / "experiments" / "memories" / "averages.py"
     arm = parse_arm(f"mine: decay=1 model={place}:Averages", SHARED)
-    assert arm.settings == {"model.own.decay": 1.0, "model.model": "averages.py:Averages"}
+    assert arm.settings == {"model.memory_config.decay": 1.0, "model.model": "averages.py:Averages"}
     run = TEXT.parse(settings_of(arm, SHARED), arm.name)
-    assert (run.model.own.decay, run.model.d_model) == (1.0, TRAIN.model.d_model)
+    assert (run.model.memory_config.decay, run.model.d_model) == (1.0, TRAIN.model.d_model)
     with pytest.raises(UserError, match="decay"):
         parse_arm("mine: decay=1", SHARED)

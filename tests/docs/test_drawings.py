@@ -10,7 +10,7 @@ from docs.building.attended import attention_map, attention_of_the_word
 from docs.building.drawings import DRAWINGS, compressed, exactly, reached, rolled, svg
 from docs.building.pictures import IMAGES, LIGHT, PICTURES, WIDTH
 from docs.building.translations import LABEL, TRANSLATIONS
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.config import MemorySizes
 from tests.builders import MODELS, small_lm
 from tests.texts import read
 

@@ -10,7 +10,7 @@ from memformers.evaluation.memory_ablation import controls_of
 from memformers.evaluation.recall_by_distance import distance_edges, recall_by_distance
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
-from memformers.models.memory_update import compress_memory
+from memformers.models.memory import compress_memory
 from memformers.models.vocabulary import TokenLosses
 
 STREAM = RecallStream(keys=6, values=4, set_probability=0.15)

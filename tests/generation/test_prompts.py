@@ -5,8 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memformers.generation.generate import generate, side_by_side
-from memformers.generation.sampling import Sampling
+from memformers.generation.generate import Sampling, batch_prompts, generate
 from tests.builders import MODELS, small_lm
 from tests.texts import same, tokens
 
@@ -35,7 +34,7 @@ def watched(lm, prompt, n):
 
 
 def check_each_is_as_alone(lm, prompts, n):
-    (text, logits), ends = watched(lm, prompts, n), side_by_side(prompts, lm.config).ends
+    (text, logits), ends = watched(lm, prompts, n), batch_prompts(prompts, lm.config).ends
     assert text.shape == (n, len(prompts))
     for stream, prompt in enumerate(prompts):
         wanted, wanted_logits = watched(lm, prompt[:, None], n)
@@ -69,7 +68,7 @@ def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(settin
 
 def test_prompts_of_one_length_are_those_of_a_tensor():
     lm, prompts = small_lm("compressive"), prompts_of(9, 9)
-    assert side_by_side(prompts, lm.config).doc_starts is None
+    assert batch_prompts(prompts, lm.config).doc_starts is None
     for some in (prompts, prompts[:1]):
         one, *others = [list(generate(lm, p, 30, seed=1)) for p in (some, torch.stack(some, 1), tuple(some))]
         assert all(torch.equal(torch.stack(one), torch.stack(other)) for other in others)

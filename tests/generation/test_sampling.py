@@ -6,23 +6,23 @@ import pytest
 import torch
 
 from memformers.common.errors import UserError
-from memformers.generation.sampling import Sampling, seeded
+from memformers.generation.generate import Sampling, make_generator
 
-OWN, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
-SHARP = [p**2 / sum(q**2 for q in OWN) for p in OWN]
+P, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
+SHARP = [p**2 / sum(q**2 for q in P) for p in P]
 
 
 @pytest.mark.parametrize(
     ("settings", "wanted"),
-    [({}, OWN), ({"temperature": 0.0}, FIRST), ({"temperature": 0.5}, SHARP), ({"temperature": 1e-30}, FIRST),
-     ({"top_k": 2}, TWO), ({"top_k": 99}, OWN), ({"top_p": 1.0}, OWN),
+    [({}, P), ({"temperature": 0.0}, FIRST), ({"temperature": 0.5}, SHARP), ({"temperature": 1e-30}, FIRST),
+     ({"top_k": 2}, TWO), ({"top_k": 99}, P), ({"top_p": 1.0}, P),
      ({"top_p": 0.79}, TWO),  # those that reach it, and the one that crosses
      ({"top_p": 0.81}, [1 / 9, 5 / 9, 3 / 9, 0.0, 0.0]),
      # Beyond the numbers of float32:
      ({"temperature": 5e-324}, FIRST), ({"top_p": 5e-324}, FIRST), ({"temperature": 1e308}, [0.2] * 5)],
 )  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
-    logits, generator = torch.tensor([OWN]).log().expand(40_000, -1), seeded(0, torch.device("cpu"))
+    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, torch.device("cpu"))
     found = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0.015)
 
@@ -41,8 +41,8 @@ def test_logits_that_are_no_numbers_draw_no_token(row, reason):
 def test_a_seed_of_more_than_64_bits_is_an_error():
     for seed in (2**64, -(2**63) - 1):
         with pytest.raises(UserError, match=f"got seed={seed}"):
-            seeded(seed, torch.device("cpu"))
-    assert seeded(2**64 - 1, torch.device("cpu")).initial_seed()
+            make_generator(seed, torch.device("cpu"))
+    assert make_generator(2**64 - 1, torch.device("cpu")).initial_seed()
 
 
 @pytest.mark.parametrize(

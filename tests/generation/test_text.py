@@ -1,71 +1,17 @@
-"""Text read and written in a stream, and the memory of it saved and taken up again."""
+"""Text read and written in a stream."""
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from memformers.data.tokenizers import CharacterTokenizer, WordTokenizer
-from memformers.generation.incremental import Stepper
-from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
-from memformers.generation.sampling import Sampling, seeded
-from memformers.generation.text import TextStream, continue_text
+from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from tests.builders import small_lm
-from tests.texts import documents, kept, read_on, same, tokens
 
 LETTERS = CharacterTokenizer("abcdefghij\n")
 GREEDY = Sampling(temperature=0.0)
 
 
 def written(stream, n, **options):
-    return "".join(stream.write(n, GREEDY, seeded(0, stream.device), **options))
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-@pytest.mark.parametrize("read", [9, 14, 33, 37])
-def test_a_saved_memory_goes_on_in_its_document(model, read, tmp_path):
-    """Whether that began in the running segment or before it."""
-    lm, path, text = small_lm(model).eval(), tmp_path / "memory", tokens(60, 1)
-    starts = documents(60, 1, (8, 0), (36, 0))
-    first = Stepper(lm, 1)
-    first.read(text[:read], starts[:read])
-    save_memory(first, path)
-    second = load_memory(lm, path)
-    same([second.last, *kept(second.memory())], [first.last, *kept(first.memory())])
-    same([read_on(second, text[read:], starts[read:])], [read_on(first, text[read:], starts[read:])])
-
-
-def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
-    path, lm = tmp_path / "memory", small_lm("transformer-xl")
-    decoder = Stepper(lm, 1)
-    with pytest.raises(ValueError, match="nothing was read"):
-        save_memory(decoder, path)
-    decoder.read(tokens(9, 1))
-    save_memory(decoder, path)
-    whole = load_file(path)
-    assert set(whole) == {"mem.0", "mem.1", "running", "logits"}
-    for changed in (
-        {"doc_starts": torch.zeros(3, 1, dtype=torch.bool)}, {"valid": torch.zeros(2, dtype=torch.int64)},
-        {"mem.0": torch.tensor(3.0)}, {"mem.0": torch.zeros(4, 1)}, {"mem.0": torch.zeros(5, 1, 11)},
-        {"mem.0": torch.full((5, 1, 12), torch.nan)}, {"logits": torch.zeros(1, 3)}, {"mem.7": torch.ones(1)},
-        {"running": torch.zeros(7, 1, dtype=torch.int64)}, {"running": torch.tensor(3)},
-        {"running": torch.zeros(2, 2, dtype=torch.int64)}, {"running": torch.full((2, 1), 11)},
-    ):  # fmt: skip
-        save_file(whole | changed, path, metadata={MODEL: fingerprint(lm)})
-        with pytest.raises(ValueError, match="not a complete memory"):
-            load_memory(lm, path)
-    with pytest.raises(ValueError, match="another model"):
-        load_memory(small_lm("transformer-xl"), path)  # the same shape, but other weights
-    path.write_bytes(path.read_bytes()[:50])
-    for broken in (path, tmp_path / "gone", tmp_path):
-        with pytest.raises(ValueError, match="can't be read"):
-            load_memory(lm, broken)
-    with pytest.raises(ValueError, match="exists already and is not a saved memory"):
-        save_memory(decoder, path)
-    with pytest.raises(ValueError, match="is not a folder"):
-        save_memory(decoder, tmp_path / "gone" / "memory")
-    with pytest.raises(ValueError, match="no memory to save"):
-        save_memory(Stepper(small_lm("transformer"), 1), path)
+    return "".join(stream.write(n, GREEDY, make_generator(0, stream.device), **options))
 
 
 def test_writing_ends_with_the_stop():

@@ -15,8 +15,8 @@ import transformers
 from memformers import generate
 from memformers.data.builtin import write_play
 from memformers.data.tokenizers import ByteTokenizer, IdTokenizer, build_tokenizer
+from memformers.generation.generate import Sampling
 from memformers.generation.incremental import Stepper
-from memformers.generation.sampling import Sampling
 from memformers.integrations import huggingface
 from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryTrainer
 from tests.builders import MODELS, SMALL, small_lm

@@ -6,16 +6,16 @@ import torch
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import tiling
 from memformers.kernels.blocked.tiling import blocks
-from memformers.kernels.self_test import random_inputs as tensors
 from tests.kernels.against_naive import compare, compare_dropout, first_keys, kept_by
+from tests.kernels.against_naive import random_inputs as tensors
 
 
-@pytest.mark.parametrize("kept", [0, blocked.KEPT])
+@pytest.mark.parametrize("kept", [0, blocked.MAX_KEPT])
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize(("workspace", "queries"), [(1, 3), (100, 1), (1000, 7)])
 @pytest.mark.parametrize("size", [(5, 3, 7, 13, 2), (2, 3, 23, 37, 2)])
 def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, bounded, monkeypatch):
-    monkeypatch.setattr(blocked, "KEPT", kept)
+    monkeypatch.setattr(blocked, "MAX_KEPT", kept)
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     monkeypatch.setattr(tiling, "QUERIES", queries)
     key_start = first_keys(size[0], *size[2:4]) if bounded else None
@@ -38,7 +38,7 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
 
 @pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
 def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
-    monkeypatch.setattr(blocked, "KEPT", 4 * 8 * 100)
+    monkeypatch.setattr(blocked, "MAX_KEPT", 4 * 8 * 100)
     inputs, outputs = tensors(1, 4, 8, K, 2, torch.float32), []
     kept = kept_by(lambda: outputs.append(blocked.relative_attention(**inputs)))
     known = {t.data_ptr() for t in (*outputs, *inputs.values())}
@@ -52,10 +52,10 @@ def test_nothing_is_kept_where_nothing_will_learn():
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
 
-@pytest.mark.parametrize("kept", [0, blocked.KEPT])
+@pytest.mark.parametrize("kept", [0, blocked.MAX_KEPT])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_blocks_drop_the_same_probabilities_in_both_passes(kept, bounded, monkeypatch):
-    monkeypatch.setattr(blocked, "KEPT", kept)
+    monkeypatch.setattr(blocked, "MAX_KEPT", kept)
     monkeypatch.setattr(tiling, "QUERIES", 3)
     inputs = tensors(2, 3, 7, 11, 5, torch.float64)
     compare_dropout(blocked.relative_attention, inputs, torch.float64, bounded)
@@ -71,3 +71,36 @@ def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob
     seed = torch.tensor(3) if dropout_prob else None
     arguments += [first_keys(2, 5, 11) if bounded else None, seed, dropout_prob, keep]
     torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(arguments))
+
+
+def test_forward_mode_is_refused_where_the_operator_would_give_no_derivative():
+    inputs = tensors(1, 1, 3, 5, 2, torch.float64)
+    direction = {name: torch.ones_like(t) for name, t in inputs.items()}
+    with pytest.raises(NotImplementedError, match="kernel='naive'"):
+        torch.func.jvp(
+            lambda inputs: blocked.relative_attention(**inputs),
+            ({n: t.detach() for n, t in inputs.items()},),
+            (direction,),
+        )
+
+
+def test_the_second_derivative_is_an_error_that_names_naive():
+    inputs = tensors(1, 1, 3, 5, 2, torch.float64)
+    out = blocked.relative_attention(**inputs)
+    (first,) = torch.autograd.grad(out.pow(2).sum(), inputs["query"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="kernel='naive'"):
+        first.sum().backward()
+
+
+def test_activation_checkpointing_reads_what_is_kept_once():
+    from torch.utils.checkpoint import checkpoint
+
+    inputs = tensors(2, 3, 7, 11, 5, torch.float64)
+    found = []
+    for compute in (
+        blocked.relative_attention,
+        lambda **t: checkpoint(blocked.relative_attention, **t, use_reentrant=False),
+    ):
+        out = compute(**inputs)
+        found.append(torch.autograd.grad(out.sum(), [*inputs.values()]))
+    assert all(map(torch.equal, *found))

@@ -4,20 +4,18 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
 from memformers.kernels.naive import causal_mask
-from memformers.models import positions as positions_module
-from memformers.models.linear import joined_linear
-from memformers.models.positions import sinusoids
+from memformers.models import attention as attention_module
+from memformers.models.attention import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
-from tests.texts import EXACT, same, tokens
+from tests.texts import EXACT, tokens
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-@pytest.mark.parametrize("kernel", ["auto", "naive", "blocked"])
+@pytest.mark.parametrize("kernel", ["auto", "naive", "blocked", "sdpa"])
 def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
     """One row at a time: (q + u)·k + (q + v)·r_d + s_d over √E, from each query's first key on."""
     H, E, S, K, B = 3, 4, 3, 7, 2
@@ -61,10 +59,10 @@ MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2,
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [({"mask": MASK.float()}, "boolean mask"), ({"mask": MASK[:, :-1]}, r"\[3, 7, 1\]"),
-     ({"mask": MASK | True}, "future"), ({"mask": MASK & False}, "hides every key"),
+     ({"mask": MASK | True}, "future"), ({"mask": MASK & False}, "no visible key"),
      *(({"key_start": start}, "key_start") for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
      ({"key_start": FIRST + 5}, "own key"),
-     ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "hides"),
+     ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "no visible key"),
      ({"query": torch.zeros(3, 2, 6)}, "expected query"), ({"value": torch.zeros(6, 2, 8)}, "expected query"),
      ({"query": torch.zeros(3, 8)}, "expected query"),
      (dict.fromkeys(("key", "value"), torch.zeros(2, 2, 8)), "at least 3 keys"),
@@ -85,14 +83,16 @@ def test_a_mask_hides_beside_what_a_document_and_a_window_do():
     stack, x, past = small_xl(), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
     doc_starts = torch.zeros(4, 2, dtype=torch.bool)
     doc_starts[2, 0] = True
-    memory, sizes = Memory(past, valid=torch.tensor([3, 1])), [MemorySizes(3, window=3)] * 2
+    memory = Memory(past, valid=torch.tensor([3, 1]))
+    stack.resize([MemorySizes(3, window=3)] * 2)
     mask = torch.ones(4, 7, dtype=torch.bool).tril(3)[..., None].repeat(1, 1, 2)
     mask[3, 5] = False
     wanted = mask & torch.ones(4, 7, dtype=torch.bool).triu(1)[..., None]  # 3 keys each
     wanted[2:, :5, 0] = False
     wanted[:, :2, 1] = False
-    found, _ = stack(x, memory, mask, doc_starts=doc_starts, sizes=sizes)
-    torch.testing.assert_close(found, stack(x, past, wanted)[0], **EXACT)
+    found, *_ = stack(x, memory, mask, doc_starts=doc_starts)
+    stack.resize([MemorySizes(3)] * 2)
+    torch.testing.assert_close(found, stack(x, Memory(past), wanted)[0], **EXACT)
 
 
 def test_sinusoids_are_the_papers():
@@ -107,8 +107,8 @@ def test_sinusoids_are_the_papers():
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(compiled, monkeypatch):
     calls = []
-    monkeypatch.setattr(positions_module, "_TABLES", {})
-    monkeypatch.setattr(positions_module, "sinusoids", lambda *a: calls.append(a) or sinusoids(*a))
+    monkeypatch.setattr(attention_module, "_TABLES", {})
+    monkeypatch.setattr(attention_module, "sinusoids", lambda *a: calls.append(a) or sinusoids(*a))
     lm = small_lm("transformer-xl", segment_len=5, position_features=6)
     torch.compiler.reset()
     forward = torch.compile(lm, backend="eager", fullgraph=True) if compiled else lm
@@ -145,41 +145,3 @@ def test_the_gate_is_that_of_the_paper():
     r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
     h = torch.tanh(y @ w_g.T + (r * x) @ gate.of_reset.weight.T)
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "lower"), [(torch.float64, True), (torch.float32, False), (torch.float32, True)]
-)
-@pytest.mark.parametrize(("m", "folded"), [(0, True), (5, True), (5, False)])
-def test_two_products_written_into_one_tensor_have_the_bits_of_joined_ones(m, folded, dtype, lower):
-    sizes = (m, 3, 7), (3, 4, 7), (2, 7), (2,)
-    given = [torch.randn(size, dtype=dtype, requires_grad=True) for size in sizes]
-    first, second, weight, bias = given
-    if folded:
-        weight, bias = weight * 2, bias + 1
-    second = second.transpose(0, 1)[:, :3]  # [s, B, in], not contiguous, which F.linear rounds in another way
-    second = second if dtype == torch.float64 else second.contiguous()
-    with torch.autocast("cpu", enabled=lower):
-        joined = joined_linear(first, second, weight, bias)
-        apart = torch.cat([F.linear(x, weight, bias) for x in (first, second)])
-    grad = torch.randn_like(joined)
-    assert torch.equal(joined, apart)
-    found, wanted = (torch.autograd.grad(out, given, grad, retain_graph=True) for out in (joined, apart))
-    assert all(map(torch.equal, found, wanted))
-    batched = torch.autograd.grad(joined, given[:2], grad[None], retain_graph=True, is_grads_batched=True)
-    assert all(torch.equal(one[0], all_) for one, all_ in zip(batched, wanted, strict=False))
-
-
-@pytest.mark.usefixtures("float64")
-def test_joined_products_have_second_derivatives_and_transformations_and_ask_frozen_maps_for_nothing():
-    given = [torch.randn(size, requires_grad=True) for size in ((2, 3, 4), (3, 3, 4), (5, 4), (5,))]
-    torch.autograd.gradgradcheck(joined_linear, given)
-    wanted = joined_linear(*given)
-    shifted = torch.func.vmap(lambda x: joined_linear(*given) + x)(torch.arange(2.0))
-    same(
-        torch.func.vmap(joined_linear, (None, None, 0, None))(*given[:2], given[2][None], given[3]), [wanted]
-    )
-    same(shifted, [wanted, wanted + 1])
-    first, second, *maps = (x.detach() for x in given)
-    (alone,) = torch.autograd.grad(joined_linear(first, second.requires_grad_(), *maps).sum(), second)
-    same([alone], [maps[0].sum(0).expand_as(second)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memformers.models.compressive import recompute_newest_slots
 from memformers.models.memory import Memory
 from tests.builders import small_lm
 from tests.texts import gradients, read, same, tokens
@@ -46,7 +47,7 @@ def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compress
     lm, texts, targets = lm_of(bptt, compression=compression), segments(6), segments(1)[0]
     memory, kept = Memory(), [[], []]
     for text in texts[:-1]:
-        past, (_, inputs) = memory, lm.transformer(lm.embed(text), memory, sizes=lm.config.memory_sizes)
+        past, (_, inputs) = memory, lm.transformer.read(lm.embed(text), memory)
         memory = lm(text, memory).memory
         if past.mem:  # six positions, all of which this segment has compressed
             for layer, old in enumerate(past.mem):
@@ -73,7 +74,9 @@ def test_slots_are_made_anew_as_they_were_remembered(lengths, compression):
     lm, memory = lm_of(4, compression=compression, **lengths), Memory()
     for text in segments(6):
         memory = lm(text, memory).memory
-        same(lm.transformer.recompute_slots(memory, lm.config.memory_sizes).c_mem, memory.c_mem)
+        if any(map(len, memory.slot_inputs)):
+            layers = lm.transformer.layers
+            same(map(recompute_newest_slots, layers, memory.c_mem, memory.slot_inputs), memory.c_mem)
 
 
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
@@ -95,7 +98,7 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
 @pytest.mark.parametrize(
     ("bptt", "change", "word"),
     [(0, lambda x: x, "at most 0"), (2, lambda x: x[:-1], "some of 6 slots"),
-     (2, lambda x: torch.cat((x, x)), "some of 6 slots"), (2, lambda x: x[:, :1], "slot_inputs of layer 0")],
+     (2, lambda x: torch.cat((x, x)), "at most 12"), (2, lambda x: x[:, :1], "slot_inputs of layer 0")],
 )  # fmt: skip
 def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, word):
     memory = past_of(lm_of(2), segments(4))

@@ -1,4 +1,4 @@
-"""Memories and parts of one's own, named by class, file or module, and their weights."""
+"""A user's memory, named by class, file or module."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -9,14 +9,11 @@ import torch
 from torch import nn
 
 from memformers import CompressiveTransformer, CustomMemory, Memory, MemoryLM, ModelConfig
-from memformers.common.files import read_json, write_json
-from memformers.evaluation.conformance import assert_conforms
 from memformers.models import registry
-from memformers.models.registry import name_of, places, register_memory
+from memformers.models.registry import import_path, name_of, register_memory
 from tests.builders import SMALL
 from tests.texts import documents, read, tokens
 
-OWN = {"gate": "mine.py:Gate", "compression": "mine.py:Gated", "compression_loss": "mine.py:Loss"}
 MINE = """
 from dataclasses import dataclass
 import torch
@@ -29,40 +26,15 @@ class Averages(CustomMemory):
     Config = Settings
     @classmethod
     def memory_sizes(cls, config):
-        return [MemorySizes(M, 1, 40) for M in config.of_layers("mem_len")]
-    def grow(self, layer, slots, left, belongs):
-        assert len(left)
-        for x in left:
+        return [MemorySizes(M, 1, 40) for M in config.per_layer("mem_len")]
+    def grow(self, layer, slots, evicted, belongs):
+        assert len(evicted)
+        for x in evicted:
             slots = self.settings.decay * slots + (1 - self.settings.decay) * x
         return slots
-class Gate(nn.Module):
-    def __init__(self, d_model):
-        super().__init__()
-        self.map = nn.Linear(2 * d_model, d_model)
-        nn.init.constant_(self.map.bias, -3.0)
-    def forward(self, x, y):
-        return x + self.map(torch.cat([x, y], -1)).sigmoid() * y
-class Last(Gate):
-    def reset_parameters(self):
-        nn.init.constant_(self.map.bias, -5.0)
-class Gated(nn.Module):
-    def __init__(self, rate, d_model):
-        super().__init__()
-        self.rate, self.weigh = rate, nn.Linear(d_model, 1)
-        nn.init.constant_(self.weigh.bias, -3.0)
-    def forward(self, mem):
-        positions = mem.unflatten(0, (-1, self.rate))
-        return (self.weigh(positions).softmax(1) * positions).sum(1)
-class Loss(nn.Module):
-    def __init__(self, rate, d_model):
-        super().__init__()
-        self.map = nn.Linear(d_model, d_model)
-        nn.init.constant_(self.map.bias, -3.0)
-    def forward(self, mem, c_mem, attend):
-        return (self.map(attend(c_mem).mean() + c_mem).mean() - attend(mem).mean()).square()
 class Adds(Averages):
-    def __init__(self, config, parts):
-        super().__init__(config, parts)
+    def __init__(self, config, self_attn, feed_forward):
+        super().__init__(config, self_attn, feed_forward)
         self.map = nn.Linear(12, 12)
         nn.init.constant_(self.map.bias, -3.0)
 """
@@ -75,10 +47,10 @@ def forget(monkeypatch, tmp_path):
     Path("mine.py").write_text(MINE)
     Path("package").mkdir()
     Path("package/module.py").write_text(MINE)
-    built_in = {key: kind for key, kind in registry.REGISTRY.items() if ":" not in key[1]}
+    built_in = {name: kind for name, kind in registry.MODELS.items() if ":" not in name}
 
     def forget():
-        monkeypatch.setattr(registry, "REGISTRY", dict(built_in))
+        monkeypatch.setattr(registry, "MODELS", dict(built_in))
 
     forget()
     yield forget
@@ -92,14 +64,12 @@ def config_of(**settings):
 
 @pytest.mark.parametrize("place", ["mine.py:Averages", "package.module:Averages", "class"])
 def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it_is_named(place, forget):
-    kind = registry.import_class("mine.py:Averages")
-    config = config_of(model=kind if place == "class" else place, own={"decay": 0.5}, mem_len=3)
+    kind = registry.load_class("mine.py:Averages")
+    config = config_of(model=kind if place == "class" else place, memory_config={"decay": 0.5}, mem_len=3)
     lm, text = MemoryLM(config).eval(), tokens(30)
     assert config.model == ("mine.py:Averages" if place == "class" else place)
-    assert places({"model": config.model, "gate": "gru"})[0].startswith("model=")
+    assert import_path(registry.MODELS[config.model]).endswith(":Averages")
     lm.save_pretrained("saved")
-    # As an earlier version wrote it, with checksums of the files that define the model.
-    write_json(Path("saved/config.json"), read_json(Path("saved/config.json")) | {"code": {"mine.py": "0"}})
     forget()
     with pytest.raises(ValueError, match="only if you name it"):
         MemoryLM.from_pretrained("saved")
@@ -108,15 +78,15 @@ def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it
     assert torch.equal(read(loaded, text)[0], read(lm, text)[0])
     forget()
     if place != "class":
-        assert MemoryLM.from_pretrained("saved", model=place).config.own.decay == 0.5
+        assert MemoryLM.from_pretrained("saved", model=place).config.memory_config.decay == 0.5
 
 
 def test_the_slot_is_what_its_formula_says_in_each_document():
-    config = config_of(model="mine.py:Averages", own={"decay": 0.75}, mem_len=3, segment_len=5)
-    network, memory, x = MemoryLM(config).transformer, None, torch.randn(20, 2, 12)
+    config = config_of(model="mine.py:Averages", memory_config={"decay": 0.75}, mem_len=3, segment_len=5)
+    network, memory, x = MemoryLM(config).transformer, Memory(), torch.randn(20, 2, 12)
     begins = documents(20, 2, (7, 1))
     for part, starts in zip(x.split(5), begins.split(5), strict=True):
-        memory, _ = network.remember(memory, [part] * 2, config.memory_sizes, starts)
+        memory, _ = network.remember(memory, [part] * 2, starts, 5)
     for stream, begin in ((0, 0), (1, 7)):
         average = torch.zeros(12)
         for one in x[begin:17, stream]:
@@ -129,45 +99,19 @@ def test_the_slot_is_what_its_formula_says_in_each_document():
     assert MemoryLM(replace(config, mem_len=30))(tokens(5)).memory.c_mem == ()
 
 
-def test_a_model_with_parts_of_ones_own_keeps_what_every_memory_promises(forget):
-    assert_conforms("compressive", **OWN)
-    lm = MemoryLM(config_of(**OWN)).eval()
-    lm.save_pretrained("saved")
-    layer, loss = lm.transformer.layers[0], lm.transformer.own_losses[0]
-    kinds = {"gate": type(layer.gate_ff), "compression": type(layer.compress), "compression_loss": type(loss)}
-    forget()
-    for named in ({}, {"gate": kinds["gate"]}):
-        with pytest.raises(ValueError, match="only if you name it"):
-            MemoryLM.from_pretrained("saved", **named)
-    text = tokens(35)
-    for named in (kinds, OWN):
-        forget()
-        assert torch.equal(read(MemoryLM.from_pretrained("saved", **named), text)[0], read(lm, text)[0])
-    forget()
-    assert config_of(**kinds) == lm.config
-
-
-def test_what_a_part_or_memory_of_ones_own_sets_in_its_constructor_stays_in_every_layer():
-    lm = MemoryLM(config_of(**OWN))
+def test_what_a_memory_sets_in_its_constructor_stays():
+    lm = MemoryLM(config_of(model="mine.py:Adds"))
     for _ in range(2):
-        biases = [p for n, p in lm.transformer.named_parameters() if ".map.bias" in n or "weigh.bias" in n]
-        assert len(biases) == 2 * (2 + 1 + 1)  # two gates, a compression and a loss a layer
-        assert all((bias == -3).all() for bias in biases)
-        assert (MemoryLM(config_of(model="mine.py:Adds")).transformer.map.bias == -3).all()
-        first, second = (layer.gate_ff.map.weight for layer in lm.transformer.layers)
-        assert not torch.equal(first, second)
+        assert (lm.transformer.map.bias == -3).all()
         lm.reset_parameters()
-    lm = MemoryLM(config_of(gate="mine.py:Last"))
-    assert all((p == -5).all() for n, p in lm.named_parameters() if "map.bias" in n)
 
 
 WRONG = '''
 import torch
 from dataclasses import dataclass
-from torch import nn
 from memformers import MemorySizes, CustomMemory
 
-def plain(*given): ...
+def plain(*arguments): ...
 class Nothing: ...
 class Empty(CustomMemory): ...
 class Sized(CustomMemory):
@@ -180,48 +124,39 @@ class Few(Sized):
     @classmethod
     def memory_sizes(cls, config): return [3]
 class Grows(Sized):
-    def grow(self, layer, slots, left, belongs): return slots.repeat(2, 1, 1)
+    def grow(self, layer, slots, evicted, belongs): return slots.repeat(2, 1, 1)
 class Fails(Sized):
-    def grow(self, layer, slots, left, belongs): return slots + undefined
+    def grow(self, layer, slots, evicted, belongs): return slots + undefined
 class Bare(Sized):
-    def update_memory(self, memory, inputs, sizes, doc_starts): return memory, 0.5
+    def update_memory(self, memory, inputs, doc_starts): return memory, 0.5
 class Longer(Sized):
-    def update_memory(self, memory, inputs, sizes, doc_starts):
+    def update_memory(self, memory, inputs, doc_starts):
         return type(memory)(tuple(inputs)), inputs[0].new_zeros(())
 class Short(Sized):
-    def forward(self, x, *args, **kwargs):
-        output, inputs = super().forward(x, *args, **kwargs)
+    def grow(self, layer, slots, evicted, belongs): return slots
+    def read(self, x, *args, **kwargs):
+        output, inputs = super().read(x, *args, **kwargs)
         return output[1:], inputs
 class NoInit(Sized):
-    def __init__(self, config, parts): ...
-class Two(nn.Module):
-    def __init__(self, *sizes): super().__init__()
-    def forward(self, x, *others): return x[1:]
+    def __init__(self, *arguments): ...
 '''  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("settings", "word"),
     [*(({"model": f"wrong.py:{name}"}, word) for name, word in {
-        "plain": "is no class", "Nothing": "Nothing", "Negative": "mem_len=-2",
+        "plain": "does not name a class", "Nothing": "Nothing", "Negative": "mem_len=-2",
         "Few": "Few.memory_sizes", "Grows": "Grows.grow",
-        "Bare": "Bare.update_memory", "Longer": "Longer.update_memory", "Short": "Short.forward",
+        "Bare": "Bare.update_memory", "Longer": "Longer.update_memory", "Short": "Short.read",
         "NoInit": "NoInit.__init__"}.items()),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
-     ({"model": "broken.py:Mean"}, "SyntaxError"), ({"gate": "gone.py:Gate"}, "gone.py"),
-     ({"gate": "grru"}, "grru"), ({"gate": "wrong.py:Two"}, "Two.forward"),
-     ({"gate": "wrong.py:Two", "norm": "post"}, "norm"),
-     ({"compression": "wrong.py:Two"}, "Two.forward"),
-     ({"compression_loss": "wrong.py:Two"}, "Two.forward"),
-     ({"model": "transformer-xl", "compression": "wrong.py:Two"}, "compressive"),
-     ({"compression": "wrong.py:Two", "compression_start": "mean"}, "own weights"),
-     ({"compression": "wrong.py:Two", "bptt": 1, "segment_len": 5}, "whole slots"),
-     ({"model": "mine.py:Averages", "own": {"dekay": 0.5}}, "dekay"),
-     ({"model": "mine.py:Averages", "own": {"decay": "no"}}, "decay"),
-     ({"model": "mine.py:Averages", "own": 3}, "Settings"),
+     ({"model": "broken.py:Mean"}, "SyntaxError"),
+     ({"model": "mine.py:Averages", "memory_config": {"dekay": 0.5}}, "dekay"),
+     ({"model": "mine.py:Averages", "memory_config": {"decay": "no"}}, "decay"),
+     ({"model": "mine.py:Averages", "memory_config": 3}, "Settings"),
      ({"model": "mine.py:Averages", "same_length": True}, "same_length")],
 )  # fmt: skip
-def test_what_is_no_memory_or_part_is_an_error_of_one_line_that_names_it(settings, word):
+def test_what_is_no_memory_is_an_error_of_one_line_that_names_it(settings, word):
     Path("wrong.py").write_text(WRONG)
     Path("broken.py").write_text("x = 1\nclass Mean(\n")
     with pytest.raises(ValueError, match=word) as caught:
@@ -259,5 +194,5 @@ def test_two_classes_of_one_name_are_told_apart():
         name_of("other/mine.py:Averages")
     with pytest.raises(ValueError, match="CustomMemory"):
         register_memory(nn.Linear)
-    assert registry.lookup("model", "compressive") is CompressiveTransformer
-    assert ModelConfig(model=register_memory(registry.import_class("package.module:Averages"))).mem_len == 64
+    assert registry.lookup("compressive") is CompressiveTransformer
+    assert ModelConfig(model=register_memory(registry.load_class("package.module:Averages"))).mem_len == 64

@@ -9,8 +9,6 @@ from torch import nn
 
 from memformers import (
     AttentionReconstructionLoss,
-    AutoEncodingLoss,
-    CompressionAutoEncoder,
     CompressiveTransformer,
     CompressiveTransformerLayer,
     Conv1dCompression,
@@ -18,17 +16,14 @@ from memformers import (
     Memory,
     MemorySizes,
 )
-from memformers.models.reconstruction import layer_loss, own_loss
 from tests.builders import fill_zeros, layer_parts, small_compressive, small_lm
 from tests.texts import EXACT, documents, gradients, read, tokens
 
-SIZES = [MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)] * 2
+SIZE = MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)
 
 
 class Newest(nn.Module):
-    """A compression of a user's own: the newest position of a slot, through a map."""
-
-    compression_rate = 3
+    """A user's compression: the newest position of a slot, through a map."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +36,7 @@ class Newest(nn.Module):
 def stack_of(compress, *loss):
     """A stack of two layers with copies of this f_c."""
     layer = copy.deepcopy(small_compressive().layers[0])
-    layer.compress = compress
+    layer.compress, layer.size = compress, SIZE
     return fill_zeros(CompressiveTransformer(layer, 2, *loss))
 
 
@@ -49,12 +44,8 @@ def read_stack(stack, segments=3, doc_starts=None):
     """The last output, memory and auxiliary loss of random segments."""
     memory = None
     for _ in range(segments):
-        output, memory, loss = stack.step(torch.randn(7, 2, 12), memory, SIZES, doc_starts)
+        output, memory, loss = stack(torch.randn(7, 2, 12), memory, doc_starts=doc_starts)
     return output, memory, loss
-
-
-def auto_encoders():
-    return [CompressionAutoEncoder(Conv1dCompression(3, 12), 12) for _ in range(2)]
 
 
 def memories(streams=2, length=9):
@@ -64,11 +55,10 @@ def memories(streams=2, length=9):
 @pytest.mark.parametrize(
     "settings",
     [*({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
-     {"compression": "dilated"},
-     {"compression": "dilated", "compression_loss": "auto-encoding"}],
+     {"compression": "dilated"}],
 )  # fmt: skip
 @pytest.mark.parametrize("auxiliary", [False, True])
-def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_else(auxiliary, settings):
+def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, settings):
     lm, memory, loss, text = small_lm("compressive", **settings), None, 0.0, tokens(21)
     for part in text.split(7):
         logits, memory, own = lm(part, memory, through_memory=True)
@@ -81,7 +71,7 @@ def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_els
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_attention_loss_compares_content_attention_over_memories_and_slots(norm):
     layer = small_compressive(norm=norm).layers[0]
-    h, mem, norm = torch.randn(5, 2, 12), torch.randn(6, 2, 12), layer.norm_before_attention or nn.Identity()
+    h, mem, norm = torch.randn(5, 2, 12), torch.randn(6, 2, 12), layer.attention_input
 
     def content_attention(context):
         of = (layer.self_attn.query, h), (layer.self_attn.key, context), (layer.self_attn.value, context)
@@ -102,8 +92,8 @@ def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_the
         alone = memory.streams([stream])
         return lm(text[:, [stream]], Memory(alone.mem, alone.c_mem, torch.tensor([valid]))).auxiliary_loss
 
-    given = Memory(memory.mem, memory.c_mem, valid)
-    together = lm(text, given, doc_starts=documents(6, 5, (0, 1), (4, 2))).auxiliary_loss
+    past = Memory(memory.mem, memory.c_mem, valid)
+    together = lm(text, past, doc_starts=documents(6, 5, (0, 1), (4, 2))).auxiliary_loss
     # Stream 1 has just begun and stream 2 does within; of the 6 positions of memory that become two slots,
     # streams 3 and 4 have 4 and 3, and so one whole slot each.
     alone = torch.stack([loss(0, 99), loss(3, 4), loss(4, 3)])
@@ -111,34 +101,10 @@ def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_the
     assert (loss(3, 4), loss(3, 2)) == (loss(3, 3), 0) != (loss(3, 99), 0)
 
 
-def test_a_decoder_is_a_transposed_convolution_whose_kernel_and_stride_are_the_rate():
-    f_c, slots = auto_encoders()[0], torch.randn(4, 2, 12)
-    kernel = f_c.decoder.weight.squeeze(2).unflatten(0, (3, 12)).permute(2, 1, 0)  # [D, D, c]
-    bias = f_c.decoder.bias.unflatten(0, (3, 12)).T  # [D, c], one for each position of a slot
-    wanted = F.conv_transpose1d(slots.permute(1, 2, 0), kernel, stride=3) + bias.repeat(1, 4)
-    torch.testing.assert_close(f_c.decode(slots), wanted.permute(2, 0, 1))
-
-
-def test_a_loss_of_ones_own_leaves_out_what_the_packages_does():
-    class Error(nn.Module):
-        def forward(self, mem, c_mem, attend):
-            return F.mse_loss(attend(c_mem), attend(mem))
-
-    layer, h, mem, c_mem = small_compressive().layers[0], *(torch.randn(n, 4, 12) for n in (5, 9, 3))
-    for n_masked in (None, torch.tensor([0, 2, 0, 3]), torch.tensor([3, 3, 3, 3])):
-        given = layer, h, mem, c_mem, n_masked
-        torch.testing.assert_close(own_loss(Error(), *given), layer_loss(*given))
-
-
 @pytest.mark.parametrize(
     ("build", "word"),
     [(lambda: stack_of(Newest(), "squares"), "squares"),
-     (lambda: stack_of(Newest(), "auto-encoding"), "Newest"),
      (lambda: stack_of(Newest(), "none"), "Newest"),
-     *((lambda loss=loss: stack_of(CompressionAutoEncoder(Newest(), 12), loss), "decoder")
-       for loss in ("attention", "none")),
-     (lambda: CompressionAutoEncoder(nn.Identity(), 12), "Identity"),
-     (lambda: AutoEncodingLoss(auto_encoders())(memories()[:1]), "got 1"),
      (lambda: AttentionReconstructionLoss(small_compressive().layers)(memories()[:1], memories()), "got 1"),
      (lambda: read_stack(stack_of(nn.Identity())), "Identity.forward")],
 )  # fmt: skip
@@ -155,9 +121,11 @@ def test_compression_runs_once_a_step_and_a_stack_takes_a_layer_each():
         layer.compress.register_forward_hook(lambda *_: calls.append(1))
     lm(tokens(7))
     assert len(calls) == 2  # one for each layer
-    layers = [CompressiveTransformerLayer(**layer_parts(), compress=Conv1dCompression(c, 12)) for c in (2, 5)]
-    assert CompressiveTransformer(layers, 2).compression_rates == [2, 5]
-    stack, past, x = stack_of(nn.Identity()), (torch.randn(4, 2, 12),) * 2, torch.randn(5, 2, 12)
-    stack(x, past, past)  # what a slot stands for is asked only where it matters
-    with pytest.raises(ValueError, match="Identity has no compression_rate"):
-        stack(x, Memory(past, past, torch.tensor([1, 2])))
+    sizes = [MemorySizes(2, 2, c) for c in (2, 5)]
+    layers = [
+        CompressiveTransformerLayer(
+            **layer_parts(), compress=Conv1dCompression(size.compression_rate, 12), size=size
+        )
+        for size in sizes
+    ]
+    assert CompressiveTransformer(layers, 2).sizes == sizes

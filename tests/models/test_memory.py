@@ -2,18 +2,28 @@
 seen where documents begin, against a list of which position is where."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from memformers import AttentionReconstructionLoss, Memory, MemorySizes
-from memformers.models.documents import EVERYTHING, first_seen, n_masked_slots, seen_of_past, valid_afterwards
-from memformers.models.memory import memory_from_tensors, memory_tensors
-from memformers.models.memory_update import compress_memory, truncate_memory
+from memformers import AttentionReconstructionLoss, CoreConfig, Memory, MemoryCore, MemorySizes
+from memformers.models.memory import (
+    UNBOUNDED,
+    compress_memory,
+    first_visible_key,
+    memory_from_tensors,
+    memory_tensors,
+    n_masked_slots,
+    truncate_memory,
+    valid_afterwards,
+    visible_past_keys,
+)
 from tests.builders import small_compressive, small_lm, small_xl
-from tests.texts import BY_LAYER, kept, read, tokens
+from tests.texts import BY_LAYER, documents, kept, read, tokens
 
 LENGTHS = st.integers(0, 13)
 SEGMENTS = st.lists(st.integers(1, 11), min_size=1, max_size=12)
@@ -69,17 +79,19 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
     document = doc_starts.cumsum(0)  # [T, B]
     for S, is_given in zip(segments, given, strict=True):
         starts, x = doc_starts[at : at + S] if is_given else None, positions(at, S, 1, B)
+        if starts is not None and memory.mem:  # as Memory.reset does, which also clears what is hidden
+            memory = replace(memory, valid=memory.valid_positions().masked_fill(starts[0], 0))
         M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
-        seen_now = None if valid is None else seen_of_past(valid, M, C, c)
-        first = first_seen(starts, seen_now, window, x[0], M + C)
+        visible = None if valid is None else visible_past_keys(valid, M, C, c)
+        first = first_visible_key(x[0], M + C, visible, starts, window)
         slots, mem = held(memory, 0, c)
         keys = slots + mem + [[at + i] for i in range(S)]
         for b, i in ((b, i) for b in range(B) for i in range(S)):
-            own = M + C + i
-            wanted = [(document[key, b] == document[at + i, b]).all() for key in keys[: own + 1]]
-            wanted = [w and (window is None or own - j < window) for j, w in enumerate(wanted)]
+            last = M + C + i  # its own key
+            wanted = [(document[key, b] == document[at + i, b]).all() for key in keys[: last + 1]]
+            wanted = [w and (window is None or last - j < window) for j, w in enumerate(wanted)]
             begin = 0 if first is None else int(first[b, i])
-            assert [j >= begin for j in range(own + 1)] == wanted
+            assert [j >= begin for j in range(last + 1)] == wanted
         before = memory.positions(sizes)
         memory, compressed = compress_memory(memory, x, [lambda old: old[::c]], sizes, starts)
         n = 0 if compressed is None else len(compressed.new[0])
@@ -115,19 +127,40 @@ def test_a_memory_keeps_no_segment_alive_of_which_it_is_less_than_half(mem_len, 
 def test_streams_are_chosen_joined_and_reset():
     memory, done = Memory(tuple(positions(0, 5, B=3)), valid=torch.tensor([1, 4, 5])), torch.tensor([1, 0, 1])
     memory = Memory(tuple(x + torch.arange(3.0)[:, None] for x in memory.mem), valid=memory.valid)
-    assert memory.reset(done.bool()).valid.tolist() == [0, 4, 0]
+    cleared = memory.reset(done.bool())
+    assert cleared.valid.tolist() == [0, 4, 0]
+    assert [x[:, stream].any().item() for x in cleared.mem for stream in range(3)] == [False, True, False] * 2
     assert memory.valid.tolist() == [1, 4, 5]
-    assert Memory(memory.mem).reset(done.bool()).valid.tolist() == [0, EVERYTHING, 0]
+    assert Memory(memory.mem).reset(done.bool()).valid.tolist() == [0, UNBOUNDED, 0]
     assert Memory().reset(done.bool()) == Memory()
     for chosen in (slice(1), [2, 0], torch.tensor([2, 0]), done.bool()):
         part = memory.streams(chosen)
         assert torch.equal(part.mem[1], memory.mem[1][:, chosen])
         assert torch.equal(part.valid, memory.valid[chosen])
-    assert Memory.join([memory.streams([i]) for i in range(3)]) == memory
+    parts = [memory.streams([i]) for i in range(3)]
+    assert Memory.join(parts) == memory
+    joined = Memory.join([parts[0], Memory(parts[1].mem), parts[2]])  # valid None: all of it
+    assert joined.valid.tolist() == [1, UNBOUNDED, 5]
+    with pytest.raises(ValueError, match=r"same lengths.*index 1"):
+        Memory.join([parts[0], Memory(parts[1].mem[:1])])
     wrong = torch.zeros(2).bool(), torch.zeros(3), torch.zeros(3, 1).bool()
     for one in wrong:
         with pytest.raises(ValueError, match="done"):
             memory.reset(one)
+
+
+def test_a_saved_memory_is_loaded_as_it_was_and_anything_else_is_refused(tmp_path):
+    path = tmp_path / "memory"
+    for memory in (Memory(), read(small_lm("compressive"), tokens(28), documents(28, 2, (3, 1)))[2]):
+        memory.save(path)
+        assert Memory.load(path) == memory
+    save_file({"mem.0": torch.zeros(2), "logits": torch.zeros(2)}, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"not a saved memory.*logits"):
+        Memory.load(tmp_path / "other")
+    path.write_bytes(path.read_bytes()[:50])
+    for broken in (path, tmp_path / "gone", tmp_path):
+        with pytest.raises(ValueError, match="can't be read"):
+            Memory.load(broken)
 
 
 def test_memories_are_equal_if_all_their_numbers_are():
@@ -164,17 +197,17 @@ def test_an_empty_memory_has_the_lengths_of_a_full_one():
     assert empty.valid.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("mem", [None, [], [torch.zeros(0, 2, 12)] * 2, Memory()])
-def test_no_memory_can_be_said_in_several_ways(mem):
+@pytest.mark.parametrize("memory", [None, Memory(), Memory((torch.zeros(0, 2, 12),) * 2)])
+def test_none_an_empty_memory_and_one_of_no_length_are_the_same(memory):
     model, x = small_xl(), torch.randn(5, 2, 12, requires_grad=True)
-    output, inputs = model(x, mem)
+    model.resize([MemorySizes(9)] * 2)
+    output, after, _ = model(x, memory)
     torch.testing.assert_close(output, model(x)[0])
-    torch.testing.assert_close(inputs, [x.detach(), model.layers[0](x=x).detach()])
-    assert not any(y.requires_grad for y in inputs)
+    torch.testing.assert_close(list(after.mem), [x.detach(), model.layers[0](x=x).detach()])
+    assert not any(y.requires_grad for y in after.mem)
 
 
 ONE, X = torch.zeros(3, 2, 12), torch.randn(7, 2, 12)
-SIZES = [MemorySizes(5)] * 2
 
 
 @pytest.mark.parametrize(
@@ -190,7 +223,7 @@ SIZES = [MemorySizes(5)] * 2
 )  # fmt: skip
 def test_a_memory_that_does_not_fit_is_an_error(memory, word):
     with pytest.raises(ValueError, match=word):
-        small_xl().step(X, memory, SIZES)
+        small_lm("transformer-xl", mem_len=5)(tokens(7), memory)
     with pytest.raises(ValueError, match="at most 5"):
         small_lm("transformer-xl").check_memory(Memory((torch.zeros(6, 2, 12),) * 2), 2)
 
@@ -201,9 +234,8 @@ def test_a_memory_that_does_not_fit_is_an_error(memory, word):
 )  # fmt: skip
 def test_starts_that_do_not_fit_the_streams_are_an_error(doc_starts):
     for call in (
-        lambda: small_xl()(X, doc_starts=doc_starts),
-        lambda: small_compressive()(X, doc_starts=doc_starts),
         lambda: small_lm("transformer-xl")(tokens(7), doc_starts=doc_starts),
+        lambda: MemoryCore(CoreConfig(d_model=12, heads=3))(X, doc_starts=doc_starts),
     ):
         with pytest.raises(ValueError, match="doc_starts"):
             call()
@@ -212,4 +244,5 @@ def test_starts_that_do_not_fit_the_streams_are_an_error(doc_starts):
 def test_the_loss_of_a_segment_that_compresses_nothing_is_0():
     stack, nothing = small_compressive(), [X[:0]] * 2
     assert AttentionReconstructionLoss(stack.layers)([X] * 2, nothing) == 0
-    assert stack.step(X[:3], None, [MemorySizes(5, 4, 3)] * 2)[2] == 0
+    stack.resize([MemorySizes(5, 4, 3)] * 2)
+    assert stack(X[:3])[2] == 0

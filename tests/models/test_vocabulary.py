@@ -44,7 +44,7 @@ def gradients(loss, x, *modules):
 def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(
     cutoffs, tied, div_val, d_embed, monkeypatch
 ):
-    monkeypatch.setattr("memformers.models.vocabulary.AT_ONCE", 100)
+    monkeypatch.setattr("memformers.models.vocabulary.MAX_LOGITS", 100)
     embedding, head = vocabulary(Clusters(V, cutoffs, div_val, d_embed), *tied)
     x = torch.randn(7, 11, D, requires_grad=True)
     targets = torch.randint(0, V, (7, 11))

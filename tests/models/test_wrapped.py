@@ -68,6 +68,12 @@ def hooked(module):
     module.register_forward_hook(lambda _, __, output: 2 * output)
 
 
+def replaced_forward(module):
+    """As accelerate's hooks do."""
+    forward = module.forward
+    module.forward = lambda x: 2 * forward(x)
+
+
 def pruned(module):
     prune.random_unstructured(module, "weight", 0.5)
 
@@ -81,7 +87,8 @@ def halved(module):
 
 
 CHANGES = {
-    "LoRA": LoRA, "forward hook": hooked, "pruned": pruned, "old weight norm": weight_norm,
+    "LoRA": LoRA, "forward hook": hooked, "forward of its own": replaced_forward, "pruned": pruned,
+    "old weight norm": weight_norm,
     "weight norm": parametrizations.weight_norm, "parametrized": halved,
 }  # fmt: skip
 
@@ -107,6 +114,24 @@ def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_on
     for part in x.split(6):  # a training without gradient through memory, in which no graph is used twice
         output, memory, _ = core(part, memory)
         output.sin().sum().backward()
+
+
+@pytest.mark.usefixtures("float64")
+def test_hooks_of_all_modules_change_every_segment_as_they_change_one_pass():
+    core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
+    plain = read(core, x, 6)[0]
+
+    def hook(module, _, output):
+        return 2 * output if isinstance(module, nn.Linear) else None
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        found, wanted = read(core, x, 6)[0], core(x).output
+        stepper = Stepper(core.eval(), 2)
+        same([found, torch.cat([stepper.read(part) for part in x.split(5)])], [wanted, wanted])
+    finally:
+        handle.remove()
+    assert not torch.allclose(found, plain)
 
 
 @pytest.mark.parametrize("place", [*PLACES, F_C])
@@ -160,7 +185,7 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
     key_start = torch.randint(0, M + 1, (2, S))
     context = torch.cat((past, x)) if norm is None else norm(torch.cat((past, x)))
     plain = attention(query=context[M:], key=context, value=context, key_start=key_start)
-    folded = attention.forward_with_memory(x, past, norm, None, key_start)
+    folded = attention.forward_with_memory(x, past, norm, key_start)
     learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
     weight = torch.randn_like(plain)
     same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))

@@ -5,16 +5,17 @@ few workspaces of 8 MiB, matrix products read queries, keys and values without c
 costs nothing ([`memformers.kernels.blocked.tiling`][]).
 """
 
-from typing import Any
+import math
+from typing import NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from memformers.kernels.blocked.terms import Terms
-from memformers.kernels.blocked.tiling import blocks
-from memformers.kernels.operators import all_finite, finite_part, no_second_derivative, sequence_first
+from memformers.kernels.blocked.tiling import Block, blocks, padding_columns
 
-KEPT = 1 << 24
+MAX_KEPT = 1 << 24
 """The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, each
 block's are computed again, and memory does not grow with the number of scores."""
 
@@ -24,12 +25,74 @@ def relative_attention(
     s: Tensor | None = None, key_start: Tensor | None = None, dropout_prob: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments, result ``[B, H, S, E]``
-    and gradients. Dropout draws other random numbers, by a seed from torch's generator."""
+    and gradients. Dropout draws other random numbers, by a seed from torch's generator. Raises
+    NotImplementedError in forward mode, for which a custom operator silently gives no derivative."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        raise NotImplementedError("kernel='blocked' has no forward-mode derivative; use kernel='naive'.")
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    keep = will_learn and query.shape[:3].numel() * key.shape[2] <= KEPT
+    keep = will_learn and query.shape[:3].numel() * key.shape[2] <= MAX_KEPT
     seed = torch.randint(1 << 62, ()) if dropout_prob else None
     return blocked_attention(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep)[0]
+
+
+class Terms:
+    """The terms of scores: u, v and s over √E, and a table of r and s with distances along its rows; in
+    float32 for half precision: a score is an exponent, and 8 bits of it would be too few."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
+        key_start: Tensor | None, seed: Tensor | None, dropout_prob: float,
+    ):  # fmt: skip
+        self.scale = 1.0 / math.sqrt(query.shape[-1])
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
+        self.query, self.key, self.key_start = query, key, key_start
+        self.u = u.to(self.dtype) * self.scale
+        self.v = None if v is None else v.to(self.dtype) * self.scale
+        (H, K, E), start = r.shape, padding_columns(r.shape[1])
+        self.table = self.u.new_zeros(H, E if s is None else E + 1, start + K)
+        """r and, as the last of E + 1 rows, s by descending distance; longer distances have zeros."""
+        self.table[:, :E, start:] = r.flip(1).mT
+        if s is not None:
+            self.table[:, E, start:] = s.to(self.dtype).flip(1) * self.scale
+        h, b, queries, _, w = next(blocks(query, key)).shape  # the largest
+        self.is_future = torch.ones(queries, queries, dtype=torch.bool).triu_(1)
+        self.hidden = self.u.new_full((), -math.inf)
+        self.workspace = self.u.new_empty(h * b * queries * w)
+        self.generator = None if seed is None else torch.Generator().manual_seed(int(seed))
+        self.dropped_below = int(dropout_prob * (1 << 31))
+        self.scale_up = 1.0 / (1.0 - dropout_prob)
+
+    def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
+        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``, or with a 1 for s,
+        ``[h, s·b, E + 1]``."""
+        q = block.rows(self.query).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
+        content = torch.add(self.u[block.heads], q, alpha=self.scale)
+        position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
+        content, position = content.flatten(1, 2).transpose(0, 1), position.flatten(0, 1).transpose(0, 1)
+        if self.table.shape[1] > position.shape[2]:
+            position = F.pad(position, (0, 1), value=1.0)
+        return content.contiguous(), position.contiguous()
+
+    def probabilities(self, block: Block, out: Tensor) -> Tensor:
+        """The block's probabilities ``[n, s, k]``, written to ``out``; those to drop have a minus sign.
+        With dropout, this must be called for the blocks in their order."""
+        content, position = self.biased_queries(block)
+        by_distance, by_key = block.split(self.workspace, block.shape[1])
+        torch.bmm(position, self.table[block.heads, :, block.distances], out=by_distance)
+        torch.bmm(content, block.columns(self.key).to(self.dtype), out=out)
+        _, _, s, k, _ = block.shape
+        scores = block.unpair(out).add_(by_key)  # [b, h, s, k]
+        segment = scores[..., k - s :]
+        torch.where(self.is_future[:s, :s], self.hidden, segment, out=segment)
+        if self.key_start is not None:
+            first = self.key_start[block.streams, block.queries] - block.keys.start  # [b, s]
+            torch.where(torch.arange(k) < first[:, None, :, None], self.hidden, scores, out=scores)
+        torch.softmax(out, dim=-1, out=out)
+        if self.generator is not None:  # whole numbers from 0 to 2³¹ − 1 are the cheapest random ones
+            numbers = torch.empty_like(out, dtype=torch.int32).random_(generator=self.generator)
+            out.copysign_(numbers.sub_(self.dropped_below))
+        return out
 
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
@@ -37,34 +100,18 @@ def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
     key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The output ``[B, H, S, E]``, and what the backward pass reads again: a tensor that is empty if all
-    numbers were finite, and, if ``keep``, each block's probabilities ``[n, s, k]``, with a minus sign if
-    dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
-    how: tuple[Any, ...] = query, r, u, v, s, key_start, seed, dropout_prob, keep
-    finite = all_finite(key)
-    out, kept = attend(key, value, None, *how) if finite else (query, [])
-    # What isn't finite in a query, or in a value, seen or hidden (0 · NaN is NaN), has reached the output.
-    if not (finite := finite and all_finite(out)):
-        out, kept = attend(*finite_part(key, value), *how)
-    return out, [query.new_empty(0 if finite else 1), *kept]
-
-
-def attend(
-    key: Tensor, value: Tensor, poison: Tensor | None,
-    query: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None, key_start: Tensor | None,
-    seed: Tensor | None, dropout_prob: float, keep: bool,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The output and the probabilities that are kept, of finite keys and values ``[B, H, K, E]`` and, where
-    some were not, ``poison [B, H, K]``."""
+    """The output ``[B, H, S, E]`` and, if ``keep``, what the backward pass reads again: each block's
+    probabilities ``[n, s, k]``, with a minus sign if dropped, in a tensor ``[·]`` as long as it would be
+    without ``key_start``."""
     out = sequence_first(query)
-    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
-    kept = []
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
+    kept: list[Tensor] = []
     scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
         if keep:  # in a tensor for each block: a single large one would be new memory of the system, slow
-            kept.append(scores.new_empty(block.room))
+            kept.append(scores.new_empty(block.capacity))
         probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
-        used = terms.not_dropped(probabilities).to(query.dtype)
+        used = (probabilities.relu() if dropout_prob else probabilities).to(query.dtype)
         context = torch.bmm(used, block.columns(value).mT)  # [n, s, E]
         block.rows(out).copy_(block.unpair(context))
     if dropout_prob:
@@ -80,11 +127,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
     ``[B, H, S, E]``; empty tensors where v or s is None."""
-    were_not_finite, *kept = kept
-    poison = None
-    if len(were_not_finite) or not all_finite(grad):
-        key, value, poison = finite_part(key, value)
-    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
     K, E = key.shape[2:]
     d_query = sequence_first(query)
     fresh = torch.empty_like if key_start is None else torch.zeros_like  # for keys that no query sees
@@ -105,7 +148,8 @@ def blocked_attention_backward(
             terms.probabilities(block, probabilities)
         # Contiguous, since the transposed products below are a fifth slower if rows are far apart.
         d_context = block.rows(grad).flatten(0, 1).contiguous()  # [n, s, E]
-        block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
+        used = probabilities.relu() if dropout_prob else probabilities
+        block.accumulate(d_value, used.to(query.dtype), d_context)
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
         d_scores = block.scores(gradients)  # [n, s, k]
@@ -114,8 +158,6 @@ def blocked_attention_backward(
             d_scores.mul_(probabilities > 0)
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
-        if poison is not None:
-            terms.hide(block, d_scores, 0.0)
         by_distance, by_key = block.split(workspace, b)  # [h, s·b, w], [b, h, s, k]
         if block.shape != before:  # entries outside of the view by key stay 0
             by_distance.zero_()
@@ -150,11 +192,17 @@ def blocked_attention_backward(
     )
 
 
+def sequence_first(x: Tensor) -> Tensor:
+    """An empty ``[B, H, T, E]`` like ``x`` whose memory is in the modules' order, ``[T, B, H, E]``."""
+    B, H, T, E = x.shape
+    return x.new_empty(T, B, H, E).permute(1, 2, 0, 3)
+
+
 @blocked_attention.register_fake
 def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
-    kept = [query.new_empty(block.room, dtype=dtype) for block in blocks(query, key)] if keep else []
-    return sequence_first(query), [query.new_empty(0), *kept]
+    kept = [query.new_empty(block.capacity, dtype=dtype) for block in blocks(query, key)] if keep else []
+    return sequence_first(query), kept
 
 
 @blocked_attention_backward.register_fake
@@ -170,11 +218,18 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    *inputs, key_start, seed = ctx.saved_tensors[:9]
-    kept = list(ctx.saved_tensors[9:])
+    saved = ctx.saved_tensors  # read once: activation checkpointing gives them only once
+    inputs, key_start, seed, kept = saved[:7], saved[7], saved[8], list(saved[9:])
     grads = blocked_attention_backward(grad, kept, *inputs, key_start, seed, ctx.dropout_prob)
     return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None, None
 
 
+def _no_second_derivative(*_: object) -> NoReturn:
+    raise NotImplementedError(
+        "kernel='blocked', which kernel='auto' chooses for some sizes, has no second derivative; build the "
+        "model with kernel='naive' to compute one."
+    )
+
+
 blocked_attention.register_autograd(_backward, setup_context=_setup_context)
-blocked_attention_backward.register_autograd(no_second_derivative("blocked"))
+blocked_attention_backward.register_autograd(_no_second_derivative)

@@ -38,7 +38,7 @@ class Block:
     def shape(self) -> tuple[int, int, int, int, int]:
         """How many heads h, streams b, queries s and keys k it has, and w, the length of W's rows."""
         h, b, s, k = (p.stop - p.start for p in (self.heads, self.streams, self.queries, self.keys))
-        return h, b, s, k, k + unused(k)
+        return h, b, s, k, k + padding_columns(k)
 
     def rows(self, x: Tensor) -> Tensor:
         """Its queries' part ``[b, h, s, E]`` of ``x [B, H, S, E]``."""
@@ -55,7 +55,7 @@ class Block:
         return x.unflatten(0, (b, h))
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of scores that it would have if its queries saw all keys of the past."""
         h, b, s, *_ = self.shape
         return b * h * s * self.keys.stop
@@ -92,20 +92,20 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
     """
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
-    n = 1 << max((WORKSPACE // (s * (K + unused(K)))).bit_length() - 1, 1)
+    n = 1 << max((WORKSPACE // (s * (K + padding_columns(K)))).bit_length() - 1, 1)
     h, b = min(H, n), max(min(B, n // H), 1)
     for stop in range(S, 0, -s):
         queries = slice(max(stop - s, 0), stop)
         for stream in range(0, B, b):
             begin = 0 if key_start is None or b > 1 else int(key_start[stream, queries].min())
             streams, keys = slice(stream, min(stream + b, B)), slice(begin, K - S + stop)
-            k, columns = keys.stop - begin, K + unused(K)
-            distances = slice(columns - k - unused(k), columns)
+            k, columns = keys.stop - begin, K + padding_columns(K)
+            distances = slice(columns - k - padding_columns(k), columns)
             for head in range(0, H, h):
                 heads = slice(head, min(head + h, H))
                 yield Block(heads, streams, queries, keys, distances, last=stop == S)
 
 
-def unused(k: int) -> int:
+def padding_columns(k: int) -> int:
     """The number of columns, at least one, that W has before those of the distances for ``k`` keys."""
     return ALIGNED - k % ALIGNED
