@@ -303,13 +303,19 @@ class ModelConfig(NetworkConfig):
         320
     """
 
-    vocab_size: Count = 256
-    """How many different tokens there are; a training takes the number from its text."""
+    vocab_size: Count | None = None
+    """How many different tokens there are. If not given, a training takes the number from its text, and a
+    model has 256, one for each byte."""
     embedding: Literal["plain", "adaptive"] = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax with vectors
     scaled by √D, as in the original Transformer-XL (adaptive)."""
     adaptive: AdaptiveConfig = AdaptiveConfig()
     """Clusters of an adaptive embedding, and what its softmax shares."""
+
+    @property
+    def n_tokens(self) -> int:
+        """``vocab_size``, or 256 if it is not given."""
+        return self.vocab_size or 256
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that don't fit together; a model compares cutoffs and vocabulary."""

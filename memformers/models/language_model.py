@@ -1,5 +1,6 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ class MemoryLM(Pretrained):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config = config
+        self.config = config if config.vocab_size else replace(config, vocab_size=config.n_tokens)
         self.embed = vocabulary.build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
@@ -109,7 +110,7 @@ class MemoryLM(Pretrained):
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
         if targets is not None and is_concrete_cpu(targets):
-            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.vocab_size
+            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.n_tokens
             if low < 0 or high >= size:
                 raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x = self.dropout(self.embed(tokens))  # [S, B, D]
@@ -141,8 +142,8 @@ class MemoryLM(Pretrained):
         return self.transformer.weight.device
 
     def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
-        """Raise ValueError unless ``tokens`` is text of this vocabulary, integers ``[S, B]``, S and B at least
-        1, of ``batch`` streams. On a GPU, the embedding checks the values."""
+        """Raise ValueError unless ``tokens`` are integers of this vocabulary, ``[S, B]``, S and B at least 1,
+        of ``batch`` streams. On a GPU, the embedding checks the values."""
         if not isinstance(tokens, Tensor):
             raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
@@ -153,8 +154,7 @@ class MemoryLM(Pretrained):
         if batch is not None and tokens.shape[1] != batch:
             raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
         low, high = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0)
-        if low < 0 or high >= self.config.vocab_size:
-            size = self.config.vocab_size
+        if low < 0 or high >= (size := self.config.n_tokens):
             raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
         if tokens.device != (device := self.transformer.weight.device):
             raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")
