@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # Multiplies the comparison's token budget: make compare SCALE=0.1
 SCALE ?= 1
-# Trains every model from so many seeds; intervals need at least 2: make compare SEEDS=5
+# Trains every model from so many seeds; claims need at least 3: make compare SEEDS=5
 SEEDS ?= 1
 # A text file or folder to use instead of Tiny Shakespeare: make compare DATA=book.txt
 DATA ?=

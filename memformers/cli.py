@@ -15,7 +15,7 @@ COMMANDS = {
     "prepare": "Tokenize a text of any size once.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
-    "probe": "Measure how much context and memory help trained models.",
+    "probe": "Measure how much their memory helps trained models.",
     "check": "Check that a memory does what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",

@@ -81,8 +81,7 @@ def quick_runs(monkeypatch):
     monkeypatch.setattr(sources, "builtin_play", short_play)
     monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
-    monkeypatch.setattr(text, "PROBED", 5)
-    monkeypatch.setattr(text, "WITH_CHANGES", 64)
+    monkeypatch.setattr(text, "PROBED", 64)
 
 
 @pytest.fixture(scope="session")
@@ -106,8 +105,7 @@ def compared(for_all):
     folder: Path = for_all / "compared"
     with FileLock(for_all / "compared.lock"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "run_modules", train_first_beside)
-        patch.setattr(text, "PROBED", 5)
-        patch.setattr(text, "WITH_CHANGES", 64)
+        patch.setattr(text, "PROBED", 64)
         patch.setattr(plotting, "save", lambda _, path: path.touch())
         if not (folder / "report.html").exists():
             compare(CompareConfig(train=small_training(model="compressive", tokens=1_024)), folder)

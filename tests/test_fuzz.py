@@ -19,7 +19,8 @@ from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate, Sampling
 from memformers.common.fields import annotations_of
 from memformers.common.files import read_json
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
+from memformers.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel

@@ -29,7 +29,6 @@ Cell = tuple[int, int, str]
 
 
 def exactly(mem_len: int) -> Remember:
-    """The memory of Transformer-XL."""
     return lambda memory, inputs: truncate_memory(memory, [inputs], [MemorySizes(mem_len)])
 
 
@@ -71,7 +70,6 @@ def compression() -> Figure:
 
 
 def rolling(rows: list[list[Cell]], title: str) -> Figure:
-    """A row a segment, as [`rolled`][] returns them."""
     figure = Figure(figsize=(8.0, 3.7), layout="constrained")
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
@@ -92,7 +90,6 @@ def rolling(rows: list[list[Cell]], title: str) -> Figure:
 
 
 def cell(axes: Axes, x: float, y: float, width: float, colour: str) -> None:
-    """A box for ``width`` positions from ``x`` on."""
     style = "round,pad=0,rounding_size=0.15"
     axes.add_patch(FancyBboxPatch((x + 0.05, y), width - 0.1, 1, style, facecolor=colour, edgecolor="none"))
 

@@ -57,7 +57,7 @@ def writing(rounds: int, tokens: int) -> Result:
     learned, theirs = two_alike(replace(CONFIG, positions="learned"))
     learned.eval(), theirs.eval()
     sinusoidal, half = MemoryLM(CONFIG).eval(), MemoryLM(CONFIG).eval().to(torch.bfloat16)
-    token = torch.randint(CONFIG.vocab_size, (1, 1))
+    token = torch.randint(CONFIG.n_tokens, (1, 1))
     decoders = {
         "float32, learned positions": full_decoder(learned),
         "float32, sinusoidal": full_decoder(sinusoidal),
@@ -101,7 +101,7 @@ def reading(length: int, samples: int, segment_len: int = 400) -> Result:
     config = replace(CONFIG, segment_len=segment_len, mem_len=length - segment_len)
     model = MemoryLM(config).eval()
     window = MemoryLM(replace(config, model="transformer", segment_len=length)).eval()
-    text = torch.randint(config.vocab_size, (length, 1))
+    text = torch.randint(config.n_tokens, (length, 1))
     segment, decoder = text[:segment_len], full_decoder(model)
     memory = decoder.memory()
     return {

@@ -26,9 +26,10 @@ class Check:
 
     def run(self) -> None:
         """Print a line for each check; UserError if one failed."""
-        settings, failed = {f.name: getattr(self.config, f.name) for f in fields(self.config)}, 0
-        for name, question, problem in conformance(**settings):
-            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {question}", flush=True)
+        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        failed = 0
+        for name, requirement, problem in conformance(**settings):
+            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
             if problem:
                 print(f"{'':19}{problem}")
             failed += bool(problem)

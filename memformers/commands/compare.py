@@ -12,6 +12,7 @@ from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
 from memformers.comparison.text import CompareConfig, compare
+from memformers.report.markdown import Report
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Compare(ExperimentCommand):
     config: CompareConfig = field(default_factory=CompareConfig)
     """What is compared."""
 
-    def experiment(self, folder: Path) -> Path:
+    def experiment(self, folder: Path) -> Report:
         return compare(self.config, folder, self.dashboard, resume=self.resume)
 
 
@@ -48,8 +49,8 @@ class Recall(ExperimentCommand):
 
     name: ClassVar = "recall"
     show: Path | None = None
-    """The folder of an experiment whose trained models to show in place of training any: what each still has
-    of a stream when it is asked, and whether it answers correctly, here and in a page."""
+    """The folder of an experiment whose trained models to show, in place of training any: what each model
+    still has of a stream when a question comes, and what it answers, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
     """What is trained and asked."""
 
@@ -62,5 +63,5 @@ class Recall(ExperimentCommand):
         print(f"\npage: {write_page(shown, self.show)}")
         return None
 
-    def experiment(self, folder: Path) -> Path:
+    def experiment(self, folder: Path) -> Report:
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

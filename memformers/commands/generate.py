@@ -10,7 +10,6 @@ from memformers.common.fields import NonNegativeInt
 from memformers.common.processes import Stopped, StopSignals
 from memformers.common.text import UserError
 from memformers.data.corpus_reader import read_text
-from memformers.data.utf8 import text_of
 from memformers.generation.generate import Sampling, TextStream, make_generator
 
 
@@ -98,4 +97,4 @@ def ask() -> str:
         return input("> ")
     if not (line := sys.stdin.buffer.readline()):
         raise EOFError
-    return text_of(line).rstrip("\r\n")
+    return line.decode("utf-8", errors="surrogateescape").rstrip("\r\n")

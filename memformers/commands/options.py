@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memformers.data.tokenizer import Tokenizer
     from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
+    from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
     "data", "tokenizer", "model", "tokens", "n_layers", "d_model", "segment_len", "mem_len", "vocab_size",
@@ -49,12 +50,10 @@ def dashboard_here() -> str:
     return f"{command_here('dashboard')}, after pip install '.[dashboard]' in a clone of the repository"
 
 
-def say_report(page: Path) -> None:
-    """Print what a report comes to, and where it is."""
-    from memformers.report.markdown import answer_of  # not above: other commands do without
-
-    markdown = page.with_suffix(".md")
-    print(f"\n{answer_of(markdown.read_text(encoding='utf-8'))}\n\nreport: {page}\n        {markdown}")
+def say_report(report: "Report", answer: str = "") -> None:
+    """Print the answer of a report, or another one, and where the report is."""
+    page = report.page
+    print(f"\n{answer or report.answer}\n\nreport: {page}\n        {page.with_suffix('.md')}")
     print(f"open it: python -m webbrowser -t {shlex.quote(str(page))}")
 
 
@@ -88,8 +87,8 @@ class ExperimentCommand(TrackedCommand):
     and add the arms and seeds that are missing."""
 
     @abstractmethod
-    def experiment(self, folder: Path) -> Path:
-        """Train and measure in ``folder``; returns the report's page."""
+    def experiment(self, folder: Path) -> "Report":
+        """Train and measure in ``folder``, and write the report."""
 
     def run(self) -> None:
         if self.resume and self.out is None:

@@ -8,9 +8,8 @@ import tyro
 
 from memformers.common.fields import Checked, Count
 from memformers.common.text import UserError, counted
-from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
-from memformers.data.sources import CorpusSpec, find
+from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
 from memformers.data.tokenize_corpus import prepare
 
 

@@ -149,20 +149,17 @@ def default_hint(default: str) -> str:
 
 
 def command_as_given() -> str:
-    """The command line of this process as a report can show it: names in place of absolute paths, and without
-    ``--dashboard``, whose address may be a private one."""
+    """The command line of this process, quoted so that it runs again, without ``--dashboard``, whose address
+    may be private."""
     main = sys.modules["__main__"]
     program, *arguments = sys.argv
     if module := getattr(main, "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
-        words = ["python"] * program.endswith(".py") + [program]
+        words = ["python", program] if program.endswith(".py") else [Path(program).name]
     pairs = pairwise(["", *arguments])
     words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
-    parts = (word.rpartition("=") for word in words)
-    return shlex.join(
-        "".join((*option, Path(last).name if Path(last).is_absolute() else last)) for *option, last in parts
-    )
+    return shlex.join(words)
 
 
 def command_here(command: str) -> str:

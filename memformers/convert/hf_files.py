@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.data.tokenizers import WordTokenizer
+from memformers.data.tokenizer import WordTokenizer
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 VOCABULARIES = ("vocab.bin", "vocab.pkl")

@@ -28,13 +28,18 @@ from labml_app.db import project, run, user
 from labml_app.utils import gen_token
 from labml_db import Key
 
-from memformers.dashboard.guard import RUN_ID, add_guard, is_packet
-from memformers.dashboard.pages import add_pages
+from memformers.common.fields import fits
 from memformers.dashboard.records import Records
 from memformers.tracking.discovery import TOKEN, WHO
 
+RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
+"""A run's id as labml's clients make it, followed by the rank of a process after the first."""
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
 """The paths of the views of labml's page, such as /run/1234/compare."""
+SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
+STATUS = {"status": Any, "details": Any, "time": Any}
+PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
+"""What a packet of a run may have, by the kind of each."""
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
@@ -71,15 +76,14 @@ def prepare(records: Records) -> None:
     home.save()
 
 
-def build(names: frozenset[str], records: Records) -> FastAPI:
-    """The application."""
+def add_labml(app: FastAPI, records: Records) -> None:
+    """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
+    yet."""
     static = Path(labml_app.__file__).parent / "static"
     files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
     html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route(WHO, lambda: {"process": os.getpid()})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
-    add_pages(app, is_known)
     handlers.add_handlers(app)
 
     def serve(path: str) -> Response:
@@ -89,21 +93,21 @@ def build(names: frozenset[str], records: Records) -> FastAPI:
             return HTMLResponse(html)
         return PlainTextResponse("Not found.", 404)
 
-    def knows(run_id: str) -> bool:
-        if records.is_damaged:
-            records.begin_again()
-            prepare(records)
-        return is_known(run_id)
-
     app.add_api_route("/{path:path}", serve, response_class=Response)
-    add_guard(app, names, knows)
     Series.find_step_gap = smallest_gap
-    return app
 
 
 def is_known(run_id: str) -> bool:
-    """Whether there is a run with this id."""
     return run.RunIndex.get(run_id) is not None
+
+
+def is_packet(packet: Any) -> bool:
+    """Whether a run's packet has the structure that labml's client gives it."""
+    return (
+        isinstance(packet, dict)
+        and all(fits(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
+        and all(len(one["step"]) == len(one["value"]) for one in packet.get("track", {}).values())
+    )
 
 
 async def track(request: Request, labml_token: str) -> Response:

@@ -18,9 +18,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
 from memformers.convert.load import load_checkpoint, load_packaged
-from memformers.data.subwords import SubwordTokenizer, bytes_of_letters
-from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import UNKNOWN, ByteTokenizer, CharacterTokenizer, WordTokenizer
+from memformers.data.tokenizer import UNKNOWN, ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+from memformers.data.tokenizers import SubwordTokenizer, bytes_of_letters
 from memformers.generation.incremental import Stepper
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM

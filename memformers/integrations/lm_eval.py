@@ -56,11 +56,11 @@ class MemformersLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The line break, or what else the vocabulary has, which a text without a context follows."""
-        return int(self.own_tokenizer.numbers(self.own_tokenizer.line_break)[-1])
+        return int(self.own_tokenizer.ids(self.own_tokenizer.line_break)[-1])
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The tokens of a text, to which none are added."""
-        return [int(number) for number in self.own_tokenizer.numbers(string)]
+        return [int(number) for number in self.own_tokenizer.ids(string)]
 
     @torch.inference_mode()
     def _loglikelihood_tokens(

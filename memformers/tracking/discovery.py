@@ -131,13 +131,14 @@ def noted_comparisons() -> dict[str, Path]:
     return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 
 
-def show_comparison(folder: Path, dashboard: str) -> None:
-    """Let dashboards on this machine show all runs in ``folder`` in one chart, and print where one does so;
-    ``dashboard`` is what [`find_dashboard`][] gave."""
+def show_comparison(folder: Path, dashboard: str) -> bool:
+    """Let dashboards on this machine show the run, or all runs, in ``folder`` in one chart, and print where
+    one does so; returns whether one does. ``dashboard`` is what [`find_dashboard`][] gave."""
     if dashboard == OFF:
-        return
+        return False
     with contextlib.suppress(OSError):  # where the user's own folders can't be written
         note_comparison(folder)
     api, path = sent_to(dashboard), f"{COMPARISONS}/{comparison_id(folder)}"
-    if api and answers(api.partition("/api/")[0] + path):
-        print(f"dashboard: {page_address(api)}{path}  (all runs in one chart)", flush=True)
+    if is_shown := bool(api) and answers(api.partition("/api/")[0] + path):
+        print(f"dashboard: {page_address(api)}{path}", flush=True)
+    return is_shown

@@ -30,6 +30,7 @@ from memformers.common.network import ask_json, split_login
 from memformers.common.processes import module_command, module_environment
 from memformers.runs.folder import (
     CARD,
+    EXPERIMENT,
     LOG,
     METRICS,
     TOKENS,
@@ -84,8 +85,11 @@ class Tracking:
         if trouble:
             host = page_address(self.dashboard).partition("://")[2]
             _warn(f"the dashboard at {host} {trouble}; the training continues without it.")
-        elif api := discovery.sent_to(self.dashboard):
-            print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
+        else:
+            is_alone = not (self.folder.parent / EXPERIMENT).exists()
+            is_shown = is_alone and discovery.show_comparison(self.folder, self.dashboard)
+            if not is_shown and (api := discovery.sent_to(self.dashboard)):
+                print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         try:
             self._relay = start_relay(self.folder, self.dashboard)
         except OSError as error:  # there may be no process left for this user

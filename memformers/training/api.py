@@ -19,9 +19,8 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import Segment, training_segments
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.evaluation.evaluate import summary
+from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RESULT, alone_in, flatten, new_folder, read_metrics
@@ -168,9 +167,8 @@ def train(
             announce(config, folder, facts, text, ranks)
             records = 0
             if resume:
-                checkpoint = (folder, model, state, config, text.info, text.tokenizer, ranks)
-                state, records = restore_newest(*checkpoint)
-            ranks.on_rank_zero(lambda: write_run_files(config, facts, text, folder, state))
+                state, records = restore_newest(folder, model, state, config, ranks)
+            ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
             name = short_name(config.model.model)
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
             with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:
@@ -192,7 +190,6 @@ def train(
 def announce(
     config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
 ) -> None:
-    """Print what is trained, on what, and where."""
     name = short_name(config.model.model)
     ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
     documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
@@ -207,7 +204,6 @@ def chosen(config: TrainConfig) -> list[str]:
 
 
 def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
-    """A progress bar, on the first rank."""
     return Progress(
         desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
         unit="tok", unit_scale=True, disable=not ranks.first,
@@ -215,7 +211,6 @@ def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> P
 
 
 def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:
-    """The segments of the text, from where the training is."""
     return training_segments(
         text.train.tokens,
         config.batch_size,
@@ -252,13 +247,13 @@ def evaluate(
 
     Examples:
         >>> from memformers import MemoryLM, ModelConfig, evaluate
-        >>> from memformers.data.tokenizers import ByteTokenizer
+        >>> from memformers.data.tokenizer import ByteTokenizer
         >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
         >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
         >>> numbers["tokens"]
         1049
     """
-    parts = [tokenizer.numbers(tokenizer.ended(t)) for t in ([text] if isinstance(text, str) else text)]
+    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
     tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
     measured = evaluate_tokens(model, tokens, streams, documents=documents)
     return summary(measured, tokenizer, units(tokenizer, tokens, documents))

@@ -47,7 +47,6 @@ class Callbacks:
     records: int
     """How many lines of metrics are written."""
     write: Callable[[dict[str, Any]], None]
-    """Records metrics."""
     signals: StopSignals
     bar: Progress
     ranks: Distributed
@@ -55,7 +54,6 @@ class Callbacks:
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
-        """Start where the training starts."""
         needs_none = self.from_seed or self.state.tokens
         self.saved = (self.state.tokens, self.state.evaluations) if needs_none else (0, -1)
         self.saved_at = time.monotonic()
@@ -64,7 +62,6 @@ class Callbacks:
         held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
-        """The last evaluation."""
         self.last_at = 0
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
@@ -76,7 +73,6 @@ class Callbacks:
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Track training metrics, and show them."""
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
@@ -105,7 +101,7 @@ class Callbacks:
             metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
         self._write(state, metrics)
         if self.last is None:
-            self.bar.say(f"{self._over(measured)}:")
+            self.bar.say(f"Evaluations during the training read {self._over(measured)}:")
         self.last, self.last_at = measured, state.tokens
         if state.lowest_loss is None or evaluation.loss < state.lowest_loss:
             state.lowest_loss, state.evaluations_without_improvement = evaluation.loss, 0
@@ -135,7 +131,6 @@ class Callbacks:
         last = self.last
         about = About(
             config=config_as_saved(self.config),
-            corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
@@ -157,7 +152,7 @@ class Callbacks:
             if measured is None or not self.validation.final_is_first:
                 measured = self._evaluation(final=True)
                 bits = measured.in_units["bits_per_character"]
-                self.bar.say(f"{self._over(measured)}: {bits:.4f} {self.unit}")
+                self.bar.say(f"The last evaluation reads {self._over(measured)}: {bits:.4f} {self.unit}")
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
         evaluation = measured.evaluation
@@ -209,7 +204,7 @@ class Callbacks:
 
     def _over(self, measured: Measured) -> str:
         n, whole = measured.evaluation.tokens, self.validation.predictable
-        return f"over {f'all {n:,}' if n == whole else f'{n:,} of {whole:,}'} held-out tokens"
+        return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank

@@ -14,7 +14,7 @@ from memformers.commands import options
 from memformers.commands.train import Train, parse_train
 from memformers.common.files import read_json
 from memformers.common.text import UserError
-from memformers.data.utf8 import bytes_of
+from memformers.data.files import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 
@@ -230,6 +230,20 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     (out / "evaluation.json").write_text('{"mine": 1}')
     assert run(*again).said("has a evaluation.json that no run wrote")
     assert read_json(out / "evaluation.json") == {"mine": 1}
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_changed(tmp_path):
+    text, lines = tmp_path / "text.txt", [f"BANQUO: well met, {i}.\n" for i in range(600)]
+    text.write_text("".join(lines))
+    assert run("train", *SMALL_SIZES, "--data", text, "--out", "run").code == 0
+    again = run("evaluate", "--checkpoint", "run", "--streams", 16)
+    loss = read_json(Path("run", "result.json"))["loss"]
+    assert f"loss            {loss:.4f} ± " in again.out, again.err
+    for option in (["--text-field", "body"], ["--document-separator", "x"]):
+        assert run("evaluate", "--checkpoint", "run", *option).said("are for the file of --text")
+    text.write_text("".join(reversed(lines)))
+    assert run("evaluate", "--checkpoint", "run").said("restore the text if it was changed")
 
 
 @pytest.mark.usefixtures("quick_runs")

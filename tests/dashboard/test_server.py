@@ -8,10 +8,10 @@ import pytest
 
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.labml import open_records
-from memformers.dashboard.server import bring_in
+from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
-from memformers.tracking.discovery import api_address, find_running
+from memformers.tracking.discovery import api_address, comparison_id, find_running
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
 from tests.processes import run, wait_for
@@ -45,7 +45,8 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     settings = {"model": {"mem_len": 7, "dropout": 0.0}}
     with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
         (listed,) = wait_for(dashboard.runs)
-        assert f"/run/{listed['run_uuid']}" in capsys.readouterr().out
+        page = f"{dashboard.url}/comparisons/{comparison_id(tmp_path)}"
+        assert capsys.readouterr().out == f"dashboard: {page}\n"
         record(tracking, range(1, 20))
         assert listed["name"] == "my-model"
         assert listed["run_status"]["status"] == "in progress"

@@ -38,7 +38,7 @@ TINY = {
     "compare": [*TINY_TRAINING, "--models", "compressive", "--c-mem-len", "8"],
     "generate": ["--tokens", "5", "--device", "cpu"],
     "evaluate": ["--device", "cpu"],
-    "probe": ["--positions", "20", "--device", "cpu"],
+    "probe": ["--tokens", "512", "--device", "cpu"],
 }
 OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}

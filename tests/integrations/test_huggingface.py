@@ -14,7 +14,8 @@ import transformers
 
 from memformers import generate
 from memformers.data.builtin import write_play
-from memformers.data.tokenizers import ByteTokenizer, IdTokenizer, build_tokenizer
+from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
+from memformers.data.tokenizers import build_tokenizer
 from memformers.generation.generate import Sampling
 from memformers.generation.incremental import Stepper
 from memformers.integrations import huggingface
@@ -170,7 +171,7 @@ def test_tokens_have_the_same_ids_in_transformers(name):
     text = write_play(3_000) + ("" if name == "character" else "\r\nnaïve – Ā 北京\n")
     own = ByteTokenizer() if name == "byte" else build_tokenizer(name, text, 300)
     theirs = huggingface.tokenizer_of(own)
-    assert theirs(text)["input_ids"] == own.numbers(text).tolist()
+    assert theirs(text)["input_ids"] == own.ids(text).tolist()
     assert theirs.pad_token_id == own.vocab_size
     if name in ("character", "byte", "bpe"):
         assert theirs.decode(theirs(text)["input_ids"]) == text
