@@ -9,9 +9,8 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from memformers.runs.card import read_card
 
-from memformers.runs.folder import read_metrics
+from memformers.runs.folder import read_card, read_metrics
 from memformers.tracking import recorder
 from memformers.tracking.recorder import Tracking
 from tests.processes import Server, is_running, start, wait_for

@@ -5,14 +5,13 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from memformers.runs.card import read_card
 
 from memformers import evaluate, train
 from memformers.common import machine
 from memformers.common.files import read_json
 from memformers.convert.load import load_checkpoint
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.runs.folder import read_metrics
+from memformers.runs.folder import read_card, read_metrics
 from memformers.training import api, callbacks, distributed
 from memformers.training.config import read_train_config
 from memformers.training.data_module import EVALUATION_STREAMS
