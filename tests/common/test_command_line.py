@@ -103,14 +103,14 @@ def test_help_begins_with_what_is_first_and_help_all_shows_everything_in_groups(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "module", "said"),
-    [("/home/me/bin/memformers compare --data /home/me/b.txt", "", "memformers compare --data b.txt"),
-     ("experiments/compare.py --data=/home/me/b.txt", "", "python experiments/compare.py --data=b.txt"),
+    ("arguments", "module", "shown"),
+    [("/home/me/bin/memformers compare --data /home/me/b.txt", "", "memformers compare --data /home/me/b.txt"),
+     ("experiments/compare.py --data=my$b.txt", "", "python experiments/compare.py '--data=my$b.txt'"),
      ("memformers train --dashboard http://me:me@host/ --out runs/x", "", "memformers train --out runs/x"),
      ("memformers train --dashboard=http://secret/ --seed 1", "", "memformers train --seed 1"),
      ("/home/me/training/__main__.py run", "memformers.x.__main__", "python -m memformers.x run")],
 )  # fmt: skip
-def test_a_command_is_shown_without_places_and_addresses(arguments, module, said, monkeypatch):
+def test_a_command_is_shown_so_that_it_runs_again_without_addresses(arguments, module, shown, monkeypatch):
     monkeypatch.setattr(sys, "argv", arguments.split())
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(module, None) if module else None)
-    assert command_as_given() == said
+    assert command_as_given() == shown
