@@ -17,7 +17,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate
 from memformers.integrations.lm_eval import MemformersLM
-from tests.convert.test_hf_files import FOLDER as TRANSFO_XL
+from tests.convert.test_transfo_xl_files import FOLDER as TRANSFO_XL
 
 pytestmark = pytest.mark.long
 TEXTS = [write_play(n, seed=n) for n in (900, 2_000, 300)]
