@@ -68,9 +68,8 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
     others = [str(name) for name, t in state.items() if not (isinstance(name, str) and isinstance(t, Tensor))]
     if others:
-        raise UserError(
-            f"{path} holds more than tensors: {abbreviate(others)}; save only the model's state_dict()."
-        )
+        more = f"{path} holds more than tensors: {abbreviate(others)}"
+        raise UserError(f"{more}; save only the model's state_dict().")
     return without_prefix(state)
 
 
@@ -102,15 +101,12 @@ def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def abbreviate(names: Sequence[str]) -> str:
-    """The first four names, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def is_transfo_xl(folder: Path) -> bool:
-    """Whether ``folder`` has files of a model of ``transformers``."""
-    if (folder / VOCABULARY).is_file():
-        return True
-    return (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG)
+    has_config = (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG)
+    return has_config or (folder / VOCABULARY).is_file()
 
 
 def vocabulary_of(folder: Path) -> WordTokenizer:
@@ -220,7 +216,6 @@ def merge_shared(state: State) -> dict[str, bool]:
 
 
 def depth(state: State) -> int:
-    """The number of layers."""
     return 1 + max(int(match[1]) for name in state if (match := re.match(r"layers\.(\d+)\.", name)))
 
 
