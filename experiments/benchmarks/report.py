@@ -50,7 +50,7 @@ def write_speeds(results: Result, folder: Path) -> None:
             rows.append([*lengths, name, ms, a_key, faster, mib, share_of_mm(r, name)])
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": a,
-        "packages": packages_of(results["environment"]), "kept": 4 * blocked.KEPT / 2**20,
+        "packages": packages_of(results["environment"]), "kept": 4 * blocked.MAX_KEPT / 2**20,
         "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
         "parity": max(r["parity error"] for r in steps),
         "attention_error": max(error for r in alone for error in r["errors"].values()),

@@ -16,7 +16,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.fields import check_value
 from memformers.common.files import read_json
-from memformers.data.tokenizers import WordTokenizer
+from memformers.data.tokenizer import WordTokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
 
