@@ -110,7 +110,7 @@ def test_help_begins_with_what_is_first_and_help_all_shows_everything_in_groups(
      ("memformers train --dashboard=http://secret/ --seed 1", "", "memformers train --seed 1"),
      ("/home/me/training/__main__.py run", "memformers.x.__main__", "python -m memformers.x run")],
 )  # fmt: skip
-def test_a_command_is_shown_so_that_it_runs_again_without_addresses(arguments, module, shown, monkeypatch):
+def test_a_command_is_shown_as_it_runs_again_without_addresses(arguments, module, shown, monkeypatch):
     monkeypatch.setattr(sys, "argv", arguments.split())
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(module, None) if module else None)
     assert command_as_given() == shown
