@@ -83,7 +83,7 @@ def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"arms": ("mean", "min")}, "'min' is unknown.* no-memory"), ({"arms": ("mean", "mean")}, "once"),
+    [({"arms": ("mean", "min")}, "'min' is unknown.* no-memory"), ({"arms": ("mean", "mean")}, "twice"),
      ({"arms": ("mine: reach=5",)}, "'mine': reach is the same"),
      ({"arms": ("mine: growing=2",)}, "'mine': .*growing"),
      ({"reach": "farther"}, "reach='farther'"), ({"seeds": 0}, "seeds=0"), ({"tokens": 0}, "tokens=0")],
