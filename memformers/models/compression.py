@@ -58,7 +58,6 @@ class MeanConv1d(nn.Conv1d):
     each of c taps; and as 0 where it does, since [`DilatedConvCompression`][] adds its output."""
 
     def reset_parameters(self) -> None:
-        """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if self.stride == self.kernel_size:

@@ -102,7 +102,6 @@ class Pretrained(nn.Module):
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
-    """The model's config in ``folder``; else ValueError."""
     return config_from_dict(kind, read_json(folder / CONFIG), str(folder / CONFIG))
 
 
@@ -115,7 +114,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, facts: Mapping[str, str
 
 
 def packaged_names() -> list[str]:
-    """The names of the models that come with the package."""
     return sorted(path.parent.name for path in PACKAGED.glob(f"*/{RECIPE}"))
 
 
