@@ -98,6 +98,7 @@ clean:
 	$(PIP) --no-deps labml-nn
 	@touch $@
 
+# lm-eval only for its test and guide: it takes the Hugging Face model as it is.
 .venv/ready-for-integrations: .venv/ready-for-tests
-	$(PIP) --editable '.[hf,lm-eval,torchrl]'
+	$(PIP) --editable '.[hf,torchrl]' 'lm-eval>=0.4.13,<0.5'
 	@touch $@

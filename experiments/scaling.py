@@ -108,7 +108,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     S, memory = lm.config.segment_len, Memory(())
     for _ in range(lm.config.remembered_positions // S + 2):
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
-        memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
+        memory, _ = lm.transformer.remember(memory, inputs, None, S)
     return torch.zeros(S, streams, dtype=torch.int64), memory
 
 
@@ -117,7 +117,7 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> T
     don't have. The targets are another tensor."""
     with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
         x = lm.dropout(lm.embed(tokens))  # [S, B, D]
-        hidden, _, auxiliary_loss = lm.transformer.step(x, memory, lm.config.memory_sizes)
+        hidden, _, auxiliary_loss = lm.transformer(x, memory)
         return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
 
 

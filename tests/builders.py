@@ -97,7 +97,7 @@ def fill_zeros(module: Any) -> Any:
 def small_training(**changes: Any) -> TrainConfig:
     """Seconds of training on the built-in corpus."""
     defaults = TrainConfig(
-        model=replace(SMALL, vocab_size=256, d_model=16, heads=2, segment_len=16, mem_len=16),
+        model=replace(SMALL, vocab_size=None, d_model=16, heads=2, segment_len=16, mem_len=16),
         data="builtin",
         tokens=2_000,
         batch_size=4,

@@ -42,7 +42,7 @@ def table(asked: str) -> str:
     name, *arguments = asked.split(" ", 1) if asked.startswith("recipes") else asked.split()
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
-    made: str = TABLES[name](*arguments)  # type: ignore[operator]
+    made: str = TABLES[name](*arguments)
     return made
 
 

@@ -29,16 +29,17 @@ TOLERANCE = 1e-4
 def full_decoder(model: MemoryLM) -> Stepper:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
-    shapes = [(own.mem_len, 1, config.d_model) for own in config.memory_sizes]
+    shapes = [(sizes.mem_len, 1, config.d_model) for sizes in config.memory_sizes]
     return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 
 
 def bytes_read(decoder: Stepper) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
-    named, embedding = decoder.model.named_parameters(), decoder.model.embed.parameters()
+    config, embedding = decoder.model.config, decoder.model.embed.parameters()
+    named = decoder.model.named_parameters()
     weights = sum(p.numel() for n, p in named if not n.endswith(("self_attn.r", ".position.weight")))
-    cached = sum(x.numel() for c in decoder.caches for g in c.groups for x in (g.key, g.value, g.terms["r"]))
+    cached = 3 * config.n_layers * config.longest_attention * config.d_model
     return (weights - sum(p.numel() for p in embedding) + cached) * decoder.model.head.weight.element_size()
 
 
@@ -57,7 +58,7 @@ def writing(rounds: int, tokens: int) -> Result:
     learned, theirs = two_alike(replace(CONFIG, positions="learned"))
     learned.eval(), theirs.eval()
     sinusoidal, half = MemoryLM(CONFIG).eval(), MemoryLM(CONFIG).eval().to(torch.bfloat16)
-    token = torch.randint(CONFIG.vocab_size, (1, 1))
+    token = torch.randint(CONFIG.n_tokens, (1, 1))
     decoders = {
         "float32, learned positions": full_decoder(learned),
         "float32, sinusoidal": full_decoder(sinusoidal),
@@ -101,7 +102,7 @@ def reading(length: int, samples: int, segment_len: int = 400) -> Result:
     config = replace(CONFIG, segment_len=segment_len, mem_len=length - segment_len)
     model = MemoryLM(config).eval()
     window = MemoryLM(replace(config, model="transformer", segment_len=length)).eval()
-    text = torch.randint(config.vocab_size, (length, 1))
+    text = torch.randint(config.n_tokens, (length, 1))
     segment, decoder = text[:segment_len], full_decoder(model)
     memory = decoder.memory()
     return {

@@ -35,7 +35,7 @@ class LabmlLM(nn.Module):
             "d_model": D, "self_attn": RelativeMultiHeadAttention(heads, D, 0.0),
             "feed_forward": FeedForward(D, config.d_ff, 0.0), "dropout_prob": 0.0,
         }  # fmt: skip
-        self.src_embed = nn.Embedding(config.vocab_size, D)
+        self.src_embed = nn.Embedding(config.n_tokens, D)
         self.transformer: Any
         if config.model == "compressive":
             f_c = compressive.Conv1dCompression(config.compression_rate, D)
@@ -44,7 +44,7 @@ class LabmlLM(nn.Module):
             self.loss = compressive.AttentionReconstructionLoss(self.transformer.layers)
         else:
             self.transformer = xl.TransformerXL(xl.TransformerXLLayer(**parts), config.n_layers)
-        self.generator = nn.Linear(D, config.vocab_size)
+        self.generator = nn.Linear(D, config.n_tokens)
         for name, parameter in self.named_parameters():  # zeros would hide a wrong position
             if name.endswith(("key_pos_embeddings", "key_pos_bias", "query_pos_bias")):
                 nn.init.normal_(parameter, std=0.1)

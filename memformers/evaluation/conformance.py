@@ -76,7 +76,7 @@ class Checks:
 
     def tokens(self, length: int, streams: int = 2) -> Tensor:
         """A text, ``[length, streams]``."""
-        return torch.randint(self.config.vocab_size, (length, streams))
+        return torch.randint(self.config.n_tokens, (length, streams))
 
     def read(
         self, text: Tensor, memory: Memory | None = None, starts: Tensor | None = None, first: int = 0
@@ -139,7 +139,7 @@ class Checks:
         before = self.lm(text, self.memory).logits
         for t in range(1, len(text)):
             changed = text.clone()
-            changed[t] = (changed[t] + 1) % self.config.vocab_size
+            changed[t] = (changed[t] + 1) % self.config.n_tokens
             after = self.lm(changed, self.memory).logits
             if not is_close(after[:t], before[:t]):
                 return f"the output before token {t} of a segment changes when token {t} changes."

@@ -61,7 +61,9 @@ class MemorySizes:
     """S, in positions."""
     window: Length | None = None
     """How many of the newest keys a query sees, its own included; None for all."""
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
@@ -77,6 +79,8 @@ class MemorySizes:
     @property
     def slot_input_positions(self) -> int:
         """How many positions a memory keeps of its newest slots, for f_c to learn from a later loss."""
+        if not self.bptt:
+            return 0
         return min(self.bptt * self.slots_per_segment, self.c_mem_len) * self.compression_rate
 
     @property
@@ -299,13 +303,19 @@ class ModelConfig(NetworkConfig):
         320
     """
 
-    vocab_size: Count = 256
-    """How many different tokens there are; a training takes the number from its text."""
+    vocab_size: Count | None = None
+    """How many different tokens there are. If not given, a training takes the number from its text, and a
+    model has 256, one for each byte."""
     embedding: Literal["plain", "adaptive"] = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax with vectors
     scaled by √D, as in the original Transformer-XL (adaptive)."""
     adaptive: AdaptiveConfig = AdaptiveConfig()
     """Clusters of an adaptive embedding, and what its softmax shares."""
+
+    @property
+    def n_tokens(self) -> int:
+        """``vocab_size``, or 256 if it is not given."""
+        return self.vocab_size or 256
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that don't fit together; a model compares cutoffs and vocabulary."""

@@ -220,14 +220,14 @@ def adaptive_losses(
 
 def clusters_of(config: ModelConfig) -> Clusters:
     """The clusters of an adaptive embedding."""
-    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
+    return Clusters(config.n_tokens, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
     """Tokens ``[S, B]`` to ``[S, B, D]``."""
     if config.embedding == "adaptive":
         return AdaptiveEmbedding(clusters_of(config), config.d_model)
-    return nn.Embedding(config.vocab_size, config.d_model)
+    return nn.Embedding(config.n_tokens, config.d_model)
 
 
 def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
@@ -235,7 +235,7 @@ def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
     if config.embedding == "adaptive":
         tied = {name: getattr(config.adaptive, name) for name in ("tie_weights", "tie_projections")}
         return AdaptiveSoftmax(clusters_of(config), config.d_model, **tied)
-    return nn.Linear(config.d_model, config.vocab_size)
+    return nn.Linear(config.d_model, config.n_tokens)
 
 
 def initialise_vocabulary(embed: nn.Module, head: nn.Module) -> None:

@@ -16,7 +16,6 @@ Log = Callable[[dict[str, float], int], object]
 
 
 def to_tensorboard(run: Run, folder: Path) -> tuple[Log, Callable[[], object]]:
-    """An event file in ``folder``, and what ends it."""
     writer = import_tracker("tensorboard.summary").Writer(str(folder))
     return lambda values, step: [writer.add_scalar(*value, step) for value in values.items()], writer.close
 

@@ -141,7 +141,6 @@ class Card:
 
 
 def new_run_id() -> str:
-    """An id that no other run has."""
     return uuid.uuid4().hex
 
 
@@ -168,12 +167,10 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequenc
 
 
 def close_card(folder: Path, status: str) -> None:
-    """Write how the run in ``folder`` ended."""
     write_json(folder / CARD, replace(read_card(folder), status=status, ended=time.time()))
 
 
 def read_card(folder: Path) -> Card:
-    """The card of the run in ``folder``; UserError if it can't be read."""
     return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
 
 
@@ -202,8 +199,6 @@ class Arm:
 
 @dataclass(frozen=True)
 class Planned:
-    """Which arm and seed a run is."""
-
     arm: str
     seed: int
 
@@ -226,7 +221,6 @@ class Plan:
 
     @property
     def seeds(self) -> int:
-        """The number of seeds of each arm."""
         return len({run.seed for run in self.runs.values()})
 
 
@@ -311,12 +305,10 @@ class Metrics:
                     yield record
 
     def update(self) -> None:
-        """Add what is new to the columns."""
         for _ in self.read():
             pass
 
     def check(self) -> None:
-        """Raise UserError if a line was broken."""
         if self.broken:
             raise UserError(self.broken)
 

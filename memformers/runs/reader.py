@@ -91,12 +91,10 @@ class Run:
         self.update()
 
     def update(self) -> None:
-        """Read what is new in its files."""
         self.metrics.update()
         files = [self.folder / name for name in (CONFIG, FACTS, RESULT, CARD)]
         self._seen = [*map(status_of, files)]
         self.is_alive = in_use(self.folder)
-        """Whether a process trains it."""
         self.config, self.facts, result, self.card = map(json_in, files, self._seen)
         self.result = result or None
         """None for a run that didn't end well."""
@@ -117,13 +115,11 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Its model's name."""
         model = self.config.get("model")
         return str(model.get("model", "")) if isinstance(model, dict) else ""
 
     @property
     def seed(self) -> int:
-        """The seed of its initial weights."""
         seed = self.planned.seed if self.planned else self.config.get("seed")
         return seed if isinstance(seed, int) else 0
 
@@ -135,7 +131,6 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What it was trained on."""
         return next((task for task in TASKS if task in self.config), "text")
 
     @property
@@ -149,7 +144,6 @@ class Run:
         return self.budget if self.state[0] == FINISHED else min(self.last(TOKENS) or 0.0, self.budget)
 
     def last(self, name: str) -> float | None:
-        """The last finite value of a metric."""
         values = self.metrics.points(name)[2]
         return float(values[-1]) if len(values) else None
 
@@ -161,7 +155,6 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Its id in labml; empty before it has one."""
         return str(self.card.get("run", ""))
 
     @property
@@ -207,7 +200,6 @@ class Runs:
         self.update()
 
     def update(self) -> None:
-        """Read what is new."""
         plan, known = None, {run.folder: run for run in self.all}
         self._plan = status_of(self.folder / EXPERIMENT)
         with contextlib.suppress(UserError, OSError):

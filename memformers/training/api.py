@@ -167,9 +167,8 @@ def train(
             announce(config, folder, facts, text, ranks)
             records = 0
             if resume:
-                checkpoint = (folder, model, state, config, text.info, text.tokenizer, ranks)
-                state, records = restore_newest(*checkpoint)
-            ranks.on_rank_zero(lambda: write_run_files(config, facts, text, folder, state))
+                state, records = restore_newest(folder, model, state, config, ranks)
+            ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
             name = short_name(config.model.model)
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
             with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:
@@ -191,7 +190,6 @@ def train(
 def announce(
     config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
 ) -> None:
-    """Print what is trained, on what, and where."""
     name = short_name(config.model.model)
     ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
     documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
@@ -206,7 +204,6 @@ def chosen(config: TrainConfig) -> list[str]:
 
 
 def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
-    """A progress bar, on the first rank."""
     return Progress(
         desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
         unit="tok", unit_scale=True, disable=not ranks.first,
@@ -214,7 +211,6 @@ def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> P
 
 
 def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:
-    """The segments of the text, from where the training is."""
     return training_segments(
         text.train.tokens,
         config.batch_size,

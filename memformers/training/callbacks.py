@@ -47,7 +47,6 @@ class Callbacks:
     records: int
     """How many lines of metrics are written."""
     write: Callable[[dict[str, Any]], None]
-    """Records metrics."""
     signals: StopSignals
     bar: Progress
     ranks: Distributed
@@ -55,7 +54,6 @@ class Callbacks:
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
-        """Start where the training starts."""
         needs_none = self.from_seed or self.state.tokens
         self.saved = (self.state.tokens, self.state.evaluations) if needs_none else (0, -1)
         self.saved_at = time.monotonic()
@@ -64,7 +62,6 @@ class Callbacks:
         held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
-        """The last evaluation."""
         self.last_at = 0
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
@@ -76,7 +73,6 @@ class Callbacks:
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Track training metrics, and show them."""
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
@@ -135,7 +131,6 @@ class Callbacks:
         last = self.last
         about = About(
             config=config_as_saved(self.config),
-            corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,

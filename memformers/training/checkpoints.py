@@ -6,7 +6,7 @@ checkpoints/000000204800/     named after the tokens seen
   memory.safetensors          memory and compressed memory of the streams, a tensor a layer
   state.json                  steps, tokens, the streams' position, the sums of the next record
   random.json                 random states of each process
-  training.json               the run's config, its corpus's checksum, versions, the held-out loss
+  training.json               the run's config, versions, the held-out loss
   manifest.json               size and SHA-256 of each of these
 checkpoints/best              a link to the one of the lowest held-out loss
 
@@ -43,7 +43,7 @@ from memformers.common.files import config_from_dict, read_json, write_json, wri
 from memformers.common.machine import describe_environment
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import TOKENIZER, save_tokenizer
+from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import WEIGHTS, read_config, save_tensors
 from memformers.models.language_model import MemoryLM
@@ -76,8 +76,6 @@ class About:
     """What a checkpoint records in addition to the state of the training."""
 
     config: dict[str, Any]
-    """The run's TrainConfig."""
-    corpus_sha256: str
     environment: dict[str, Any]
     """The hardware and versions that wrote it."""
     records: int
@@ -279,12 +277,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names -= {name for name in names if name.rpartition(".")[2] in may_change}
-    if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
+    if None in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
     if "auto" in (old.get("step.precision"), new.get("step.precision")):
         names.discard("step.precision")  # left to the device
     if all(str(config.get("tokenizer")).endswith(".json") for config in (old, new)):
-        names.discard("tokenizer")  # the checkpoint has its own, which is compared
+        names.discard("tokenizer")  # the run has its own file, which is compared
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
@@ -312,13 +310,11 @@ def restore_newest(
     model: MemoryLM,
     state: TrainingState,
     config: TrainConfig,
-    corpus: DatasetInfo,
-    tokenizer: Tokenizer,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> tuple[TrainingState, int]:
-    """Read the newest usable checkpoint of ``folder`` into ``model`` and the optimizers of ``state``; returns
-    its state and how many records belong to it. Later records are removed. Without any checkpoint, the
-    training starts from the beginning.
+    """Read the newest usable checkpoint of ``folder``, a run of this ``config`` and text, into ``model`` and
+    the optimizers of ``state``; returns its state and how many records belong to it. Later records are
+    removed. Without any checkpoint, the training starts from the beginning.
 
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
     OSError if one can't be read. Then the folder has not changed.
@@ -327,18 +323,13 @@ def restore_newest(
 
     def read(path: Path) -> tuple[TrainingState, About]:
         about = read_about(path)
-        made_with = train_config_from(about.config, str(path / ABOUT))
-        if about.corpus_sha256 != corpus.sha256:
-            raise UserError("it belongs to another text.")
-        if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
-            raise UserError(f"it belongs to another training: {changes}.")
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
-        if read_json(path / TOKENIZER) != tokenizer.to_json():
-            raise UserError("it belongs to another tokenizer, which numbers tokens differently.")
-        if made_with.tokens != config.tokens and restored.tokens < config.tokens:
+        made_with = train_config_from(about.config, str(path / ABOUT))
+        if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
                 raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
-            restored.extend()
+            if restored.tokens < config.tokens:
+                restored.extend()
         return restored, about
 
     ranks.on_rank_zero(lambda: remove_leftovers(checkpoints))

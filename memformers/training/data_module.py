@@ -14,7 +14,6 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
-from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
@@ -23,23 +22,15 @@ EVALUATION_STREAMS = 16
 
 
 def spec_of(config: TrainConfig) -> CorpusSpec:
-    """What the text of ``config`` is made of."""
-    size = config.model.vocab_size
-    return CorpusSpec(
-        config.data,
-        tokenizer=config.tokenizer,
-        vocab_size=None if size == ModelConfig().vocab_size else size,
-        **asdict(config.text),
-    )
+    text = asdict(config.text)
+    return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
 
 
 def find_text(config: TrainConfig) -> TokenDataset:
-    """The text of ``config`` as tokens; UserError for one that can't be used."""
     return dataset_of(spec_of(config))
 
 
 def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
-    """Raise UserError unless ``config`` can train and validate on ``text``."""
     if (cutoffs := config.model.adaptive.cutoffs) and text.info.tokenizer not in ("frequency", "word"):
         raise UserError(
             f"cutoffs={cutoffs} need tokens that are numbered by frequency, but "

@@ -39,7 +39,6 @@ class Distributed:
         return f"cuda:{self.local_rank}" if self.size > 1 and gpus else name
 
     def say(self, message: str) -> None:
-        """Print a line, on the first rank."""
         if self.first:
             print(printable(message))
 
@@ -64,7 +63,6 @@ class Distributed:
         return total / self.size
 
     def highest(self, number: int) -> int:
-        """The highest of the ranks' numbers."""
         if self.size == 1:
             return number
         highest = torch.tensor(number)
@@ -72,7 +70,6 @@ class Distributed:
         return int(highest)
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all ranks, in order."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
@@ -84,7 +81,6 @@ class Distributed:
             raise UserError(message)
 
     def on_rank_zero(self, do: Callable[[], object]) -> None:
-        """``do`` on the first rank, while the others wait."""
         if self.first:
             do()
         self.barrier()
@@ -99,7 +95,6 @@ class Distributed:
         return make() if made is None else made
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
         self.highest(0)
 
 

@@ -44,7 +44,6 @@ class Window:
     predictions: int = 0
     correct: int = 0
     compressions: int = 0
-    """Steps in which something was compressed."""
     compression_grads: int = 0
     """Steps in which the compression functions had a gradient."""
     loss: float = 0.0
@@ -108,7 +107,6 @@ class TrainingState(Checked):
 
     @property
     def progress(self) -> dict[str, float]:
-        """How far the training has come, for its result."""
         return {n: getattr(self, n) for n in ("step", "tokens", "seconds", "evaluation_seconds")}
 
     def read_losses(self, ranks: Distributed = SINGLE_PROCESS) -> None:

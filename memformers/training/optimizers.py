@@ -117,7 +117,6 @@ class Muon(torch.optim.Optimizer):
                 self._step_alike(parameters, group["lr"], group["momentum"], group["weight_decay"])
 
     def _step_alike(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        """The step of ``parameters`` of one shape."""
         directions = []
         for parameter in parameters:
             assert parameter.grad is not None

@@ -68,7 +68,7 @@ def alone_in_this_process() -> Iterator[None]:
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
-    """Raise UserError for a folder that is in use, belongs to another training, or contains other files."""
+    """Raise UserError for a folder that belongs to another training or contains other files."""
     check_named(folder)
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
@@ -129,8 +129,9 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on. Raises UserError unless it is the same on all ``ranks``, and that of the run in
-    ``folder`` if there is one."""
+    """The text to train on. Raises UserError unless it is the same on all ``ranks``, and text and tokenizer
+    are those of the run in ``folder`` if there is one. A tokenizer that was not made from the text is kept
+    there."""
     text = ranks.rank_zero_first(lambda: find_text(config))
     ranks.check_alike(
         text.info.sha256,
@@ -139,13 +140,15 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
     )
     check_same_corpus(text.info, folder)
     check_long_enough(text, config)
+    if config.tokenizer.endswith(".json"):
+        ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
     return text
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     """The config for a text of ``vocab_size`` different tokens; UserError if it asks for another number."""
     asked = config.model.vocab_size
-    if asked not in (ModelConfig().vocab_size, vocab_size):
+    if asked not in (None, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
@@ -193,7 +196,6 @@ def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
-    """The facts of ``run.json``."""
     card, held_out = text.info, text.validation
     return {
         "corpus": {
@@ -216,13 +218,9 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
     }
 
 
-def write_run_files(
-    config: TrainConfig, facts: dict[str, Any], text: TokenDataset, folder: Path, state: TrainingState
-) -> None:
-    """Write config, facts and tokenizer; if a training continues on another machine or with other versions,
+def write_run_files(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
+    """Write config and facts; if a training continues on another machine or with other versions,
     the facts list all environments."""
-    if config.tokenizer.endswith(".json"):
-        keep_tokenizer(text.tokenizer, folder)
     (folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
     write_json(folder / CONFIG, config_as_saved(config))
     if state.tokens > 0 and (before := read_facts(folder)):

@@ -12,7 +12,7 @@ import pytest
 from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs, print_links
 from memformers.dashboard.pages import bring_in
-from memformers.runs.folder import close_card, read_card, runs_of
+from memformers.runs.folder import alone_in, close_card, read_card, runs_of
 from memformers.tracking.discovery import (
     api_address,
     comparison_id,
@@ -119,7 +119,8 @@ def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comp
             write_json(comparison / name / "result.json", {"bits_per_character": 3.5 - i})
         with open(comparison / "transformer-seed1" / "metrics.jsonl", "w") as file:
             file.write('{"tokens": 10, "seconds": 1, "loss.valid": 3.25}\n{"tokens": 20, "loss.va')
-        page.get_by_text("1 finished, 1 running").wait_for()
+        with alone_in(comparison / "transformer-seed1"):
+            page.get_by_text("1 finished, 1 running").wait_for()
         assert page.get_by_text("mem_len", exact=True).is_visible(), "what was opened stays open"
         page.wait_for_function("document.querySelectorAll('#chart .legendtext').length === 3")
         names = page.locator("#chart .legendtext").all_text_contents()

@@ -5,19 +5,30 @@ import math
 import os
 import shutil
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.live import Comparisons, describe, list_of, summary, version_of
-from memformers.runs.folder import Metrics, runs_of
+from memformers.runs.folder import Metrics, alone_in, in_use, runs_of
 from memformers.runs.reader import Runs, totals
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 from tests.dashboard.conftest import record_losses, write_plan
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
 TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "tokens": 100, "seed": 0, "data": "builtin"}
+
+
+TRAINED = ExitStack()
+"""Holds the locks of the runs that are trained."""
+
+
+@pytest.fixture(autouse=True)
+def _trainings_end():
+    yield
+    TRAINED.close()
 
 
 def plan(folder, seeds=(0, 1)):
@@ -30,8 +41,10 @@ def plan(folder, seeds=(0, 1)):
 
 
 def record(folder, losses, status="", result=None):
-    """A run that recorded ``losses``."""
+    """A run that recorded ``losses``, and is trained while it has no ``status``."""
     record_losses(folder, losses)
+    if not (status or result or in_use(folder)):
+        TRAINED.enter_context(alone_in(folder))
     card = {"run": f"idof{folder.name.replace('-', '')}", "started": time.time(), "status": status}
     write_json(folder / "labml.json", card)
     if result:
@@ -74,12 +87,14 @@ def test_each_state_of_a_run_has_its_name(tmp_path):
     assert state() == "running"
     for status, wanted in [
         ("completed", "finished"), ("killed", "stopped"), ("crashed: KeyboardInterrupt ", "stopped"),
-        ("crashed: SystemExit 143", "stopped"), ("crashed: NotFiniteError loss is nan", "failed"),
+        ("crashed: SystemExit 143", "stopped"), ("crashed: NotFiniteError loss is nan", "stopped"),
     ]:  # fmt: skip
         record(run, [], status)
         assert state() == wanted
     record(run, [])
     os.utime(run / "metrics.jsonl", (time.time() - 7200,) * 2)
+    assert state() == "running"
+    TRAINED.close()
     assert state() == "stopped"
     record(run, [2.0], result=2.0)
     assert state() == "finished"

@@ -66,7 +66,10 @@ BROKEN = {
         forward(of_memory=lambda m: replace(m, mem=tuple(0.5 * x for x in m.mem))), "segments", "one pass"),
     "Mixes the streams": (grow(lambda slots, _: slots.flip(1)), "streams", "the stream alone"),
     "Shows slots of an earlier document": (
-        {"visible_past_keys": lambda self, valid, M, C, rate: valid.clamp(0, M) + C}, "documents", "doc_starts"),
+        {"visible_past_keys": lambda self, valid, M, C, rate: valid.clamp(0, M) + C},
+        "documents",
+        "doc_starts",
+    ),
     "Loses": (Loses, "saving", "loaded"),
     "Counts": (Counts, "stepping", "token by token"),
 }  # fmt: skip

@@ -79,8 +79,7 @@ def letters():
 
 def about(**changes: Any) -> About:
     """What a checkpoint says of itself, of no run in particular."""
-    facts: dict[str, Any] = {"config": {}, "corpus_sha256": "", "environment": {}, "records": 0,
-                             "validation_loss": None}  # fmt: skip
+    facts: dict[str, Any] = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
     return About(**(facts | changes))
 
 
@@ -91,8 +90,7 @@ CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16
 def keep_two_checkpoints(folder, config=CHECKPOINTED, ranks=SINGLE_PROCESS, save=save_checkpoint):
     """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED; returns the
     model and the state."""
-    facts = about(config=asdict(CHECKPOINTED), corpus_sha256=find_short_text(CHECKPOINTED).info.sha256,
-                  environment=describe_environment(torch.device("cpu")))  # fmt: skip
+    facts = about(config=asdict(CHECKPOINTED), environment=describe_environment(torch.device("cpu")))
     lm = build_model(config, ranks)
     state = TrainingState(build_optimizers(lm, config))
 

@@ -197,7 +197,7 @@ def test_what_one_rank_alone_has_otherwise_is_an_error_on_all(tmp_path):
     with pytest.raises(ValueError, match="texts differ"):
         Two(0, 2).check_alike("one", "texts differ")
     with pytest.raises(ValueError, match="different ones"):
-        restore_newest(tmp_path, None, TrainingState(()), None, None, None, Two(1, 2))
+        restore_newest(tmp_path, None, TrainingState(()), None, Two(1, 2))
     Distributed().check_alike("one", "texts differ")
 
 

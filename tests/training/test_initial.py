@@ -20,7 +20,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import ByteTokenizer
-from memformers.data.tokenizers import save_tokenizer
+from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
@@ -28,7 +28,7 @@ from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
 from memformers.training.data_module import find_text
-from memformers.training.run import copy_weights, load_initial
+from memformers.training.run import copy_weights, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run
@@ -173,6 +173,15 @@ def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to
         assert all(torch.equal(x, weights(moved)[key]) for key, x in weights(whole).items())
         evaluated = run("evaluate", "--checkpoint", moved, "--out", tmp_path / "out", "--device", "cpu")
         assert evaluated.code == 0, evaluated.err
+
+
+def test_a_tokenizer_that_lies_in_the_folder_is_not_replaced_by_another(tmp_path):
+    save_tokenizer(ByteTokenizer(), tmp_path)
+    before = files_of(tmp_path)
+    keep_tokenizer(ByteTokenizer(), tmp_path)
+    with pytest.raises(UserError, match="is another tokenizer; name a new folder"):
+        keep_tokenizer(CharacterTokenizer("abc"), tmp_path)
+    assert files_of(tmp_path) == before
 
 
 def test_given_weights_for_fewer_positions_are_one_line():
