@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from memformers.commands.options import GROUPS, ExperimentCommand
+from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
@@ -25,12 +25,12 @@ class Compare(ExperimentCommand):
     """
 
     name: ClassVar = "compare"
-    first: ClassVar = ("data", "scale", "seeds", "models", "out")
-    groups: ClassVar = GROUPS
+    first: ClassVar = ("out", "resume", "scale", "seeds", "models", *FIRST_OF_TRAINING)
+    brief: ClassVar = True
     config: CompareConfig = field(default_factory=CompareConfig)
+    """What is compared."""
 
     def experiment(self, folder: Path) -> Report:
-        """Compare."""
         return compare(self.config, folder, self.dashboard, resume=self.resume)
 
 
@@ -52,9 +52,9 @@ class Recall(ExperimentCommand):
     """The folder of an experiment whose trained models to show, in place of training any: what each model
     still has of a stream when a question comes, and what it answers, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
+    """What is trained and asked."""
 
     def run(self) -> None:
-        """Train, measure and report, or show what was trained."""
         if not self.show:
             return super().run()
         shown = read_stream(self.show)
@@ -64,5 +64,4 @@ class Recall(ExperimentCommand):
         return None
 
     def experiment(self, folder: Path) -> Report:
-        """Train and measure."""
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

@@ -30,7 +30,6 @@ class Dashboard(Checked):
     """Whether to open the page in the browser."""
 
     def run(self) -> None:
-        """Start it, and stay until it is ended."""
         try:
             from memformers.dashboard.pages import serve
         except ImportError as error:

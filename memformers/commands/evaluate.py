@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from torch import Tensor
 
-from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_report
+from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
@@ -167,7 +167,7 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Probe(OwnCode):
+class Probe(CustomMemories):
     """Measure how much their memory helps trained models, and add the result to their report.
 
     Example: memformers probe runs/…
@@ -185,7 +185,7 @@ class Probe(OwnCode):
         """Measure, write the report again, say how much memory helps and where the report is."""
         from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
 
-        self.import_own()
-        self.check_own([run.config["model"] for run in read_runs(self.folder)])
+        self.import_memories()
+        self.check_memories([run.config["model"] for run in read_runs(self.folder)])
         probe(self.folder, self.tokens, choose_device(self.device))
         say_report(write_report(self.folder), probe_answer(self.folder))

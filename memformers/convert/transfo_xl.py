@@ -145,7 +145,7 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
         >>> from memformers import from_transfo_xl
         >>> from_transfo_xl({"embed.weight": None})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        memformers.common.errors.UserError: expected a state dict of Transformer-XL, ...
+        memformers.common.text.UserError: expected a state dict of Transformer-XL, ...
     """
     config = config or {}
     if isinstance(source, str | Path):

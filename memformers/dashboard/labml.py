@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -112,9 +111,8 @@ def is_packet(packet: Any) -> bool:
 
 
 async def track(request: Request, labml_token: str) -> Response:
-    """labml's own handler of a run's packets, with three changes: the sender doesn't wait for three seconds;
-    packets of ours that came before add nothing; new losses are drawn automatically."""
-    begun = time.process_time()
+    """labml's own handler of a run's packets, with four changes: the sender doesn't wait for three seconds;
+    steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
     packets = await request.json()
@@ -123,14 +121,14 @@ async def track(request: Request, labml_token: str) -> Response:
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = list(tracked(run_id))
-    if any(packet.get("series", 0) > len(before) for packet in packets):
-        missing = "the earlier data of the run is missing here; the run sends it again"
+    if not is_known(run_id) and not any("name" in packet for packet in packets):
+        missing = "the beginning of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
-        if is_known(run_id):
-            packet.pop("selected_configs", None)  # the user may have chosen others on the page
-        if packet.get("once"):
-            drop_known(run_id, packet)
+        if "configs" in packet and not has_settings(run_id):  # else the user may have chosen others here
+            settings = packet["configs"].values()
+            packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
+        drop_known(run_id, packet)
     request._json = packets
     ranks = (int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank"))
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)
@@ -140,7 +138,12 @@ async def track(request: Request, labml_token: str) -> Response:
             one.save()
     if (after := list(tracked(run_id))) != before:
         choose_losses(run_id, before, after)
-    return JSONResponse({**answer, "seconds": time.process_time() - begun})
+    return JSONResponse(answer)
+
+
+def has_settings(run_id: str) -> bool:
+    """Whether the settings of a run have arrived."""
+    return is_known(run_id) and bool(run.get(run_id).configs)
 
 
 def tracked(run_id: str) -> dict[str, Any]:

@@ -43,10 +43,10 @@ from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.dashboard.records import Records
 from memformers.report.markdown import STYLE, TEMPLATE
-from memformers.runs.folder import PAGE, read_card
+from memformers.runs.folder import PAGE, read_card, read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
-from memformers.tracking.feeding import feed
+from memformers.tracking.recorder import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2
@@ -166,16 +166,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def bring_in(runs: list[Path], url: str) -> None:
     """Send whole runs to the dashboard at ``url``, and print which of them arrived."""
-    over = threading.Event()
-    over.set()
     for run in runs:
         try:
-            arrived = feed(run, lambda: api_address(url), over)
-        except (ValueError, KeyError, OverflowError) as error:
+            card = read_card(run)
+            read_metrics(run)
+            arrived = import_run(run, api_address(url))
+        except (OSError, ValueError) as error:
             arrived = False
             say(f"{run} can't be read as a run: {error}")
         if arrived:
-            print(f"imported: {read_card(run).name}  {url}/run/{read_card(run).run}", flush=True)
+            print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
         else:
             say(f"{run} was not imported.")
 

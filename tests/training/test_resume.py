@@ -219,7 +219,7 @@ def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, 
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(recorder, "start_relay", none_left)
-    with recorder.Tracking(tmp_path, "run", {}, "off") as tracking:
+    with recorder.Tracking(tmp_path, "run", {}, "auto") as tracking:
         tracking.record({"tokens": 1.0})
     assert (tmp_path / METRICS).read_text() == '{"tokens": 1.0}\n'
     assert "labml gets nothing" in capsys.readouterr().err
