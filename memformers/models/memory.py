@@ -144,8 +144,8 @@ class Memory:
         lengths = [tuple(tuple(map(len, xs)) for xs in memory.parts.values()) for memory in memories]
         if len(different := dict.fromkeys(lengths)) > 1:
             raise UserError(
-                f"expected memories of the same lengths, got {' and '.join(map(str, different))}; join memories "
-                f"of one model that have read the same number of segments."
+                f"expected memories of the same lengths, got {' and '.join(map(str, different))}; join "
+                f"memories of one model that have read the same number of segments."
             )
         columns = zip(*(memory.parts.values() for memory in memories), strict=True)  # part by part
         mem, c_mem, slot_inputs = (
