@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from memformers.common.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
-from memformers.common.errors import UserError
+from memformers.common.files import check_manifest, has_manifest, newest_that_loads, numbered
+from memformers.common.text import UserError
 from memformers.convert.transfo_xl import from_transfo_xl, is_transfo_xl, vocabulary_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer

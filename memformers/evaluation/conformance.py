@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.generation.incremental import Stepper
 from memformers.models.base import MemoryStack
 from memformers.models.config import ModelConfig

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean, mean_of_groups
-from memformers.common.progress import Progress
+from memformers.common.text import Progress, UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec

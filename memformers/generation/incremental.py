@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
+from memformers.common.text import UserError
 from memformers.kernels import relative_attention
 from memformers.models.attention import RelativeMultiHeadAttention, folded, is_unmodified, linear
 from memformers.models.base import eval_mode

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
 from memformers.common.fields import check_arguments
+from memformers.common.text import UserError
 from memformers.models import compression
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
 from memformers.common.files import config_from_dict
+from memformers.common.text import UserError
 from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import ModelConfig, NetworkConfig

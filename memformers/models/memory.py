@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memformers.common.errors import UserError
-from memformers.common.files import replacing
+from memformers.common.files import atomic_write
+from memformers.common.text import UserError
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.io import save_tensors
 
@@ -88,7 +88,7 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
         Raises OSError if it can't be written."""
-        with replacing(Path(path)) as temporary:
+        with atomic_write(Path(path)) as temporary:
             save_tensors(memory_tensors(self), temporary)
 
     @classmethod

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.config import ModelConfig
 
 MAX_LOGITS = 1 << 24

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
+from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.config import MemorySizes
 from memformers.models.custom_memory import CustomMemory
