@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
 from memformers.training.data_module import EVALUATION_STREAMS, Validation, spec_of
 from memformers.training.distributed import Distributed
-from memformers.training.run import build_model
+from memformers.training.run import build_model, with_vocabulary
 from tests.builders import small_training
 from tests.training.runs import train_run, without_times
 
@@ -99,3 +100,16 @@ def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_trainin
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
     assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1
+
+
+def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_the_text():
+    for size in (None, 255, 256, 257):
+        config = small_training()
+        config = replace(config, model=replace(config.model, vocab_size=size))
+        assert spec_of(config).vocab_size == size
+        if size is None:
+            assert with_vocabulary(config, 53).model.vocab_size == 53
+        else:
+            assert with_vocabulary(config, size) == config
+            with pytest.raises(ValueError, match=f"vocab_size={size}, but the text has 53"):
+                with_vocabulary(config, 53)
