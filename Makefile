@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # Multiplies the comparison's token budget: make compare SCALE=0.1
 SCALE ?= 1
-# Trains every model from so many seeds; intervals need at least 2: make compare SEEDS=5
+# Trains every model from so many seeds; claims need at least 3: make compare SEEDS=5
 SEEDS ?= 1
 # A text file or folder to use instead of Tiny Shakespeare: make compare DATA=book.txt
 DATA ?=
@@ -98,6 +98,7 @@ clean:
 	$(PIP) --no-deps labml-nn
 	@touch $@
 
+# lm-eval only for its test and guide: it takes the Hugging Face model as it is.
 .venv/ready-for-integrations: .venv/ready-for-tests
-	$(PIP) --editable '.[hf,lm-eval,torchrl]'
+	$(PIP) --editable '.[hf,torchrl]' 'lm-eval>=0.4.13,<0.5'
 	@touch $@

@@ -14,9 +14,15 @@ from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
 from memformers.common.fields import Count, changed
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import SETTINGS, RecallConfig, compressive, paper_ablation, sees_back
+from memformers.comparison.recall import (
+    RECALL,
+    SETTINGS,
+    RecallConfig,
+    compressive,
+    paper_ablation,
+    sees_back,
+)
 from memformers.comparison.recall import transformer_xl as xl
-from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
@@ -31,9 +37,7 @@ ROWS = {
     "transformer-xl": ("Transformer-XL, equal keys", None),
     "bptt": ("conv., BPTT", 0.996),
     "max": ("max pooling", 0.986),
-    "auto-encoding": ("conv., auto-encoding", 0.984),
     "mean": ("mean pooling", 0.982),
-    "most-used": ("most-used", 0.980),
     "dilated": ("dilated conv., attention", 0.977),
     "conv": ("conv., attention", 0.973),
     "conv-from-mean": ("conv., from the mean", None),
@@ -68,9 +72,9 @@ class Ablation(ArmsCommand):
     method: ClassVar = (
         "Chance on the recall stream is 25 %. The paper's results are bits per character of large networks "
         f"on enwik8, without intervals: {PAPER} (Rae et al. 2020, arXiv 1911.05507). Ours are of small "
-        "networks, trained for minutes. In our BPTT, the gradient reaches back through one compression; our "
-        "most-used chooses among the positions of each slot; the paper may do both in another way. Slots in "
-        "the upper layers only are half as many; all other arms have the same number of keys."
+        "networks, trained for minutes. In our BPTT, the gradient reaches back through one compression; "
+        "the paper may do it in another way. Slots in the upper layers only are half as many; all other arms "
+        "have the same number of keys."
     )
     base: ClassVar = "conv"
     seeds: Count = 2
@@ -95,10 +99,10 @@ class Ablation(ArmsCommand):
         tokens = self.recall_tokens or few or RECALL_TOKENS
         near = RecallConfig(quick=self.quick, tokens=tokens).setting
         arms = self.chosen(asdict(text), arms_of(text.model))
-        own = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
+        of_recall = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
         tasks = {
             "text": Experiment(TextTask(probed=False), text, {}, arms, self.how[0]),
-            "recall": Experiment(RECALL, near.train, near.more, own, *self.how),
+            "recall": Experiment(RECALL, near.train, near.more, of_recall, *self.how),
         }
         return {task: each for task, each in tasks.items() if self.only in (None, task)}
 

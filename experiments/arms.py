@@ -14,18 +14,14 @@ from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, write_rows, write_text
 from memformers.common.intervals import Mean
 from memformers.comparison.arms import read_arms
-from memformers.comparison.experiment import Experiment
+from memformers.comparison.experiment import Experiment, run_experiments
 from memformers.comparison.recall import USUAL_JOBS
-from memformers.comparison.several import run_experiments
-from memformers.data.benchmarks import PYTHON_SOURCE
-from memformers.data.sources import CorpusSpec
+from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
-from memformers.report.markdown import DASH, table
-from memformers.report.page import write_page
-from memformers.report.provenance import facts_of, facts_table
-from memformers.report.sections import costs_table, warnings
+from memformers.report.markdown import DASH, Report, table, write_page
+from memformers.report.sections import costs_table, facts_of, facts_table, warnings
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
 
@@ -141,7 +137,7 @@ class ArmsCommand(ExperimentCommand):
         """The number of seeds, of training runs at a time, and of the threads of each."""
         return 1 if self.quick else self.seeds, self.jobs, 1
 
-    def experiment(self, folder: Path) -> Path:
+    def experiment(self, folder: Path) -> Report:
         """Train and measure what ``folder`` doesn't have yet, and write the report of all tasks."""
         experiments, how = self.experiments(folder), {"resume": self.resume, "measure": self.measure}
         return run_experiments(experiments, folder, self.report, self.dashboard, **how)  # type: ignore[arg-type]
@@ -153,9 +149,9 @@ class ArmsCommand(ExperimentCommand):
             name = rivals.get(name) or self.base
             yield name
 
-    def report(self, folder: Path) -> Path:
+    def report(self, folder: Path) -> Report:
         """Write the report of all tasks in ``folder``, or of the one that it is, with ``results.json`` and
-        ``results.csv``; returns its page."""
+        ``results.csv``."""
         inside = sorted(folder.glob(f"*/{EXPERIMENT}"), key=lambda path: (len(path.parent.name), path))
         places = [path.parent for path in inside if any(path.parent.glob(f"*/{FACTS}"))] or [folder]
         tasks = {place.resolve().name: self.arms_in(place) for place in places}
@@ -168,7 +164,7 @@ class ArmsCommand(ExperimentCommand):
         write_results([c for columns in parts.values() for c in columns], pairs, labels, folder, about)
         page = [f"# {self.title}"]
         for place, (task, arms) in zip(places, tasks.items(), strict=True):
-            page += [f"{warning} ({task})" for warning in warnings(arms, arms[0], place)]
+            page += [f"> {warning} ({task})" for warning in warnings(arms, arms[0], place)]
         for title, columns in parts.items():
             means = [[label, *(c.measure.shown(c.mean(n)) for c in columns)] for n, label in labels.items()]
             differences = [
@@ -179,7 +175,7 @@ class ArmsCommand(ExperimentCommand):
             page.append(rows_table("difference", columns, differences))
             if not title and (drawn := differences_figure(columns, pairs, labels)):
                 page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
-        page += [f"## What each arm costs: {task}", costs_table(arms, arms[0])]
+        page += [f"## What each arm costs: {task}", costs_table(arms)]
         page += ["## How it was made", f"{self.method} {METHOD}", facts_table(arms, places[-1])]
         return write_page([part for part in page if part], folder)
 
@@ -229,7 +225,7 @@ def differences_figure(
         series = plotting.Series("", points, line, scale=column.measure.scale)
         plotting.draw_marks(axes, [series], horizontal=True)
         plotting.style(axes, title=f"{column.name}: difference{column.measure.unit_of_differences}")
-        plotting.categories(axes, names, horizontal=True)
+        plotting.categories(axes, names)
         axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     against = f' to "{base.pop()}"' if len(base) == 1 else "s of rivals"
     return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."

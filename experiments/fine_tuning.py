@@ -41,7 +41,7 @@ class FineTuning(Checked):
 
     def run(self) -> None:
         """Train both sides, and write and print what came out."""
-        known = set(load_initial(MODEL)[1].saved()["vocabulary"])
+        known = set(load_initial(MODEL)[1].to_json()["vocabulary"])
         text = "".join(character for character in read_text(str(self.text)) if character in known)
         self.out.mkdir(parents=True, exist_ok=True)
         for name, (begin, end) in PARTS.items():

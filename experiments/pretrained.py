@@ -85,7 +85,7 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         "held_out": evaluate(model, tokenizer, text, streams=EVALUATION_STREAMS),
     }
     with atomic_dir(folder) as temporary:
-        model.save_pretrained(temporary, weights)
+        model.bfloat16().save_pretrained(temporary)
         save_tokenizer(tokenizer, temporary)
         write_json(temporary / RECIPE, recipe)
         write_text(temporary / CARD, card(folder.name, recipe))

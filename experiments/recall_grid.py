@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from experiments.arms import ArmsCommand, correct
 from memformers.common.fields import Count, Share
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import SETTINGS, RecallConfig
-from memformers.comparison.recall_training import RECALL
+from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig
 from memformers.data.recall_stream import RecallStream
 from memformers.report.arms import Measure
 from memformers.report.recall import right_between

@@ -24,13 +24,13 @@ from memformers.common.files import write_text
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
-from memformers.training.config import Parallel, TrainConfig, preset_names, read_preset
+from memformers.training.config import TrainConfig, preset_names, read_preset
 from memformers.training.optimizers import Muon, build_optimizers
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 TERAFLOPS, GIGABYTES = 400.0, 50.0
 """The assumed rates: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
-WAYS: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp")]
+RANKS = (1, 8)
 HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
         "GiB on each of 8", "hours"]  # fmt: skip
 
@@ -38,14 +38,14 @@ HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", 
 def count(config: TrainConfig) -> Counter[str]:
     """A step of one rank with full memories: its floating-point ``operations``; the bytes that the forward
     pass keeps for the backward pass (``kept``) and of the ``memories`` before it; the ``parameters`` of the
-    model; and the numbers of the ``moments`` that optimizers keep for them."""
+    model; and the numbers of its ``weights``, and of the ``moments`` that optimizers keep for them."""
     with torch.device("meta"):
         lm = MemoryLM(replace(config.model, kernel="naive"))
         found = Counter(parameters=sum(map(torch.numel, lm.parameters())))
         for optimizer in build_optimizers(lm, config):
             for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
                 n = weight.numel()
-                found.update(moments=n if isinstance(optimizer, Muon) else 2 * n + 1)
+                found.update(weights=n, moments=n if isinstance(optimizer, Muon) else 2 * n + 1)
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -71,12 +71,12 @@ def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
     of the model. Layers are alike: it is counted on models of one and of two."""
     config = changed(config, batch_size=-(-config.batch_size // ranks), parallel="single")
     sizes = config.model.memory_sizes
-    own = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
-    models = (replace(config.model, **own, n_layers=n) for n in (1, 2))
+    lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
+    models = (replace(config.model, **lengths, n_layers=n) for n in (1, 2))
     one, two = (count(replace(config, model=model)) for model in models)
     found = {name: one[name] + (len(sizes) - 1) * (two[name] - one[name]) for name in two}
-    # In a ring, an all-reduce sends 2 (W - 1) parts of W. Copies: DDP's buckets.
-    weights = 4 * found["parameters"]
+    # An all-reduce in a ring sends W - 1 parts twice. DDP has a copy of the gradients in its buckets.
+    weights = 4 * found["weights"]
     state, copies = 2 * weights + 4 * found["moments"], weights * (ranks > 1)
     return {name: found[name] for name in ("parameters", "operations")} | {
         "state": state,
@@ -87,8 +87,8 @@ def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
 
 def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
     """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
-    own, others = ({(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but))
-    return sum(size for at, size in own.items() if at not in others)
+    storages, others = ({(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but))
+    return sum(size for at, size in storages.items() if at not in others)
 
 
 class OnGPU(TorchFunctionMode):
@@ -108,7 +108,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     S, memory = lm.config.segment_len, Memory(())
     for _ in range(lm.config.remembered_positions // S + 2):
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
-        memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
+        memory, _ = lm.transformer.remember(memory, inputs, None, S)
     return torch.zeros(S, streams, dtype=torch.int64), memory
 
 
@@ -117,7 +117,7 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> T
     don't have. The targets are another tensor."""
     with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
         x = lm.dropout(lm.embed(tokens))  # [S, B, D]
-        hidden, _, auxiliary_loss = lm.transformer.step(x, memory, lm.config.memory_sizes)
+        hidden, _, auxiliary_loss = lm.transformer(x, memory)
         return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
 
 
@@ -126,8 +126,8 @@ def row_of(name: str) -> list[str]:
     preset, costs = read_preset(name), []
     model = replace(preset.config.model, vocab_size=preset.vocab_size)
     config = changed(preset.config, model=model, precision="bfloat16", device="cuda")
-    for ranks, parallel in WAYS:
-        step = step_of(changed(config, parallel=parallel), ranks)
+    for ranks in RANKS:
+        step = step_of(config, ranks)
         seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)
         tokens = ranks * -(-config.batch_size // ranks) * model.segment_len
         hours = seconds * config.tokens / tokens / 3600

@@ -13,8 +13,7 @@ from typing import ClassVar, Literal
 from experiments.arms import ArmsCommand, correct
 from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RecallConfig
-from memformers.comparison.recall_training import RECALL
+from memformers.comparison.recall import RECALL, RecallConfig
 from memformers.report.arms import MEASURES, Measure
 from memformers.runs.folder import Arm
 

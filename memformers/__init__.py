@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memformers.convert.hf_files import load_weights as load_weights
     from memformers.convert.labml import from_labml as from_labml
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
+    from memformers.convert.transfo_xl import load_weights as load_weights
     from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "convert.hf_files": ("load_weights",),
     "convert.labml": ("from_labml",),
-    "convert.transfo_xl": ("from_transfo_xl",),
+    "convert.transfo_xl": ("from_transfo_xl", "load_weights"),
     "data.tokenize_corpus": ("prepare_ids",),
     "generation.generate": ("generate",),
     "generation.incremental": ("Stepper",),

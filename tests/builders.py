@@ -17,7 +17,7 @@ from memformers import (
     TransformerXLLayer,
 )
 from memformers.common.fields import changed
-from memformers.comparison.recall import SETTINGS, Setting
+from memformers.comparison.recall import SETTINGS, RecallSetup
 from memformers.models.config import SETTING_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
@@ -113,7 +113,7 @@ def small_training(**changes: Any) -> TrainConfig:
 NEAR = SETTINGS["near"]
 
 
-def tiny_recall() -> Setting:
+def tiny_recall() -> RecallSetup:
     """A recall experiment of moments, with memories like those of the near setting."""
     model = replace(
         NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32

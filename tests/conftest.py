@@ -25,7 +25,6 @@ from memformers.data import sources
 from memformers.data.sources import builtin_play
 from memformers.report import plotting
 from memformers.runs.folder import RESULT
-from memformers.tracking import relay
 from memformers.training import callbacks
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
@@ -69,11 +68,9 @@ def short_play(length=60_000, seed=0, is_stand_in=False):
 
 
 def make_tiny(patch):
-    """Experiments train in this process, on recall with settings of a moment, and a program that does nothing
-    takes the place of labml's relay."""
+    """Experiments train in this process, on recall with settings of a moment."""
     patch.setitem(SETTINGS, "near", tiny_recall())
     patch.setattr(experiment, "run_modules", train_here)
-    patch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 
 @pytest.fixture
@@ -84,8 +81,7 @@ def quick_runs(monkeypatch):
     monkeypatch.setattr(sources, "builtin_play", short_play)
     monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
-    monkeypatch.setattr(text, "PROBED", 5)
-    monkeypatch.setattr(text, "WITH_CHANGES", 64)
+    monkeypatch.setattr(text, "PROBED", 64)
 
 
 @pytest.fixture(scope="session")
@@ -109,9 +105,7 @@ def compared(for_all):
     folder: Path = for_all / "compared"
     with FileLock(for_all / "compared.lock"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "run_modules", train_first_beside)
-        patch.setattr(relay, "module_command", lambda *_: ["cat"])
-        patch.setattr(text, "PROBED", 5)
-        patch.setattr(text, "WITH_CHANGES", 64)
+        patch.setattr(text, "PROBED", 64)
         patch.setattr(plotting, "save", lambda _, path: path.touch())
         if not (folder / "report.html").exists():
             compare(CompareConfig(train=small_training(model="compressive", tokens=1_024)), folder)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from memformers.generation.memory_file import MODEL, read_metadata
 
 from memformers.commands import train as train_command
 from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate, Sampling
 from memformers.common.fields import annotations_of
 from memformers.common.files import read_json
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
+from memformers.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel
@@ -57,16 +57,12 @@ def share(part: float) -> settings:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folder of small models, with a memory of each that keeps one."""
+    """The folder of small models."""
     folder = tmp_path_factory.mktemp("models")
     for name, options in MODELS.items():
         small_lm(**options).save_pretrained(folder / name)
         byte = "vocab_size" in options
         save_tokenizer(ByteTokenizer() if byte else CharacterTokenizer(LETTERS), folder / name)
-        if name != "transformer":
-            ended = run("generate", "--checkpoint", folder / name, "--prompt", "abcdefgh" * 4, "--tokens", 3,
-                        "--save-memory", folder / f"{name}.memory")  # fmt: skip
-            assert ended.code == 0, ended.err
     return folder
 
 
@@ -82,11 +78,11 @@ class Place:
         for path in Path().iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         Path("folder").mkdir()
-        memory, other = ((models / f"{model}.memory").read_bytes() for model in ("compressive", "xl"))
-        files = {"notes.txt": b"abc\nabc\n" * 20, "folder/evaluation.json": b"{}", "memory": memory}
-        for name, content in (files | {"other": other} | others).items():
+        weights = (models / "xl" / "model.safetensors").read_bytes()
+        files = {"notes.txt": b"abc\nabc\n" * 20, "folder/evaluation.json": b"{}", "weights": weights}
+        for name, content in (files | others).items():
             Path(name).write_bytes(content)
-        Path("link").symlink_to("memory")
+        Path("link").symlink_to("weights")
         Path("dangling").symlink_to("nowhere")
         self.models = models
         self.before = self.files()
@@ -104,9 +100,7 @@ class Place:
         assert may & {*self.before} <= {*after}
 
 
-PLACES = parts(
-    "notes.txt memory other link dangling new folder gone/new notes.txt/new -x . /dev/null /proc/no "
-)
+PLACES = parts("notes.txt weights link dangling new folder gone/new notes.txt/new -x . /dev/null /proc/no ")
 PLACES += ["/proc/self/mem", "\udcff", "a" * 300, "🙂"]
 WHOLE = parts("-1 0 1 2 3 5 7 1e1 1e-1 1.5 007 +3 1_0 ² nan inf x None True -- 1e99 1e999 ")
 WHOLE += [" 2", "9" * 5000]
@@ -159,8 +153,8 @@ def kinds_of(*configs, but=(), **others):
     return {name: kind for name, kind in (kinds | others).items() if name not in but}
 
 
-NOT_HERE = ("checkpoint", "pretrained", "sampling", "model", "gate", "compression", "compression_loss")
-"""Options of a model, which is given by its checkpoint."""
+NOT_HERE = ("checkpoint", "pretrained", "sampling", "model")
+"""Options that name the model, which each test names itself."""
 GENERATE = options(
     **kinds_of(Generate, Sampling, but=NOT_HERE, prompt=HOSTILE, stop=HOSTILE, prompt_file=of([*PLACES, "-"]),
                tokens=of(FEW), device=of(DEVICES), interactive=st.none())
@@ -187,18 +181,12 @@ def test_a_model_reads_and_writes_or_is_a_plain_error_and_changes_nothing_but_it
     model, reading, content, source, models
 ):
     place, (command, chosen) = Place(models, text=content), reading
-    saved = [
-        path for name, path in chosen if name == "save_memory"
-        if not os.path.exists(path) or b'"model"' in place.before.get(os.path.realpath(path), b"")
-    ]  # fmt: skip
     outs = [path for name, path in chosen if name == "out" and path]
     first = ("tokens", 3) if command == "generate" else ("text", source)
     ended = run(command, *words([("checkpoint", models / model), first, *chosen]), input=content)
     check_plain(ended)
     names = ("evaluation.json", "loss_by_position.png")
-    place.check_nothing_lost(*saved, *(f"{out}/{name}" for out in outs for name in names))
-    for path in saved:
-        assert not os.path.isfile(path) or MODEL in read_metadata(Path(path)), "it is a whole memory"
+    place.check_nothing_lost(*(f"{out}/{name}" for out in outs for name in names))
     if outs and ended.code == 0:
         read_json(Path(outs[-1], "evaluation.json"))
 

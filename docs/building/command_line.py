@@ -62,7 +62,6 @@ def help_of(command: str) -> str:
 
 
 def page_of(command: str, text: str) -> str:
-    """The page of a command, from its help."""
     usage, _, about = text.partition("╭")[0].partition("\n\n")
     summary, *examples = (" ".join(part.split()) for part in about.split("Example: "))  # lines are wrapped
     lines = escape("\n".join([usage.strip(), *examples]))
@@ -90,7 +89,6 @@ def entries(body: str) -> tuple[str, list[Option]]:
 
 
 def option_of(names: str, lines: list[str]) -> Option:
-    """An option from the words beside it."""
     meaning = " ".join(" ".join(lines).split())
     ending = ENDING.search(meaning)
     value = ending[1] if ending else ""
@@ -105,5 +103,4 @@ def entry(option: Option) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code, in HTML."""
     return f"<code>{escape(text)}</code>"

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
-from memformers.models.config import ModelConfig
-from memformers.models.memory import Memory
-from memformers.models.config import MemorySizes
-from memformers.models.memory import compress_memory, truncate_memory
+from memformers.models.config import MemorySizes, ModelConfig
+from memformers.models.memory import Memory, compress_memory, truncate_memory
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"
@@ -31,7 +29,6 @@ Cell = tuple[int, int, str]
 
 
 def exactly(mem_len: int) -> Remember:
-    """The memory of Transformer-XL."""
     return lambda memory, inputs: truncate_memory(memory, [inputs], [MemorySizes(mem_len)])
 
 
@@ -73,7 +70,6 @@ def compression() -> Figure:
 
 
 def rolling(rows: list[list[Cell]], title: str) -> Figure:
-    """A row a segment, as [`rolled`][] returns them."""
     figure = Figure(figsize=(8.0, 3.7), layout="constrained")
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
@@ -94,7 +90,6 @@ def rolling(rows: list[list[Cell]], title: str) -> Figure:
 
 
 def cell(axes: Axes, x: float, y: float, width: float, colour: str) -> None:
-    """A box for ``width`` positions from ``x`` on."""
     style = "round,pad=0,rounding_size=0.15"
     axes.add_patch(FancyBboxPatch((x + 0.05, y), width - 0.1, 1, style, facecolor=colour, edgecolor="none"))
 

@@ -6,14 +6,24 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.building.other_tables import AGENTS, COMPRESSIONS, MAZES, MEMORIES, of_file
 from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
-from docs.building.recall_tables import MODELS, STREAMS, in_slots
-from docs.building.results import about, mean, rows, seeds, stored, verdicts
-from docs.building.text_tables import DISTANCES, FAR, SHAKESPEARE, SWAPPED
+from docs.building.results import mean, rows, seeds, stored, verdicts
+from docs.building.tables import (
+    AGENTS,
+    COMPRESSIONS,
+    DISTANCES,
+    MAZES,
+    MEMORIES,
+    MODELS,
+    REMOVED,
+    SHAKESPEARE,
+    STREAMS,
+    SWAPPED,
+    in_slots,
+    of_file,
+)
 from memformers.common.intervals import Mean, paired
 
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
@@ -24,7 +34,7 @@ def forest() -> Figure:
     """Each verdict with its interval, so that right is better for the Compressive Transformer; narrow enough
     for a telephone."""
     groups = {panel: [*found] for panel, found in groupby(verdicts(), key=lambda verdict: verdict.panel)}
-    figure = Figure(figsize=(NARROW, 6.6), layout="constrained")
+    figure = Figure(figsize=(NARROW, 8.2), layout="constrained")
     heights = [len(found) + 0.5 for found in groups.values()]
     panels = figure.subplots(len(groups), height_ratios=heights)
     for axes, (panel, found) in zip(panels, groups.items(), strict=True):
@@ -32,7 +42,7 @@ def forest() -> Figure:
         end = 100.0 if is_share else 1.0
         for i, verdict in enumerate(found):
             bar(axes, Mean(verdict.gain, verdict.half_width, verdict.seeds), i, verdict.winner, (-end, end))
-            axes.annotate(verdict.name, (0, i), (2, 4), **OF_ROW)
+            axes.annotate(verdict.name, (0, i), (2, 7), **OF_ROW)
         axes.axvline(0, color=INK, linewidth=0.8)
         names(axes, [""] * len(found))
         axes.set_ylim(len(found) - 0.5, -0.9)
@@ -47,14 +57,12 @@ def forest() -> Figure:
 
 
 def edges_of(experiment: str) -> list[tuple[int, int]]:
-    """The bins of distances that have answers."""
     return list(
         dict.fromkeys((int(row["from"]), int(row["to"])) for row in rows(experiment) if row["accuracy"])
     )
 
 
 def reach() -> Figure:
-    """Correct answers by distance with two and three layers, and farther back."""
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = (("2 layers: slots from 256 on", "recall_two_layers", 768),
               ("3 layers: from 384 on", "recall_three_layers", 768),
@@ -77,7 +85,6 @@ def reach() -> Figure:
 
 
 def slots() -> Figure:
-    """Correct answers beyond chance by the bits of a slot; a dot is a stream."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     for axes, longer in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
@@ -99,10 +106,9 @@ def slots() -> Figure:
 
 
 def long_text() -> Figure:
-    """What memories save by the budget of the training, and by how far back a word last began; and one head
-    that looks far, beside three that look near: what it saves, and where it looks; a line is a seed."""
-    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
-    (left, right), (low_left, low_right) = figure.subplots(2, 2)
+    """What memories save by the budget of the training, and by how far back a word last began."""
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
         gains = [
             (tokens, paired(*(seeds("text", a, f"bits per byte, {tokens:,} tokens") for a in ("none", arm))))
@@ -124,41 +130,14 @@ def long_text() -> Figure:
         xlabel="tokens since the word last began",
         ylabel="nats per token saved",
     )
-    far_head(low_left, low_right)
-    for axes in (right, low_left):
-        axes.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
-    for axes in (left, right, low_left):
+    right.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
+    for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
     key(figure, MODELS, ["Transformer-XL, 256 positions", "Compressive, 64 positions and 192 slots"])
     return figure
 
 
-def far_head(left: Axes, right: Axes) -> None:
-    """What one head that looks far saves from each seed, by how far back a word last began; and how much of
-    its attention goes farther than the other heads can look."""
-    looks = about("text_heads")["arms"]["64 positions, 832 in one head"]["attention"]
-    for (arm, *_), style in zip(FAR, ("-", ":"), strict=True):
-        both = [[seeds("text_heads", name, d) for d in DISTANCES] for name in ("xl-256", arm)]
-        for seed in both[1][0]:
-            saved = [base[seed] - ours[seed] for base, ours in zip(*both, strict=True)]
-            left.plot(saved, style, color=INK, linewidth=1, marker="o", markersize=3)
-    for found in looks.values():
-        beyond = [
-            100 * sum(share for edge, share in zip(found["nearest"], layer[-1], strict=True) if edge >= 64)
-            for layer in found["by_distance"]
-        ]
-        right.plot(range(1, len(beyond) + 1), beyond, color=INK, linewidth=1, marker="o", markersize=3)
-    left.set(
-        title="832 in one head (dotted: one layer)",
-        xlabel="tokens since the word last began",
-        ylabel="nats per token saved",
-    )
-    right.set(title="attention of that head beyond 64 positions", xlabel="layer", ylabel="%", ylim=(0, 100))
-    right.set_xticks(range(1, len(beyond) + 1))
-
-
 def tiny_shakespeare() -> Figure:
-    """Bits per character in the training, and what changed memories cost."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     for arm, *_ in SHAKESPEARE:
@@ -185,14 +164,13 @@ def tiny_shakespeare() -> Figure:
 
 
 def compression() -> Figure:
-    """Correct answers about values that only slots hold, by what compresses and what trains it."""
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     for i, (arm, *_) in enumerate(COMPRESSIONS):
         value = mean(seeds("ablation", arm, "answers about values set 192 to 384 positions ago"))
         if value:
             bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
-    names(axes, [shown for _, shown, _ in COMPRESSIONS])
+    names(axes, [shown.removesuffix(f" {REMOVED}") for _, shown, _ in COMPRESSIONS])
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("guessing", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
     axes.set(xlim=(0, 100), xlabel="correct answers about values that only slots hold, %")
@@ -200,7 +178,6 @@ def compression() -> Figure:
 
 
 def agents() -> Figure:
-    """The success of each seed, by the length of the corridor."""
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     shown = AGENTS[:4]
     for axes, (arm, label, _) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
@@ -218,7 +195,6 @@ def agents() -> Figure:
 
 
 def memories() -> Figure:
-    """Correct answers by distance, for each memory beside Transformer-XL."""
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
     for axes, (arm, label, *_) in zip(panels, MEMORIES, strict=True):
@@ -239,7 +215,6 @@ def memories() -> Figure:
 
 
 def speed() -> Figure:
-    """Whole training steps beside labml-nn, by case."""
     figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     table = [

@@ -31,8 +31,7 @@ from docs.building.reference import (
 )
 from docs.building.source import ROOT
 from memformers.cli import COMMANDS
-from memformers.report.page import inline_svg
-from memformers.report.plotting import DARK
+from memformers.report.markdown import DARK, inline_svg
 
 ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
@@ -181,7 +180,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def figure(found: re.Match[str]) -> str:
-    """A figure of the results as a part of a page."""
     svg = (ROOT / f"docs/results/figures/{found[2]}.svg").read_text(encoding="utf-8")
     dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
     style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'

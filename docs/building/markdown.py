@@ -11,45 +11,17 @@ A page says in a comment what it wants; ``python -m docs.building`` writes it be
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from docs.building.marks import checked, marked
-from docs.building.other_tables import (
-    agents,
-    commands,
-    compression,
-    data,
-    gates,
-    large_text,
-    memories,
-    of_file,
-)
-from docs.building.recall_tables import both_losses, reach, slot_settings, slots
 from docs.building.results import experiments
 from docs.building.source import ROOT, excerpt
-from docs.building.text_tables import (
-    far_memory,
-    growth,
-    long_text,
-    longer_training,
-    recipes,
-    text_distances,
-    text_variants,
-    tiny_shakespeare,
-)
+from docs.building.tables import TABLES
 
 COMMENT = re.compile(r"^<!-- (?:table|run|source|end)\b.*?-->$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^<!-- (table|run|source) (.*?)\s*-->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r'(\S+)(?:\s+from "([^"]+)")?(?:\s+to "([^"]+)")?((?:\s+\S+ "[^"]+")*)', re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
-TABLES: dict[str, Callable[..., str]] = {
-    "reach": reach, "slots": slots, "slot_settings": slot_settings, "both_losses": both_losses,
-    "long_text": long_text, "text_distances": text_distances, "text_variants": text_variants,
-    "far_memory": far_memory,
-    "longer_training": longer_training, "tiny_shakespeare": tiny_shakespeare, "growth": growth,
-    "recipes": recipes, "compression": compression, "gates": gates, "agents": agents, "memories": memories,
-    "large_text": large_text, "data": data, "commands": commands, "file": of_file,
-}  # fmt: skip
 
 
 def filled(markdown: str) -> str:
@@ -67,15 +39,14 @@ def filled(markdown: str) -> str:
 
 
 def table(asked: str) -> str:
-    """The table of that name, and of what stands after it."""
     name, *arguments = asked.split(" ", 1) if asked.startswith("recipes") else asked.split()
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
-    return TABLES[name](*arguments)
+    made: str = TABLES[name](*arguments)
+    return made
 
 
 def command(name: str) -> str:
-    """How an experiment is run."""
     if name not in experiments():
         raise ValueError(f"experiments.csv has no {name!r}; there are {', '.join(experiments())}.")
     return f"```sh\n{experiments()[name]['command']}\n```"

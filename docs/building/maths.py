@@ -18,7 +18,6 @@ def with_mathml(page: str) -> str:
 
 
 def as_mathml(found: re.Match[str]) -> str:
-    """One formula."""
     inline = found["inline"] is not None
     tex = html.unescape(found["inline"] if inline else found["block"]).strip()
     try:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from docs.building.drawings import SEGMENT, Cell, compressed, exactly, rolled
 from docs.building.source import ROOT
-from memformers.report.plotting import BLUE, DARK, GREEN, ORANGE
+from memformers.report.markdown import DARK
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH = 720
 IMAGES = ROOT / "docs/images"
@@ -52,17 +53,14 @@ def words(x: float, y: float, said: object, kind: str = "ink") -> str:
 
 
 def box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A rounded box with a small gap at its right."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width - 3:g}" height="{height:g}" rx="3" class="{kind}"/>'
 
 
 def path(points: Sequence[tuple[float, float]], kind: str = "line", end: str = "") -> str:
-    """A line through ``points``; ``end`` closes it or adds an arrow's head."""
     return f'<path d="M{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}{end}" class="{kind}"/>'
 
 
 def legend(y: float, items: Sequence[tuple[float, str, str]]) -> list[str]:
-    """Boxes with their meaning, each at its x."""
     return [
         part for x, kind, said in items for part in (box(x, y, 19, 16, kind), words(x + 22, y + 13, said))
     ]
@@ -179,7 +177,6 @@ def moving(name: str, stated: Sequence[str], share_moving: float = 0.3) -> str:
 
 
 def told(row: Sequence[Cell], number: int) -> str:
-    """What happened before this ``row``."""
     places = [place for _, _, place in row]
     slots = [(first, last) for first, last, place in row if place == "compressed memory"]
     if "forgotten" in places:
@@ -196,7 +193,5 @@ def told(row: Sequence[Cell], number: int) -> str:
 PICTURES: dict[str, Callable[[], str]] = {"equal_keys": equal_keys, "belt": belt}
 
 if __name__ == "__main__":
-    from docs.building.attended import attention_map  # which draws with the functions above
-
-    for name, draw in {**PICTURES, "attention": attention_map}.items():
+    for name, draw in PICTURES.items():
         (IMAGES / f"{name}.svg").write_text(draw(), "utf-8")

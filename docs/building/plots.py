@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from memformers.common.intervals import Mean
-from memformers.report.plotting import BLUE, DARK, GREEN, ORANGE
+from memformers.report.markdown import DARK
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
@@ -33,7 +34,6 @@ Points = Sequence[tuple[float, Mean]]
 
 
 def line(axes: Axes, points: Points, arm: str, scale: float = 1, alpha: float = 1) -> None:
-    """A line of means in the colour of an arm, with the band of their intervals."""
     colour = COLOURS.get(arm, INK)
     x, y = [at for at, _ in points], [scale * m.mean for _, m in points]
     axes.plot(x, y, color=colour, marker="o", markersize=3, alpha=alpha)
@@ -52,7 +52,6 @@ def bar(axes: Axes, value: Mean, at: float, arm: str, limits: tuple[float, float
 
 
 def names(axes: Axes, labels: Sequence[str]) -> None:
-    """One below the other on the vertical axis."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -60,7 +59,6 @@ def names(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def guesses(axes: Axes) -> None:
-    """The share of guesses that are right."""
     axes.axhline(25, color=GREY, linewidth=0.8, linestyle=":")
     at: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axes.annotate("guessing", (0, 25), (2, -9), color=GREY, **at)

@@ -22,7 +22,6 @@ def with_public_names(markdown: str) -> str:
 
 
 def table_of(names: list[str]) -> str:
-    """Public names, each with the first sentence of its docstring."""
     rows = [f"| [`{name}`]({name}.md) | {first_sentence(name)} |" for name in names if home(name)]
     return "\n".join(["| name | what it is |", "|---|---|", *rows])
 
@@ -80,7 +79,6 @@ def modules() -> list[str]:
 
 
 def page_of(name: str) -> str:
-    """Where the page of a public name or of a module is."""
     return f"api/{name}.md"
 
 
@@ -161,7 +159,6 @@ def tell_fields(of: griffe.Class) -> None:
 
 
 def constructor_of_fields(named_tuple: griffe.Class) -> griffe.Function:
-    """What Python makes of a named tuple's fields."""
     fields = [a for a in named_tuple.members.values() if isinstance(a, griffe.Attribute) and a.annotation]
     kind = griffe.ParameterKind("positional or keyword")
     of_fields = [

@@ -18,7 +18,6 @@ FLOAT = 4
 
 @cache
 def rows(experiment: str) -> list[dict[str, str]]:
-    """The lines of an experiment's ``results.csv``."""
     with open(DATA / experiment / "results.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -32,7 +31,6 @@ def experiments() -> dict[str, dict[str, str]]:
 
 @cache
 def about(experiment: str) -> dict[str, Any]:
-    """An experiment's ``results.json``: how it was made, and what each of its arms costs."""
     return dict(json.loads((DATA / experiment / "results.json").read_text(encoding="utf-8")))
 
 
@@ -61,7 +59,6 @@ def _correct(found: list[dict[str, str]], low: int, high: int) -> Seeds:
 
 
 def mean(found: Seeds) -> Mean | None:
-    """The mean over seeds; None without any."""
     return mean_of([*found.values()]) if found else None
 
 
@@ -80,7 +77,6 @@ def state(keys_of_all_layers: int, d_model: int) -> str:
 
 
 def kib(size: int) -> str:
-    """A number of bytes in KiB."""
     return f"{size / 1024:,.0f} KiB" if size else "0"
 
 
@@ -120,7 +116,6 @@ CONVERTERS: dict[str, Any] = dict.fromkeys(Verdict.__dataclass_fields__, str) | 
 
 
 def verdicts() -> list[Verdict]:
-    """All of them, as ``verdicts.csv`` has them."""
     with open(DATA / "verdicts.csv", encoding="utf-8", newline="") as file:
         found = [*csv.DictReader(file)]
     return [Verdict(**{name: convert(row[name]) for name, convert in CONVERTERS.items()}) for row in found]

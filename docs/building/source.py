@@ -71,7 +71,6 @@ def find_definition(tree: ast.Module, inside: list[str], name: str) -> Definitio
 
 
 def docstring_lines(node: Definition) -> range:
-    """The numbers of the lines of its docstring, if it has one."""
     first = node.body[0]
     if ast.get_docstring(node) is None:
         return range(0)

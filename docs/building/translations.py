@@ -42,8 +42,6 @@ LABEL = re.compile(r"(?<=>)[^<>]+(?=</text>)")
 
 
 def translated(drawing: str, language: str) -> str:
-    """An SVG, whose labels are text and not paths, with its labels in ``language``."""
-
     def in_language(label: re.Match[str]) -> str:
         text = label[0]
         for english, other in TRANSLATIONS[language].items():

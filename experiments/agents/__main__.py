@@ -15,6 +15,7 @@ from memformers.common.fields import Count, Share, changed
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
+from memformers.report.markdown import Report
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
@@ -95,7 +96,7 @@ def under(control: str) -> Measure:
     return replace(SUCCESS, label=control, of=change)
 
 
-write_report: Callable[[Path], Path] = Agents().report
+write_report: Callable[[Path], Report] = Agents().report
 """Of the experiment in a folder, or of those in its sub-folders."""
 
 if __name__ == "__main__":

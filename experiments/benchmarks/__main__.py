@@ -1,11 +1,10 @@
 """Measure our implementation and others.
 
 Run it with ``make bench``, ``make bench-decoding``, or ``python -m experiments.benchmarks --only PART``; it
-writes the measurements (``results.json``, ``decoding.json``, ``compiled.json``) and the reports
-(``RESULTS.md``, ``DECODING.md``, ``COMPILED.md``) into its own folder, a quick run into ``runs/benchmarks``.
+writes the measurements (``results.json``, ``decoding.json``) and the reports (``RESULTS.md``,
+``DECODING.md``) into its own folder, a quick run into ``runs/benchmarks``.
 """
 
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +24,8 @@ from memformers.common.machine import describe_environment
 class Options:
     """What to measure."""
 
-    only: Literal["speed", "decoding", "compiled", "report"] = "speed"
-    """Training and attention (speed), or something else; report measures nothing, and writes all reports
-    anew."""
+    only: Literal["speed", "decoding", "report"] = "speed"
+    """Training and attention (speed), or decoding. report measures nothing and writes both reports again."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
@@ -42,7 +40,6 @@ def main(options: Options) -> None:
     for part, name, measure, write in (
         ("speed", "results", speed, report.write_speeds),
         ("decoding", "decoding", decoding.measure_all, report.write_decoding),
-        ("compiled", "compiled", compiled, report.write_compiled),
     ):
         if options.only == part:
             write_rows(folder / f"{name}.json", measure(quick=options.quick))
@@ -63,14 +60,6 @@ def speed(*, quick: bool) -> Result:
         "training": [training.measure(case, quick=quick) for case in cases],
         "attention": [attention.measure(M, repeats=2 if quick else 7) for M in lengths],
     }
-
-
-def compiled(*, quick: bool) -> Result:
-    """The fused kernels, compiled for GPUs that are not here; of a quick run, for one of them."""
-    os.environ.pop("TRITON_INTERPRET", None)
-    from experiments.benchmarks.compiled import compile_forms
-
-    return compile_forms(("sm_90",), (32,), ("bfloat16",)) if quick else compile_forms()
 
 
 if __name__ == "__main__":

@@ -29,16 +29,17 @@ TOLERANCE = 1e-4
 def full_decoder(model: MemoryLM) -> Stepper:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
-    shapes = [(own.mem_len, 1, config.d_model) for own in config.memory_sizes]
+    shapes = [(sizes.mem_len, 1, config.d_model) for sizes in config.memory_sizes]
     return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 
 
 def bytes_read(decoder: Stepper) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
-    named, embedding = decoder.model.named_parameters(), decoder.model.embed.parameters()
+    config, embedding = decoder.model.config, decoder.model.embed.parameters()
+    named = decoder.model.named_parameters()
     weights = sum(p.numel() for n, p in named if not n.endswith(("self_attn.r", ".position.weight")))
-    cached = sum(x.numel() for c in decoder.caches for g in c.groups for x in (g.key, g.value, g.terms["r"]))
+    cached = 3 * config.n_layers * config.longest_attention * config.d_model
     return (weights - sum(p.numel() for p in embedding) + cached) * decoder.model.head.weight.element_size()
 
 

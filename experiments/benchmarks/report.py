@@ -50,7 +50,7 @@ def write_speeds(results: Result, folder: Path) -> None:
             rows.append([*lengths, name, ms, a_key, faster, mib, share_of_mm(r, name)])
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": a,
-        "packages": packages_of(results["environment"]), "kept": 4 * blocked.KEPT / 2**20,
+        "packages": packages_of(results["environment"]), "kept": 4 * blocked.MAX_KEPT / 2**20,
         "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
         "parity": max(r["parity error"] for r in steps),
         "attention_error": max(error for r in alone for error in r["errors"].values()),
@@ -103,19 +103,3 @@ def write_decoding(results: Result, folder: Path) -> None:
                          "segment again / stepper"], stepped),
     }  # fmt: skip
     write_page("DECODING.md", folder, values)
-
-
-def write_compiled(results: Result, folder: Path) -> None:
-    """Write ``COMPILED.md``: for each GPU a row for each kernel and dtype, with the cells of all widths."""
-    gpus = {}
-    for gpu in dict.fromkeys(row["gpu"] for row in results["kernels"]):
-        own = [row for row in results["kernels"] if row["gpu"] == gpu]
-        widths = list(dict.fromkeys(row["width"] for row in own))
-        lines: dict[tuple[str, str, str], dict[int, str]] = {}
-        for row in own:
-            cells = lines.setdefault((row["kernel"], row["dtype"], row["form"]), {})
-            needed = row["registers"], row["stack"], f"{row['shared'] / 1024:.0f}", row["programs"]
-            cells[row["width"]] = " / ".join(map(str, needed))
-        body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
-        gpus[gpu] = table(["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)], body)
-    write_page("COMPILED.md", folder, {"triton": results["triton"], "gpus": gpus})

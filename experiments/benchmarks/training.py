@@ -72,7 +72,7 @@ class Trainer:
     bfloat16: bool = False
     fused: bool = True
     memory: Any = None
-    taken: int = 0
+    steps: int = 0
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
@@ -86,15 +86,15 @@ class Trainer:
 
     def step(self) -> Tensor:
         """Take the next training step; returns its logits."""
-        tokens = self.batches[self.taken % len(self.batches)]
+        tokens = self.batches[self.steps % len(self.batches)]
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-            logits, reconstruction_loss = self.read(self.taken)
+            logits, reconstruction_loss = self.read(self.steps)
             loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + reconstruction_loss
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.taken += 1
+        self.steps += 1
         return logits.detach()
 
 
@@ -123,8 +123,10 @@ def measure(case: Case, *, quick: bool = False) -> Result:
     sides, error = build_sides(case)
     errors, expected = {}, sides[OURS].step()
     for side in (LABML, LABML_FUSED, BFLOAT16):
-        found = {"logits of the first step": relative_error(sides[side].step(), expected)}
-        errors[side] = check_errors(found, BFLOAT16_TOLERANCE if side == BFLOAT16 else TOLERANCE, side)
+        error_by_part = {"logits of the first step": relative_error(sides[side].step(), expected)}
+        errors[side] = check_errors(
+            error_by_part, BFLOAT16_TOLERANCE if side == BFLOAT16 else TOLERANCE, side
+        )
     for trainer in (*sides.values(),) * (0 if quick else 2):
         trainer.step()
     steps = {side: trainer.step for side, trainer in sides.items()}

@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from memformers.runs.plan import Arm
-
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.comparison.arms import keys_of_layers, parse_arm
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RecallConfig, compressive, transformer_xl
-from memformers.comparison.recall_training import RECALL
+from memformers.comparison.recall import RECALL, RecallConfig, compressive, transformer_xl
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
+from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048

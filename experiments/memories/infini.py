@@ -77,7 +77,7 @@ class InfiniAttention(CustomMemory):
         return config.n_layers * (3 * 2 * D * E + 2 * 2 * D + 4 * D * D)
 
     def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
-        """``slots [E + 1, B, D]`` after the update with the ``evicted [n, B, D]`` inputs of a segment, of which
+        """``slots [E + 1, B, D]`` after the update with the inputs ``evicted [n, B, D]``, of which
         some ``belongs [n, B]`` to the document."""
         own, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(evicted)
         M, z = matrix_of(slots, own)

@@ -25,11 +25,14 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
-from memformers.evaluation.attention_distribution import attention_distribution
-from memformers.evaluation.evaluate import BASELINE
-from memformers.evaluation.memory_ablation import beginnings, losses_under_controls
-from memformers.evaluation.probe import common_corpus, held_out_tokens
-from memformers.report.arms import ArmRuns, Measure
+from memformers.evaluation.evaluate import UNTOUCHED
+from memformers.evaluation.memory_ablation import (
+    choose_streams,
+    common_corpus,
+    held_out_tokens,
+    losses_under_controls,
+)
+from memformers.report.arms import Measure
 from memformers.runs.folder import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
@@ -39,10 +42,10 @@ BASE = TrainConfig(
 )
 """The training of all arms, without its memory. The end reads no more than a million held-out tokens."""
 MEASURED = "by_distance.json"
-"""In a run's folder: the loss by group, in nats per token, and where each head of each layer looks."""
+"""In a run's folder: the loss by group, in nats per token."""
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
 """Tokens of each document that are read, and edges of the groups of distances, in tokens."""
-DISTANCE, ALL_TOKENS, ATTENTION = "by_distance", "all", "attention"
+DISTANCE, ALL_TOKENS = "by_distance", "all"
 CONTROLS = ("memory swapped", "slots swapped")
 """Ways to read that the report shows, beside that of the training."""
 
@@ -96,7 +99,7 @@ class MemoryWorth(ArmsCommand):
             model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
             tokens, held_out = held_out_tokens(common_corpus([run]))
             S = model.config.segment_len
-            reading = beginnings(len(tokens), READ - S, S, self.documents * S, held_out)
+            reading = choose_streams(len(tokens), READ - S, S, self.documents * S, held_out)
             if reading is None:
                 raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
             losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
@@ -105,16 +108,10 @@ class MemoryWorth(ArmsCommand):
             group, names = word_groups(distances, EDGES)
             found = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
             found[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
-            looks = {ATTENTION: attention_distribution(model, tokens, documents=held_out, segments=4)}
-            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found, **looks})
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found})
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
-
-    def about(self, arm: ArmRuns) -> dict[str, Any]:
-        """Also the attention of each seed, by layer, head and distance."""
-        found = {seed: result[ATTENTION] for seed, result in arm.results.items() if result.get(ATTENTION)}
-        return super().about(arm) | {ATTENTION: found}
 
     def parts(self, tasks: Tasks) -> Parts:
         """The bits per byte after each budget; after the largest, the losses by how far back a word last
@@ -128,8 +125,8 @@ class MemoryWorth(ArmsCommand):
         results = [result for arm in largest for result in arm.results.values()]
         groups = dict.fromkeys(group for result in results for group in result.get(DISTANCE, ()))
         parts = {"": budgets}
-        for control in (BASELINE, *CONTROLS):
-            is_base = control == BASELINE
+        for control in (UNTOUCHED, *CONTROLS):
+            is_base = control == UNTOUCHED
             title = (
                 f"Rise of the loss, {control}"
                 if not is_base
@@ -153,7 +150,7 @@ def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None
     def of(result: dict[str, Any]) -> float | None:
         losses = result.get(DISTANCE, {}).get(group, {})
         rise = losses.get(control)
-        return rise if rise is None or control == BASELINE else rise - losses[BASELINE]
+        return rise if rise is None or control == UNTOUCHED else rise - losses[UNTOUCHED]
 
     return of
 

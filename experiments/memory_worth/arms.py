@@ -45,25 +45,12 @@ KINDS = listed({
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
 where the upper two have more; and as many positions as 64 positions and 192 slots stand for, which shows the
 most that these slots could be worth."""
-FAR = f"{COMPRESSIVE}=64,64,64,448 c_mem_len=0,0,0,384"
-HEADS = listed({
-    "head-832": ("64 positions, 832 in one head", f"{XL}=64,64,64,832", "xl-256"),
-    "head-640": ("128 positions, 640 in one head", f"{XL}=128,128,128,640", "xl-256"),
-    "heads-448": ("64 positions, 448 in two heads", f"{XL}=64,64,448,448", "xl-256"),
-    "heads-upper": ("128, then 704 in two heads of the upper layers",
-                    f"{XL}='128 128 64,64,704,704 64,64,704,704'", "xl-256"),
-    "head-slots": ("64 positions, 448 and 384 slots in one head", FAR, "head-832"),
+LAST = listed({
     "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "last-slots": ("64 positions, 448 and 384 slots in the last layer",
                    f"{COMPRESSIVE}=[64,64,64,448] c_mem_len=[0,0,0,384]", "xl-last"),
-    "last-divided": ("64 positions, 448 and 1,536 divided in the last layer",
-                     f"{XL}=[64,64,64,448] divided_len=[0,0,0,1536]", "xl-last"),
-    "xl-last-256": ("64 positions, 256 in the last layer", f"{XL}=[64,64,64,256]"),
-    "last-divided-256": ("64 positions, 128 and 512 divided in the last layer",
-                         f"{XL}=[64,64,64,128] divided_len=[0,0,0,512]", "xl-last-256"),
 })  # fmt: skip
-"""The mean over heads and layers is 256 keys, or 112 where the name ends in 256. 448 positions with 384 slots
-or 1,536 divided ones reach 1,984."""
+"""As many keys over all layers, most of them in the last one; 448 positions with 384 slots reach 1,984."""
 VARIANTS = listed({
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
     "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
@@ -76,4 +63,4 @@ VARIANTS = listed({
                        "xl-256"),
 })  # fmt: skip
 """One setting of an arm with as many keys over all layers changed."""
-ALL = {**KINDS, **HEADS, **VARIANTS}
+ALL = {**KINDS, **LAST, **VARIANTS}

@@ -4,14 +4,15 @@ its last character; names of programs are words too. A word is d tokens back if 
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.frequency_buckets import NEVER, NO_WORD, groups_between
 
+NEVER, NO_WORD = 0, -1
+"""Where a word had not occurred, and the tokens outside of words."""
 NAME = re.compile(r"[^\W\d]\w*")
 """A word, or a name of a program, which may have digits and underscores."""
 
@@ -38,6 +39,7 @@ def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, i
 def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
     """The group of each of ``distances``, of any shape, as [`word_distances`][] gives them, and the groups'
     names: i from edge i to before the next, then first occurrences, and last the tokens of no word."""
-    group, names = groups_between(distances, edges)
+    names = [*(f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)), f"{edges[-1]:,} or more"]
+    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
     group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
     return group, [*names, "first", "no word"]

@@ -1,1 +1,1 @@
-"""What ``memformers`` can do: a file a command, each a dataclass of its options that runs."""
+"""The commands of ``memformers``: one file each, with a dataclass of its options that runs."""

@@ -1,19 +1,19 @@
-"""``memformers check``: whether a memory keeps what every memory promises."""
+"""``memformers check``: whether a memory does what every memory must."""
 
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from memformers.commands.options import GROUPS, with_own_memory
+from memformers.commands.options import with_custom_memory
 from memformers.common.command_line import parse_arguments
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class Check:
-    """Check with a small network that a memory satisfies what every memory must: memformers check MODEL, then
-    the settings of the network and of the memory.
+    """Check with a small network that a memory does what every memory must: memformers check MODEL, then the
+    settings of the network and of the memory.
 
     Example: memformers check my_memory.py:Averages --decay 0.5
 
@@ -21,17 +21,18 @@ class Check:
     """
 
     first: ClassVar = ("model",)
-    groups: ClassVar = GROUPS
     config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL))
+    """The network and its memory."""
 
     def run(self) -> None:
         """Print a line for each check; UserError if one failed."""
-        settings, failed = {each.name: getattr(self.config, each.name) for each in fields(self.config)}, 0
-        for name, asked, said in conformance(**settings):
-            print(f"{'FAILED' if said else 'ok':6}  {name:9}  {asked}", flush=True)
-            if said:
-                print(f"{'':19}{said}")
-            failed += bool(said)
+        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        failed = 0
+        for name, requirement, problem in conformance(**settings):
+            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
+            if problem:
+                print(f"{'':19}{problem}")
+            failed += bool(problem)
         if failed:
             raise UserError(f"{self.config.model} fails {failed} of the checks above.")
 
@@ -42,6 +43,6 @@ def parse_check(arguments: list[str], prog: str | None = None) -> Check:
         raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
     if not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
-    default = Check(with_own_memory(ModelConfig(**SMALL), arguments))
+    default = Check(with_custom_memory(ModelConfig(**SMALL), arguments))
     check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
     return check

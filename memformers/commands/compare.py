@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from memformers.commands.options import GROUPS, ExperimentCommand
+from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
 from memformers.comparison.text import CompareConfig, compare
+from memformers.report.markdown import Report
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,12 @@ class Compare(ExperimentCommand):
     """
 
     name: ClassVar = "compare"
-    first: ClassVar = ("data", "scale", "seeds", "models", "out")
-    groups: ClassVar = GROUPS
+    first: ClassVar = ("out", "resume", "scale", "seeds", "models", *FIRST_OF_TRAINING)
+    brief: ClassVar = True
     config: CompareConfig = field(default_factory=CompareConfig)
+    """What is compared."""
 
-    def experiment(self, folder: Path) -> Path:
-        """Compare; returns the report's page."""
+    def experiment(self, folder: Path) -> Report:
         return compare(self.config, folder, self.dashboard, resume=self.resume)
 
 
@@ -48,12 +49,12 @@ class Recall(ExperimentCommand):
 
     name: ClassVar = "recall"
     show: Path | None = None
-    """The folder of an experiment whose trained models to show in place of training any: what each still has
-    of a stream when it is asked, and whether it answers correctly, here and in a page."""
+    """The folder of an experiment whose trained models to show, in place of training any: what each model
+    still has of a stream when a question comes, and what it answers, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
+    """What is trained and asked."""
 
     def run(self) -> None:
-        """Train, measure and report, or show what was trained."""
         if not self.show:
             return super().run()
         shown = read_stream(self.show)
@@ -62,6 +63,5 @@ class Recall(ExperimentCommand):
         print(f"\npage: {write_page(shown, self.show)}")
         return None
 
-    def experiment(self, folder: Path) -> Path:
-        """Train and measure; returns the report's page."""
+    def experiment(self, folder: Path) -> Report:
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

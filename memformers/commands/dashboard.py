@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range
 
 
@@ -29,7 +30,9 @@ class Dashboard(Checked):
     """Whether to open the page in the browser."""
 
     def run(self) -> None:
-        """Start it, and stay until it is ended."""
-        from memformers.dashboard.server import serve
-
+        try:
+            from memformers.dashboard.pages import serve
+        except ImportError as error:
+            install = "pip install '.[dashboard]' in a clone of the repository"
+            raise UserError(f"the dashboard needs {error.name}, which is not installed: {install}") from None
         serve(self.folder, self.host, self.port, self.import_, self.open)

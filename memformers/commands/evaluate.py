@@ -1,16 +1,16 @@
-"""``memformers evaluate``: how well a trained model predicts a text; ``memformers probe``: what context and
-memory are worth to it."""
+"""``memformers evaluate``: how well a trained model predicts a text; ``memformers probe``: how much its
+memory helps it."""
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from torch import Tensor
 
-from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_report
+from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
@@ -22,15 +22,12 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
-from memformers.evaluation.bits_per_byte import units
-from memformers.evaluation.evaluate import evaluate, summary, with_lengths
-from memformers.evaluation.probe import ProbeConfig, findings, probe
+from memformers.evaluation.evaluate import evaluate, summary, units, with_lengths
+from memformers.evaluation.memory_ablation import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, refuse_overwrite
+from memformers.runs.folder import CONFIG, FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
-from memformers.training.config import read_train_config
-from memformers.training.data_module import spec_of
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 
@@ -51,23 +48,19 @@ class Evaluate(ModelCommand):
     split: Literal["", "train", "validation", "test"] = ""
     """Which part of a text that is divided; empty: the test part, or the validation part if there is none."""
     text_field: str = "text"
-    """Which field of a line of JSON, or which column of a table, is the text."""
+    """Which field of a line of JSON, or which column of a table, is the text; for --text."""
     document_separator: str = ""
-    """The text between the documents of a text file; empty: the file is one text."""
+    """The text between the documents of a text file, for --text; empty: the file is one text."""
     streams: Count = 16
     """The number of parallel streams into which the text is cut. Each starts with an empty memory, so fewer
     streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
     result."""
     segment_len: int | None = None
-    """Segment length S, if it should differ from that of the training."""
+    """Segment length S, to differ from the training."""
     mem_len: Lengths | None = None
-    """Memory length M, if it should differ from that of the training; one number for all layers, or one for
-    each."""
+    """Memory length M, to differ from the training; one number for all layers, or one for each."""
     c_mem_len: Lengths | None = None
-    """Compressed memory length C, if it should differ from that of the training; one number for all layers,
-    or one for each."""
-    divided_len: Lengths | None = None
-    """How many older positions heads divide, if it should differ from that of the training; likewise."""
+    """Compressed memory length C, to differ from the training; one number for all layers, or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
@@ -81,7 +74,7 @@ class Evaluate(ModelCommand):
             except UserError:  # no evaluation wrote it
                 refuse_overwrite(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
-        names = ("segment_len", "mem_len", "c_mem_len", "divided_len")
+        names = ("segment_len", "mem_len", "c_mem_len")
         model = with_lengths(model, **{name: getattr(self, name) for name in names})
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
@@ -92,17 +85,23 @@ class Evaluate(ModelCommand):
         if self.text:
             name = tokenizer.name if tokenizer.name in OWN else "bpe"
             how = self.document_separator, self.text_field, name
-            found = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
-        elif self.checkpoint and (self.checkpoint / CONFIG).is_file():
-            found = dataset_of(spec_of(read_train_config(self.checkpoint)))
-            if found.tokenizer.saved() != tokenizer.saved():
-                raise UserError(f"{found.info.source} has changed since the training; name a text with text.")
+            corpus = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
+        elif self.document_separator or self.text_field != "text":
+            raise UserError(
+                "text_field and document_separator are for the file of --text; name it, or don't set them."
+            )
+        elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
+            corpus = common_corpus(read_runs(self.checkpoint))
+            if corpus.tokenizer.to_json() != tokenizer.to_json():
+                raise UserError(
+                    f"{corpus.info.source} has other tokens than in the training; name a text with --text."
+                )
         else:
-            raise UserError("name a text with text; only a run knows what it was trained on.")
-        split = self.split or (TEST if TEST in found.splits else VALIDATION)
-        if split not in found.splits:
-            raise UserError(f"{found.info.source} has no {split} part, but {', '.join(found.splits)}.")
-        read = found.splits[split]
+            raise UserError("name a text with --text; only a run knows what it was trained on.")
+        split = self.split or (TEST if TEST in corpus.splits else VALIDATION)
+        if split not in corpus.splits:
+            raise UserError(f"{corpus.info.source} has no {split} part, but {', '.join(corpus.splits)}.")
+        read = corpus.splits[split]
         names = read.names or [f"{split}:{n}" for n in range(1, len(read.documents) + 1)]
         return replace(read, names=names)
 
@@ -149,12 +148,14 @@ class Evaluate(ModelCommand):
                 for before, loss, uncertainty in by_memory
             ]
             if lengths:
-                found = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
+                documents = zip(
+                    split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True
+                )
                 details["documents"] = [
-                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in found
+                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in documents
                 ]
             write_json(self.out / NUMBERS, details)
-            from memformers.report.curves import save_loss_by_position  # not above: it takes 30 MiB
+            from memformers.report.plotting import save_loss_by_position  # not above: it takes 30 MiB
 
             save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
             print(f"written to {self.out}")
@@ -166,25 +167,25 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Probe(OwnCode):
-    """Measure how much context and memory help trained models, and add the result to their report.
+class Probe(CustomMemories):
+    """Measure how much their memory helps trained models, and add the result to their report.
 
     Example: memformers probe runs/…
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder of a run or of a comparison."""
-    config: ProbeConfig = field(default_factory=ProbeConfig)
+    tokens: Count = 65_536
+    """About how many tokens of the held-out text are predicted with the unmodified memory and with each
+    changed part of it; more tokens give narrower intervals."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
         """Measure, write the report again, say how much memory helps and where the report is."""
-        from memformers.report.document import write_report  # not above: it takes 30 MiB
+        from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
 
-        self.import_own()
-        self.check_own([run.config["model"] for run in read_runs(self.folder)])
-        found = probe(self.folder, self.config, choose_device(self.device))
-        page = write_report(self.folder)
-        print("\n".join(findings(read_json(found))))
-        say_report(page)
+        self.import_memories()
+        self.check_memories([run.config["model"] for run in read_runs(self.folder)])
+        probe(self.folder, self.tokens, choose_device(self.device))
+        say_report(write_report(self.folder), probe_answer(self.folder))

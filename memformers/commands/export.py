@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from memformers.common.fields import Checked
+from memformers.common.text import counted
 from memformers.runs.export import export
 
 
@@ -20,11 +21,10 @@ class Export(Checked):
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folders of runs or comparisons."""
     to: Literal["tensorboard", "wandb"]
-    """The tracker, which must be installed; wandb's own settings are taken from its environment variables."""
+    """The tracker, which must be installed; wandb reads its settings from its environment variables."""
     out: Path | None = None
     """Where the files go, a folder for each run; by default into the runs' folders."""
 
     def run(self) -> None:
-        """Copy them, then say how many."""
         number = export(self.runs, self.to, self.out)
-        print(f"exported to {self.to}: {number} run{'s' * (number != 1)}")
+        print(f"exported to {self.to}: {counted(number, 'run')}")

@@ -2,23 +2,20 @@
 
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from memformers.commands.options import ModelCommand, reading_bar
-from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
+from memformers.common.processes import Stopped, StopSignals
+from memformers.common.text import UserError
 from memformers.data.corpus_reader import read_text
-from memformers.data.utf8 import text_of
 from memformers.generation.generate import Sampling, TextStream, make_generator
-from memformers.generation.memory_file import check_target, load_memory, save_memory
-from memformers.training.signals import Stopped, StopSignals
 
 
 @dataclass(frozen=True)
 class Generate(ModelCommand):
-    """Continue a text with a trained model, token by token; Ctrl-C ends it.
+    """Continue a text with a trained model, token by token. Ctrl-C ends it.
 
     Example: memformers generate --pretrained compressive-shakespeare --prompt "ROMEO:"
 
@@ -32,45 +29,30 @@ class Generate(ModelCommand):
     tokens: NonNegativeInt = 400
     """How many tokens to write."""
     sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
+    """How each token is drawn."""
     stop: str = ""
     """Stop after this text was written."""
     seed: int | None = None
     """The same seed generates the same text; without it, each call generates another text."""
     interactive: bool = False
-    """Whether to ask for more text afterwards, line by line, and to answer each line; the whole conversation
-    stays in memory."""
-    load_memory: Path | None = None
-    """Continue from the memory that --save-memory wrote to this file."""
-    save_memory: Path | None = None
-    """Save the model's memory to this file at the end."""
+    """Whether to ask for more text afterwards, line by line, and to continue each line; the model's memory
+    carries the whole conversation."""
 
     def run(self) -> None:
-        """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
-        asked for."""
-        model, tokenizer = self.load()
-        if self.save_memory:
-            check_target(model, self.save_memory)
-        stream = TextStream(model, tokenizer)
-        if self.load_memory:
-            stream.reader = load_memory(model, self.load_memory)
+        stream = TextStream(*self.load())
         ending: BaseException | None = None
         with StopSignals() as signals:
             try:
                 self.converse(stream, signals)
-            except BrokenPipeError as end:
-                ending = end
             except (EOFError, Stopped) as end:
                 print()
                 ending = end.conventional() if isinstance(end, Stopped) else None
-            finally:
-                if self.save_memory and stream.reader.last is not None:
-                    save_memory(stream.reader, self.save_memory)
-        if ending and not isinstance(ending, KeyboardInterrupt):  # which is how a user ends it
+        if ending and not isinstance(ending, KeyboardInterrupt):  # Ctrl-C is how a user ends it
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
-        """Read the prompt and write on; then, if ``interactive``, answer each line of the user's. A signal
-        ends it between two tokens, or while it waits for a line."""
+        """Read the prompt and continue it; then, if ``interactive``, continue each line of the user's. A
+        signal ends it between two tokens, or while it waits for a line."""
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)
@@ -88,10 +70,10 @@ class Generate(ModelCommand):
             self.write(stream, generator, signals)
 
     def read_prompt(self, stream: TextStream, signals: StopSignals) -> None:
-        """Let the model read the file and the prompt; shows the prompt, and how far a long file is."""
+        """Let the model read the file and the prompt; shows the prompt, and the progress of a long file."""
         text = read_text(self.prompt_file) if self.prompt_file else ""
-        nothing_given = not (text or self.load_memory or self.interactive)
-        prompt = stream.tokenizer.line_break if self.prompt is None and nothing_given else self.prompt or ""
+        is_empty = self.prompt is None and not (text or self.interactive)
+        prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""
         tokens = len(stream.tokenizer.encode(text + prompt))
         with reading_bar("prefill", tokens, stream.model) as bar:
 
@@ -103,7 +85,6 @@ class Generate(ModelCommand):
         print(prompt, end="", flush=True)
 
     def write(self, stream: TextStream, generator: torch.Generator, signals: StopSignals) -> None:
-        """Print what the model writes, as it comes."""
         for piece in stream.write(self.tokens, self.sampling, generator, self.stop):
             print(piece, end="", flush=True)
             signals.check()
@@ -116,4 +97,4 @@ def ask() -> str:
         return input("> ")
     if not (line := sys.stdin.buffer.readline()):
         raise EOFError
-    return text_of(line).rstrip("\r\n")
+    return line.decode("utf-8", errors="surrogateescape").rstrip("\r\n")

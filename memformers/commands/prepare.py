@@ -1,4 +1,4 @@
-"""``memformers prepare``: texts as tokens on the disk."""
+"""``memformers prepare``: texts as tokens on disk."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,19 +6,17 @@ from typing import Annotated
 
 import tyro
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.text_format import counted
-from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
+from memformers.common.text import UserError, counted
 from memformers.data.dataset import read_info
-from memformers.data.sources import CorpusSpec, find
+from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
 from memformers.data.tokenize_corpus import prepare
 
 
 @dataclass(frozen=True)
 class Prepare(Checked):
-    """Divide a text of any size into tokens, once, into a folder that --data takes. It needs little memory
-    and encodes subwords on all cores.
+    """Tokenize a text of any size once, into a folder that --data takes. It needs little memory and encodes
+    subwords on all cores.
 
     Example: memformers prepare books/ --tokenizer bpe --out tokens/books
 
@@ -34,11 +32,11 @@ class Prepare(Checked):
     file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and
     its packages."""
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = ""
-    """The file or the folder of a corpus that was named, as it is published, decompressed."""
+    """The file or the folder of a named corpus, as it is published, decompressed."""
     validation: str = ""
     """The text to validate on, of the same kinds; empty: the last 10 % of TEXT, or its folder's own."""
     test: str = ""
-    """The text that memformers evaluate reads, and no training."""
+    """The text that memformers evaluate reads; no training reads it."""
     text_field: str = "text"
     """Which field of a line of JSON, or which column of a table, is the text."""
     out: Path | None = None
@@ -54,7 +52,6 @@ class Prepare(Checked):
     """The text between the documents of a text file; empty: the file is one text."""
 
     def run(self) -> None:
-        """Prepare, then say what there is."""
         if not self.text:
             raise UserError("TEXT is empty; name a text file or a folder, . for the one that you are in.")
         corpus = self.text if self.file or self.text == PYTHON_SOURCE else ""
@@ -68,8 +65,8 @@ class Prepare(Checked):
         kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
         if self.vocab_size and kind in ("character", "frequency", "byte"):
             raise UserError(
-                f"vocab_size={self.vocab_size} is for 'word' and 'bpe', which learn their tokens, and for "
-                f"token ids; leave it out with tokenizer={kind!r}."
+                f"vocab_size={self.vocab_size} applies to tokenizer='word' and 'bpe' and to token ids, not "
+                f"to tokenizer={kind!r}."
             )
         name = kind if not kind.endswith(".json") else "subwords"
         text = "stdin" if data == "-" else corpus or Path(self.text).resolve().name

@@ -1,4 +1,4 @@
-"""``memformers report``: what runs came to."""
+"""``memformers report``: the results of runs."""
 
 from dataclasses import dataclass
 from pathlib import Path

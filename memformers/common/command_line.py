@@ -10,200 +10,173 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from memformers.common.errors import USER_MODULES, UserError
-from memformers.common.fields import annotations_of
-from memformers.common.text_format import printable
+from memformers.common.text import USER_MODULES, UserError, printable
 
-Group = tuple[str, str]
-"""The title of a group of options, and what they have in common."""
-NARROWEST = 40
-"""The narrowest terminal, in columns, in which tyro finds a layout within a moment."""
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
-"""What PyTorch says on CPU or GPU when there is none left."""
-NO_DEFAULTS = ("None", "", "''")
-"""What a help doesn't show as a default: the option is not given."""
+"""What PyTorch's error says when a CPU or a GPU has no memory left."""
+MIN_COLUMNS = 40
+"""The narrowest terminal in which tyro finds a layout within a moment."""
+NO_DEFAULTS = ("None", "", "''", "()")
+"""Defaults that mean "not given"; help doesn't show them."""
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """End the program with one line and exit code 2 for a mistake of the user, with exit code 130 for Ctrl-C,
-    and with a traceback and the request to report it for a mistake of memformers."""
-    open_what_is_closed()
+def cli_errors() -> Iterator[None]:
+    """End the program with one line and exit code 2 for an error that the user can correct, with exit code
+    130 for Ctrl-C, and with a traceback and the request to report it for a bug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # one that can't show a character shows another
+        if isinstance(stream, io.TextIOWrapper):  # a character that it can't encode becomes "?"
             stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
         yield
-    except BrokenPipeError:  # whoever read has gone, as with | head
+    except BrokenPipeError:  # the reader has closed the pipe, as in | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
-        code, said = 2, f"error: {error}"
+        code, message = 2, f"error: {error}"
     except KeyboardInterrupt:
-        code, said = 130, "interrupted"
+        code, message = 130, "interrupted"
     except Exception as error:
-        code, said = 1, "error: this is a mistake in memformers and not yours; please report the lines above."
         if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
             first = (str(error) or "out of memory").splitlines()[0]
-            code, said = (
-                2,
-                f"error: not enough memory; a smaller model, batch or segment needs less. ({first})",
-            )
+            code = 2
+            message = f"error: not enough memory; use a smaller model, batch or segment. ({first})"
         else:
             traceback.print_exc()
             frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+            code, message = 1, "error: internal error; please report the traceback above."
             if USER_MODULES.intersection(frames):
-                said = f"error: {type(error).__name__} in your own code; see the lines above."
+                message = f"error: {type(error).__name__} in your code; see the traceback above."
     else:
         return
-    print(printable(said), file=sys.stderr)
+    print(printable(message), file=sys.stderr)
     sys.exit(code)
-
-
-def open_what_is_closed() -> None:
-    """Let a standard stream that was closed, as by ``2>&-``, be the null device: otherwise the next file that
-    is opened would get its number, and what is said would be written into it."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, number)
-            if null != number:
-                os.close(null)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def parse_arguments(
     kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
     """The dataclass ``kind`` from the command line, on top of ``default``; a whole number may be written as
-    1e6. ``--help`` shows the options that are ``first`` in ``kind`` and the names of its ``groups``,
-    ``--help-all`` all options; where it has no groups, both show all.
+    1e6. Help begins with the options that are ``first`` in ``kind``. If it is ``brief``, ``--help`` shows
+    only these of the groups in it, and ``--help-all`` all options.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
     """
-    # Not above: --help and --version do without.
-    import tyro
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+    import tyro  # not above: --help and --version of the program do without
 
-    rules = ConstructorRegistry()
-    asked: list[PrimitiveTypeInfo] = []
-
-    @rules.primitive_rule
-    def readable(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if any(kind is other for other in asked):  # tyro's own rule is wanted
-            return None
-        asked.append(kind)
-        spec = ConstructorRegistry.get_primitive_spec(kind)
-        asked.pop()
-        if not isinstance(spec, PrimitiveConstructorSpec):
-            return None
-        if kind.type is int:
-            return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
-        if "{[INT [INT ...] [INT" in spec.metavar:  # lengths by layer and by head
-            return replace(spec, metavar="INT[,INT ...] [...]", instance_from_str=lengths)
-        # PATH for {None}|PATH, [INT ...] for [INT [INT ...]], INT [INT ...] for one or several numbers
-        metavar = re.sub(r"\[(\w+) \[\1 \.\.\.\]\]", r"[\1 ...]", spec.metavar.replace("{None}|", ""))
-        return replace(spec, metavar=re.sub(r"(\w+)\|\{\[\1 \.\.\.\]\}", r"\1 [\1 ...]", metavar))
-
-    if shutil.get_terminal_size().columns < NARROWEST:
-        os.environ["COLUMNS"] = str(NARROWEST)
     prog = prog or Path(sys.argv[0]).name
-    given, ending = list(sys.argv[1:] if arguments is None else arguments), ""
-    if {"-h", "--help", "--help-all"}.intersection(given):
-        kind, left_out = shown(kind, default, everything="--help-all" in given)
-        if left_out:
-            lines = [f"  {title:<11} {about}" for title, about in left_out]
-            ending = "\n".join(["Further options:", *lines, f"\n{prog} --help-all shows all options"])
-        given, default = ["--help"], None
-    said = io.StringIO()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_brief = getattr(kind, "brief", False) and not {"-h", "--help"}.isdisjoint(words)
+    if "--help-all" in words:
+        words = ["--help"]
+    if shutil.get_terminal_size().columns < MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    errors = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said), rules:
-            return tyro.cli(kind, args=given, prog=prog, config=(tyro.conf.OmitArgPrefixes,), **extra)
+        with contextlib.redirect_stderr(errors), option_rules(kind, is_brief):
+            return tyro.cli(kind, args=words, prog=prog, config=(tyro.conf.OmitArgPrefixes,), **extra)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
             if isinstance(cause, UserError):
                 raise cause from None
             cause = cause.__context__
-        if ending:
-            print(ending)
-        print(said.getvalue(), end="", file=sys.stderr)
+        if is_brief:
+            print(f"{prog} --help-all shows all options.")
+        print(errors.getvalue(), end="", file=sys.stderr)
         raise
 
 
-def shown(kind: type, default: Any, everything: bool) -> tuple[type, list[Group]]:
-    """The dataclass whose help is that of ``kind``: the options that are ``first`` in it, or in no group, and
-    with ``everything`` a box for each other group; and the groups that it leaves out."""
+def option_rules(command: type, is_brief: bool) -> Any:
+    """tyro's rules for the options of ``command``, and ours before them: how numbers are read, and what help
+    shows."""
     import tyro
-    from docstring_parser import parse_from_object
+    from tyro import constructors as tc
 
-    first, groups = list(getattr(kind, "first", ())), getattr(kind, "groups", {})
-    members: list[tuple[str, Any, Any]] = []
-    boxes: dict[Group, list[tuple[str, Any, Any]]] = {}
-    group: Group | None = None
+    rules, first = tc.ConstructorRegistry(), getattr(command, "first", ())
+    asked: list[Any] = []
 
-    def hint(default: str) -> str:
-        return "" if default in NO_DEFAULTS else f"(default: {default})"
+    def rule_of_tyro(get: Callable[[Any], Any], info: Any) -> Any:
+        """What tyro makes of ``info`` by itself; None when it is asked for that."""
+        if any(info is other for other in asked):
+            return None
+        asked.append(info)
+        spec = get(info)
+        asked.pop()
+        return spec
 
-    def collect(owner: type, config: Any) -> None:
-        nonlocal group
-        parts = [part for part in reversed(owner.__mro__) if is_dataclass(part)]
-        texts = {each.arg_name: each.description for part in parts for each in parse_from_object(part).params}
-        for each in fields(owner):
-            group = groups.get(each.name, group)
-            usual = each.default if each.default_factory is MISSING else each.default_factory()
-            value = getattr(config, each.name, usual)
-            if is_dataclass(value):
-                collect(type(value), value)
-                continue
-            text = " ".join((texts.get(each.name) or "").split())
-            about = tyro.conf.arg(help=text, help_behavior_hint=hint)
-            option = each.name, Annotated[annotations_of(owner)[each.name], about], field(default=value)
-            box = members if group is None or each.name in first else boxes.setdefault(group, [])
-            box.append(option)
+    @rules.primitive_rule
+    def numbers(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
+        spec = rule_of_tyro(tc.ConstructorRegistry.get_primitive_spec, info)
+        if not isinstance(spec, tc.PrimitiveConstructorSpec):
+            return None
+        if info.type is int:
+            return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
+        if "{[INT" in spec.metavar:  # lengths by layer
+            return replace(spec, metavar="INT [INT ...]", instance_from_str=lengths)
+        return replace(spec, metavar=spec.metavar.replace("{None}|", ""))
 
-    collect(kind, default)
-    members.sort(key=lambda option: [*first, option[0]].index(option[0]))
-    for (title, about), options in boxes.items() if everything else []:
-        part = make_dataclass(title, options, namespace={"__doc__": about})
-        members.append((title, part, field(default_factory=part)))
-    made = make_dataclass(kind.__name__, members, kw_only=True, namespace={"__doc__": kind.__doc__})
-    return made, [] if everything else list(boxes)
+    @rules.struct_rule
+    def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
+        spec = rule_of_tyro(tc.ConstructorRegistry.get_struct_spec, info)
+        if not isinstance(spec, tc.StructConstructorSpec):
+            return None
+        made = []
+        for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
+            text = field.helptext() if callable(field.helptext) else field.helptext
+            about = tyro.conf.arg(help_behavior_hint=default_hint)
+            kind: Any = Annotated[field.type, about]
+            if is_brief and not (info.type is command or is_dataclass(field.default) or field.name in first):
+                kind = Annotated[kind, tyro.conf.Suppress]
+            made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
+        return replace(spec, fields=tuple(made))
+
+    return rules
+
+
+def default_hint(default: str) -> str:
+    return "" if default in NO_DEFAULTS else f"(default: {default})"
 
 
 def command_as_given() -> str:
-    """The command line of this process as a report can show it: names in place of absolute paths, and without
-    ``--dashboard``, whose address may be a private one."""
+    """The command line of this process, quoted so that it runs again, without ``--dashboard``, whose address
+    may be private."""
     main = sys.modules["__main__"]
     program, *arguments = sys.argv
     if module := getattr(main, "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
-        words = ["python"] * program.endswith(".py") + [program]
+        words = ["python", program] if program.endswith(".py") else [Path(program).name]
     pairs = pairwise(["", *arguments])
     words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
-    parts = (word.rpartition("=") for word in words)
-    return shlex.join(
-        "".join((*option, Path(last).name if Path(last).is_absolute() else last)) for *option, last in parts
-    )
+    return shlex.join(words)
 
 
-def lengths(words: Sequence[str]) -> int | tuple[int | tuple[int, ...], ...]:
-    """One whole number, or one a layer; in place of one, as 64,64,64,832, one a head. Else ValueError."""
-    each = [
-        tuple(map(whole_number, word.split(","))) if "," in word else whole_number(word) for word in words
-    ]
-    return each[0] if len(each) == 1 and isinstance(each[0], int) else tuple(each)
+def command_here(command: str) -> str:
+    """How to type a ``memformers`` command in this terminal, where the program may not be on the path."""
+    program = Path(sys.executable).with_name("memformers")
+    if (on_path := shutil.which("memformers")) and Path(on_path).resolve() == program.resolve():
+        return f"memformers {command}"
+    if not program.is_file():
+        return f"{shlex.quote(sys.executable)} -m memformers {command}"
+    is_below = program.is_relative_to(Path.cwd())
+    return f"{shlex.quote(str(program.relative_to(Path.cwd()) if is_below else program))} {command}"
+
+
+def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
+    """One whole number, or one for each layer, with blanks or commas between them; else ValueError."""
+    numbers = tuple(whole_number(word) for text in words for word in text.split(","))
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def whole_number(text: str) -> int:
@@ -214,3 +187,6 @@ def whole_number(text: str) -> int:
     if is_number and (number := Fraction(text)).denominator == 1:  # exact, as a float is not
         return int(number)
     raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")
+
+
+plain_errors = cli_errors  # its earlier name

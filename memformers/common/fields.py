@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,18 +42,18 @@ class Range:
 
     def __str__(self) -> str:
         bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        said = [f"{word} {x:,}" for word, x in bounds.items() if x is not None and math.isfinite(x)]
-        return " and ".join(said + ["finite"] * (self.below == math.inf))
+        parts = [f"{word} {x:,}" for word, x in bounds.items() if x is not None and math.isfinite(x)]
+        return " and ".join(parts + ["finite"] * (self.below == math.inf))
 
 
 Count = Annotated[int, Range(1)]
-"""A whole number of which there must be some."""
+"""A whole number from 1."""
 NonNegativeInt = Annotated[int, Range(0)]
-"""A whole number, or 0 for none."""
+"""A whole number from 0."""
 Share = Annotated[float, Range(0, 1)]
-"""A fraction of a whole, none and all included."""
+"""A fraction from 0 to 1."""
 Probability = Annotated[float, Range(0, below=1)]
-"""Of something that doesn't always happen, such as dropout."""
+"""A number from 0, below 1, such as dropout."""
 Positive = Annotated[float, Range(above=0)]
 """A number above 0."""
 
@@ -62,8 +62,8 @@ def check_fields(config: Any) -> None:
     """Raise UserError for the first field of the dataclass instance ``config`` whose value is not of the
     field's type, not among its choices, or outside its range."""
     kinds = annotations_of(config.__class__)
-    for each in fields(config):
-        check_value(each.name, getattr(config, each.name), kinds[each.name], each.default)
+    for field in fields(config):
+        check_value(field.name, getattr(config, field.name), kinds[field.name], field.default)
 
 
 class Checked:
@@ -88,72 +88,78 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
     """Raise UserError unless ``value`` is of this ``kind``, an annotation."""
-    if not fits(value, kind):
+    if not matches(value, kind):
         instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
-        raise UserError(f"expected {name} to be {described(kind)}, got {name}={value!r}{instead}.")
+        raise UserError(f"expected {name} to be {describe_type(kind)}, got {name}={value!r}{instead}.")
 
 
-def changed(config: T, **settings: Any) -> T:
-    """The dataclass instance ``config`` with these ``settings``, each of it or of a group in it."""
-    own = {each.name: getattr(config, each.name) for each in fields(config)}  # type: ignore[arg-type]
-    for name, group in own.items():
+def replace_nested(config: T, **settings: Any) -> T:
+    """A copy of the dataclass instance ``config`` in which these ``settings`` have other values; each is a
+    field of ``config`` or of a dataclass in it."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
+    for name, group in values.items():
         if is_dataclass(group):
-            inner = {each.name for each in fields(group)} & settings.keys() - own.keys()
-            if given := {each: settings.pop(each) for each in inner}:
-                settings[name] = changed(settings.get(name, group), **given)
+            inner = {field.name for field in fields(group)} & settings.keys() - values.keys()
+            if changes := {setting: settings.pop(setting) for setting in inner}:
+                settings[name] = replace_nested(settings.get(name, group), **changes)
     return replace(config, **settings)  # type: ignore[type-var]
 
 
 def check_keys(data: Mapping[str, Any], kinds: Mapping[str, Any], source: str) -> None:
-    """Raise UserError, with the ``source`` of ``data``, unless this has values of these ``kinds``, each an
-    annotation or again such a dict; it may have others too."""
+    """Raise UserError, which names the ``source``, unless ``data`` has values of these ``kinds``, each an
+    annotation or again such a dict; other keys are allowed."""
     for name, kind in kinds.items():
-        if name not in data or not fits(data[name], kind):
+        if name not in data or not matches(data[name], kind):
             got = reprlib.repr(data[name]) if name in data else "nothing"
-            raise UserError(f"{source} is broken: expected {name} to be {described(kind)}, got {got}.")
+            raise UserError(f"{source} is broken: expected {name} to be {describe_type(kind)}, got {got}.")
 
 
 @cache
 def annotations_of(owner: Any) -> dict[str, Any]:
-    """The annotations of a class or function, with what stands beside the types."""
+    """The annotations of a class or function, with the metadata of ``Annotated``."""
     return get_type_hints(owner, include_extras=True)
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of this ``kind``. Kinds that no config has, such as modules, take everything."""
+def matches(value: Any, kind: Any) -> bool:
+    """Whether ``value`` is of this ``kind``. Kinds that no config has, such as modules, match everything."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return fits(value, args[0]) and all(value in beside for beside in args if isinstance(beside, Range))
+        return matches(value, args[0]) and all(
+            value in beside for beside in args if isinstance(beside, Range)
+        )
     if origin in (Union, UnionType):
-        return any(fits(value, each) for each in args)
+        return any(matches(value, each) for each in args)
     if origin is Literal:
         return any(value == each and type(value) is type(each) for each in args)
     if origin is list or (origin is tuple and args[1:] == (...,)):
-        return isinstance(value, origin) and all(fits(each, args[0]) for each in value)
+        return isinstance(value, origin) and all(matches(each, args[0]) for each in value)
     if origin is dict:
-        return isinstance(value, dict) and all(fits(each, args[1]) for each in value.values())
+        return isinstance(value, dict) and all(matches(each, args[1]) for each in value.values())
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(n in value and fits(value[n], of) for n, of in kind.items())
+        return isinstance(value, dict) and all(n in value and matches(value[n], of) for n, of in kind.items())
     if kind in (int, float):
         return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     checked = kind in (str, bool, NoneType, Path) or (isinstance(kind, type) and is_dataclass(kind))
     return isinstance(value, kind) if checked else True
 
 
-def described(kind: Any) -> str:
-    """What a value of this ``kind`` is, as an error says it."""
+def describe_type(kind: Any) -> str:
+    """A value of this ``kind`` in words, for errors."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return ", ".join([described(args[0]), *(str(each) for each in args if isinstance(each, Range))])
+        return ", ".join([describe_type(args[0]), *(str(each) for each in args if isinstance(each, Range))])
     if origin in (Union, UnionType):
         of_such = [tuple[each, ...] for each in args]  # type: ignore[valid-type]
         return ", or ".join(
-            "a tuple of such numbers" if each in of_such else described(each) for each in args
+            "a tuple of such numbers" if each in of_such else describe_type(each) for each in args
         )
     if origin is Literal:
         return "one of " + ", ".join(map(repr, args))
     if origin is tuple:
-        return f"a tuple, each {described(args[0])}"
+        return f"a tuple, each {describe_type(args[0])}"
     if isinstance(kind, dict):
         return f"an object with {', '.join(kind)}"
     return NAMES.get(kind, f"of type {getattr(kind, '__name__', kind)}")
+
+
+changed, described, fits = replace_nested, describe_type, matches  # earlier names

@@ -1,15 +1,18 @@
-"""Files that are written atomically, locks, and JSON that is read strictly."""
+"""Files and folders that appear whole or not at all, checksums that detect changes, locks, and JSON that is
+read strictly."""
 
 import csv
 import difflib
+import hashlib
 import io
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -20,17 +23,22 @@ from typing import Any, TypeVar
 import dacite
 from filelock import FileLock
 
-from memformers.common.errors import UserError
-from memformers.common.fields import check_keys, described
+from memformers.common.fields import check_keys, describe_type
+from memformers.common.text import UserError, counted
 
 T = TypeVar("T")
+MANIFEST, FORMAT = "manifest.json", 1
+"""The file that lists the size and the SHA-256 of every other file in a folder, and its format."""
+UNFINISHED, REPLACED, BROKEN = ".unfinished-", ".replaced-", ".broken-"
+"""Prefixes of the names of folders that are being written or deleted, that another folder replaces, and that
+are damaged."""
 IS_READ: ContextVar[bool] = ContextVar("is_read", default=False)
 """Whether a config is being made from what a file says, which must run no code of the file's choice."""
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that replaces it when the block ends well.
 
     The contents reach the disk before the file gets its name, so a crash leaves the old file or the new one.
     A link is followed. An existing file keeps its mode; a new one gets the mode of the umask.
@@ -42,20 +50,140 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = (path if path.exists() else temporary).stat().st_mode
         yield temporary
         sync(temporary)
-        temporary.chmod(stat.S_IMODE(mode))  # whatever wrote it, as safetensors does, may have set another
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors, for example, sets a mode of its own
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def atomic_dir(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder`` that gets a manifest and the name when the block ends well.
+
+    A folder that has the name is replaced: it is renamed first, and [`remove_leftovers`][] restores it if the
+    process stops between the two renames. Raises OSError if the folder can't be written; then nothing of it
+    is left, and no other folder has changed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{UNFINISHED}{uuid.uuid4().hex}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        paths = sorted(path for path in temporary.iterdir() if path.name != MANIFEST)
+        write_manifest(temporary, [path.name for path in paths])
+        mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
+        for path in paths:
+            path.chmod(mode)
+            sync(path)
+        sync(temporary)
+        if folder.exists():
+            move(folder, REPLACED)
+        temporary.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        finish_replacing(folder)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Delete the folder that ``folder`` replaces, or give it its name back if ``folder`` isn't there."""
+    old = folder.with_name(f"{REPLACED}{folder.name}")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(folder)
+
+
+def move(folder: Path, prefix: str) -> Path:
+    """Rename ``folder`` so that its name begins with ``prefix``; a folder with the new name is deleted."""
+    target = folder.with_name(f"{prefix}{folder.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    return folder.rename(target)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder such that a crash leaves no part of it under its name."""
+    shutil.rmtree(move(folder, UNFINISHED), ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Clean up in ``parent`` after processes that stopped while they wrote or deleted a folder or made a
+    link; a folder whose replacement was not finished gets its name back."""
+    for old in parent.glob(f"{REPLACED}*"):
+        finish_replacing(parent / old.name.removeprefix(REPLACED))
+    for path in parent.glob(f"{UNFINISHED}*"):
+        path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+
+
+def has_manifest(folder: Path) -> bool:
+    return os.path.lexists(folder / MANIFEST)
+
+
+def write_manifest(folder: Path, names: Sequence[str]) -> None:
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": {n: fingerprint(folder / n) for n in names}})
+
+
+def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raise UserError unless the files called ``names``, or all, are as the manifest of ``folder`` lists
+    them, and OSError if one can't be read: a file system that fails briefly must not cost a checkpoint."""
+    source = folder / MANIFEST
+    if (version := read_json(source).get("format")) != FORMAT:
+        raise UserError(f"{source} has format {version!r}; this version reads format {FORMAT}.")
+    files = read_json(source, {"files": dict[str, dict[str, Any]]})["files"]
+    for name in files if names is None else names:
+        if name not in files:
+            raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
+        path, written = folder / name, files[name]
+        check_keys(written, {"size": int, "sha256": str}, str(source))
+        try:
+            now = fingerprint(path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise UserError(f"expected a file {path}, but it is missing.") from None
+        if now != written:
+            sizes = f"{written['size']:,} bytes then, {now['size']:,} now"
+            raise UserError(f"{path} has changed since it was written: {sizes}, and its checksum differs.")
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": checksum(path)}
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def numbered(parent: Path) -> list[Path]:
+    """The folders in ``parent`` whose names are numbers, the highest first."""
+    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: bool = True) -> tuple[Path, T]:
+    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``; with
+    ``say``, a line names each folder before it, and why it can't be used. Raises UserError if none can."""
+    for folder in folders:
+        try:
+            return folder, load(folder)
+        except UserError as error:
+            if say:
+                print(f"checkpoint {folder} is skipped: {' '.join(str(error).split())}", file=sys.stderr)
+    raise UserError(f"{folders[0].parent}: of {counted(len(folders), 'checkpoint')}, none can be used.")
+
+
 def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
-    """A block in which no other process has the lock at ``path``, which was waited for as many ``seconds``,
-    or if negative forever; else filelock's Timeout, at once. The lock of a process that died is free."""
+    """A block in which no other process has the lock at ``path``. Raises filelock's Timeout if it isn't free
+    within ``seconds``; negative: wait forever. The lock of a process that died is free."""
     try:
         return FileLock(path).acquire(timeout=seconds)
     except NotImplementedError:  # how filelock says that a file system has no locks
-        said = f"{path.parent} lies where files can't be locked; let no other process use it."
-        print(said, file=sys.stderr)
+        print(
+            f"{path.parent} lies where files can't be locked; let no other process use it.", file=sys.stderr
+        )
         return nullcontext()
 
 
@@ -69,8 +197,6 @@ def check_utf8_name(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Return when the contents of a file, or the names in a folder, are on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -79,9 +205,9 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 ``text`` to ``path`` atomically; U+FFFD takes the place of bytes that were not UTF-8, which
-    are lone surrogates in a text."""
-    with replacing(path) as temporary:
+    """Write ``text`` to ``path`` as UTF-8, atomically; U+FFFD replaces bytes that were not UTF-8, which are
+    lone surrogates in a text."""
+    with atomic_write(path) as temporary:
         temporary.write_text(re.sub("[\ud800-\udfff]", "\ufffd", text), encoding="utf-8")
 
 
@@ -149,17 +275,20 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         known, unknown = sorted(_keys(config)), sorted(error.keys)
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {shorten(', '.join(known), 300)}."
-        said = f"unknown key {', '.join(map(repr, unknown))}; {hint}"
+        problem = f"unknown key {', '.join(map(repr, unknown))}; {hint}"
     except dacite.WrongTypeError as error:
-        said = f"expected {error.field_path} to be {described(error.field_type)}, got {error.value!r}."
-    except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
-        said = str(error)
+        problem = f"expected {error.field_path} to be {describe_type(error.field_type)}, got {error.value!r}."
+    except (dacite.DaciteError, TypeError) as error:  # a tuple from something that is no list: TypeError
+        problem = str(error)
     finally:
         IS_READ.reset(before)
-    raise UserError(f"{source}: {said}")
+    raise UserError(f"{source}: {problem}")
 
 
 def _keys(config: Any) -> set[str]:
     """The names of a dataclass's fields and of those of the dataclasses in it."""
     inner = [_keys(field.type) for field in fields(config) if is_dataclass(field.type)]
     return {field.name for field in fields(config)}.union(*inner)
+
+
+replacing = atomic_write  # its earlier name

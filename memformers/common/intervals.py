@@ -7,6 +7,9 @@ from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 K = TypeVar("K")
+MIN_FOR_A_CLAIM = 3
+"""The fewest numbers from which a difference may be claimed. The interval of two is 12.7 times as wide as
+their deviation, which is often small by chance."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Mean:
 
     @property
     def leaves_out_zero(self) -> bool:
-        """Whether the interval excludes zero; never for a single number."""
-        return abs(self.mean) > self.half_width
+        """Whether the interval excludes zero; never for fewer than [`MIN_FOR_A_CLAIM`][] numbers."""
+        return self.n >= MIN_FOR_A_CLAIM and abs(self.mean) > self.half_width
 
     def to_json(self) -> dict[str, float | int | None]:
         """The fields by name; the half width of a single number is None, since JSON has no NaN."""
@@ -63,6 +66,17 @@ def mean_of_groups(sums: Sequence[float], counts: Sequence[int]) -> Mean:
     mean = mean_of([total for total, _ in groups]).mean / mean_count
     residuals = mean_of([(total - mean * count) / mean_count for total, count in groups])
     return Mean(mean, residuals.half_width, residuals.n)
+
+
+def mean_of_moments(
+    n: float, sums: float, counts: float, squared_sums: float, squared_counts: float, products: float
+) -> Mean:
+    """[`mean_of_groups`][] of ``n`` groups from totals over them: of the sums, of the counts, of the squares
+    of both, and of their products."""
+    mean = sums / counts
+    squares = max(squared_sums - 2 * mean * products + mean**2 * squared_counts, 0.0)
+    deviation = math.sqrt(squares / (n - 1)) * n / counts if n > 1 else math.nan
+    return Mean(mean, t_quantile(int(n) - 1) * deviation / math.sqrt(n) if n > 1 else math.nan, int(n))
 
 
 def paired(ours: Mapping[K, float | None], base: Mapping[K, float | None]) -> Mean | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
 """Where Linux describes the processor."""
@@ -31,7 +31,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.zeros(1, device=name).device
-    except NotImplementedError:  # how PyTorch says that it was built without it, in fifty lines
+    except NotImplementedError:  # PyTorch was built without it, and says so in fifty lines
         reason = "this PyTorch doesn't have it"
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
@@ -86,8 +86,8 @@ def give_back_freed_memory() -> None:
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and threads, as a report states them."""
-    found = re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE)
-    name = found[1].strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE)
+    name = model[1].strip() if model else platform.processor() or platform.machine()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -111,10 +111,10 @@ def git_commit() -> str | None:
     try:
         for command in (tracked, commit):
             git = ["git", "-C", str(here.parent), *command.split()]
-            said = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout
+            output = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.strip()
+    return output.strip()
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -126,8 +126,6 @@ def peak_memory(device: torch.device) -> int | None:
     # Unlike getrusage, this doesn't count the parent's memory before exec.
     if status.exists() and (peak := re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)):
         return int(peak[1]) * 1024
-    if sys.platform == "win32":
-        return None
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

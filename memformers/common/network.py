@@ -12,6 +12,19 @@ from typing import Any
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
+    """``url`` without a name and a password, so that no error shows them, and an opener that sends them. It
+    uses no proxy for this machine."""
+    parts = urllib.parse.urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    handlers = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
+    opener = urllib.request.build_opener(*handlers)
+    if at:
+        code = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+        opener.addheaders.append(("Authorization", f"Basic {code}"))
+    return parts._replace(netloc=host).geturl(), opener
+
+
 def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
     """The status and body that ``url`` returns; ``body``, JSON, is posted if it is given. OSError, with the
     reason, unless the whole answer arrives in time.
@@ -23,18 +36,8 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
 
     def fetch() -> None:
         try:
-            parts = urllib.parse.urlsplit(url)
-            who, at, host = parts.netloc.rpartition("@")
-            request = urllib.request.Request(parts._replace(netloc=host).geturl(), body)
-            if at:  # name:password, which stays out of the address, and so out of errors
-                code = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
-                request.add_header("Authorization", f"Basic {code}")
-            if body:
-                request.add_header("Content-Type", "application/json")
-            # No proxy can reach this machine.
-            opener = urllib.request.build_opener(
-                *[urllib.request.ProxyHandler({})] * (parts.hostname in LOOPBACK)
-            )
+            address, opener = split_login(url)
+            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
             with opener.open(request, timeout=seconds) as response:
                 outcome.append((response.status, response.read()))
         except urllib.error.HTTPError as error:

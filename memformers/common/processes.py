@@ -1,4 +1,4 @@
-"""memformers' own modules as programs in their own processes."""
+"""Modules of this package as programs in other processes, and the signals that end a process."""
 
 import contextlib
 import os
@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import memformers
 
@@ -41,12 +42,12 @@ def run_modules(
     begin: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[int, int]]:
     """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
-    the number and the exit code of each when it has ended. ``begin`` is called with the number of each before
-    it starts.
+    the index and the exit code of each when it has ended. ``begin`` is called with the index before a command
+    starts.
 
-    Ctrl-C, SIGTERM or SIGHUP ends the running processes with SIGTERM, for which they save a checkpoint, and
-    KeyboardInterrupt or SystemExit is raised when they have. A second Ctrl-C kills them. If this process is
-    killed itself, they get SIGTERM.
+    Ctrl-C, SIGTERM or SIGHUP ends the running processes with SIGTERM, at which they save a checkpoint;
+    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them. If this
+    process is killed, they get SIGTERM.
     """
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}
@@ -77,16 +78,16 @@ def run_modules(
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process when the parent has ended, however: standard input is a pipe that nobody
-    writes to, and whose other end only the parent has."""
+    """Send SIGTERM to this process when the parent has ended for whatever reason: standard input is a pipe
+    whose other end only the parent has, and nobody writes to it."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A block in which a signal has this handler. Nothing changes outside of the main thread, which alone
-    gets signals, or if the signal is ignored or not handled by Python code."""
+    """A block in which a signal has this handler. Does nothing outside of the main thread, the only one that
+    gets signals, or if the signal is ignored or handled by other than Python code."""
     main = threading.current_thread() is threading.main_thread()
     changes = main and signal.getsignal(number) not in (None, signal.SIG_IGN)
     before = signal.signal(number, handler) if changes else None
@@ -106,10 +107,74 @@ def ending_as_exit() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    with contextlib.ExitStack() as stack:
-        for name in {"SIGTERM", "SIGHUP"}.intersection(signal.Signals.__members__):
-            stack.enter_context(handling(signal.Signals[name], end))
+    with handling(signal.SIGTERM, end), handling(signal.SIGHUP, end):
         yield
+
+
+class Stopped(BaseException):
+    """A signal stops the work, at a moment when its state is consistent."""
+
+    def __init__(self, signal_number: signal.Signals):
+        super().__init__(f"stopped by {signal_number.name}")
+        self.signal = signal_number
+
+    def conventional(self) -> BaseException:
+        """What Python raises at this signal: its exit code is 128 and the signal's number."""
+        return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
+
+
+class Ranks(Protocol):
+    """Processes that work together."""
+
+    def highest(self, number: int) -> int:
+        """The highest ``number`` of any of them, each of which calls this."""
+
+
+class StopSignals(contextlib.ExitStack):
+    """A context that notes the signals that end a process: Ctrl-C, kill, and a terminal that was closed. A
+    second Ctrl-C ends it at once. Ignored signals stay ignored. Does nothing outside of the main thread.
+    ``alone`` says whether this process works by itself."""
+
+    def __init__(self, alone: bool = True) -> None:
+        super().__init__()
+        self.alone = alone
+        self.received: signal.Signals | None = None
+        self._at_once = False
+
+    def __enter__(self) -> "StopSignals":
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            self.enter_context(handling(signal.Signals[name], self._note))
+        return self
+
+    def check(self, ranks: Ranks | None = None) -> None:
+        """Raise [`Stopped`][] if a signal has come to this process, or to any of the ``ranks``, all of which
+        must call this.
+
+        A signal that comes while they exchange their numbers waits for the next call, since a rank that
+        stopped by itself would leave the others waiting for it.
+        """
+        number = self.received or 0
+        if number := ranks.highest(number) if ranks else number:
+            raise Stopped(signal.Signals(number))
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block that a signal may end anywhere, by [`Stopped`][]; but not on several ranks, which can only
+        stop together, where they call [`check`][]."""
+        self._at_once = self.alone
+        try:
+            if self.alone:
+                self.check()
+            yield
+        finally:
+            self._at_once = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number)
+        if self._at_once:
+            raise Stopped(self.received)
 
 
 if __name__ == "__main__":  # as run_modules starts a module

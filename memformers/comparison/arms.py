@@ -29,14 +29,14 @@ def keys_of_layers(model: ModelConfig) -> Lengths:
     """The keys beside the segment that ``model`` has as a Compressive Transformer, in all layers or each."""
     if isinstance(model.mem_len, int) and isinstance(model.c_mem_len, int):
         return model.mem_len + model.c_mem_len
-    return tuple(own.keys for own in replace(model, model="compressive").memory_sizes)
+    return tuple(size.keys for size in replace(model, model="compressive").memory_sizes)
 
 
-def read_arms(given: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
-    """The arms that ``given`` describes: each text is an arm, or the path of a file with one arm per line, in
+def read_arms(texts: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
+    """The arms that ``texts`` describe: each text is an arm, or the path of a file with one arm per line, in
     which # begins a comment. ``shared`` has the settings that there are. UserError for an impossible arm."""
     arms = []
-    for text in given:
+    for text in texts:
         if ":" in text or not Path(text).is_file():
             arms.append(parse_arm(text, shared))
             continue
@@ -64,31 +64,33 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
         words = shlex.split(rest)
     except ValueError as error:
         raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, equals, value in (word.partition("=") for word in words):
         if not equals:
             raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
         last = key.replace("-", "_").rpartition(".")[2]
-        given[key.replace("-", "_")] = name_of(value) if last == "model" else value
-    known, model = dict(flatten(shared)), given.get("model", given.get("model.model", ""))
+        settings[key.replace("-", "_")] = name_of(value) if last == "model" else value
+    known, model = dict(flatten(shared)), settings.get("model", settings.get("model.model", ""))
     if ":" in model:
-        known |= {f"model.memory_config.{key}": value for key, value in asdict(lookup(model).Config()).items()}
-    dotted = {full_name(key, known, name): value for key, value in given.items()}
+        known |= {
+            f"model.memory_config.{key}": value for key, value in asdict(lookup(model).Config()).items()
+        }
+    dotted = {full_name(key, known, name): value for key, value in settings.items()}
     return Arm(name, {key: value_of(value, known[key]) for key, value in dotted.items()})
 
 
 def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
     """The dotted name of the setting ``key``; UserError for an unknown setting, and for one that all arms
     share."""
-    found = next((name for name in known if name == key or name.endswith(f".{key}")), None)
-    if found is None:
+    full = next((name for name in known if name == key or name.endswith(f".{key}")), None)
+    if full is None:
         near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
         hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
         raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
-    if found in OF_ALL or found.startswith(OF_THE_TASK):
-        instead = f"set it with {OF_ALL[found]}" if found in OF_ALL else "leave it out"
+    if full in OF_ALL or full.startswith(OF_THE_TASK):
+        instead = f"set it with {OF_ALL[full]}" if full in OF_ALL else "don't set it"
         raise UserError(f"arm {arm!r}: {key} is the same for all arms; {instead}.")
-    return found
+    return full
 
 
 def value_of(word: str, before: Any) -> Any:
@@ -110,9 +112,9 @@ def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
     settings = deepcopy(dict(shared))
     model = arm.settings.get("model.model", settings["model"]["model"])
     for place, config in ((settings, TrainConfig), (settings["model"], ModelConfig)):
-        for each in fields(config):
-            if not applies_to(each.name, model) and each.name not in SHARED_SETTINGS:
-                place[each.name] = each.default
+        for field in fields(config):
+            if not applies_to(field.name, model) and field.name not in SHARED_SETTINGS:
+                place[field.name] = field.default
     if model != settings["model"]["model"]:
         settings["model"]["memory_config"] = asdict(lookup(model).Config())
     for name, value in arm.settings.items():
@@ -135,11 +137,11 @@ def check_arms(
     seen: dict[Any, str] = {}
     for arm in arms:
         if arm.name.lower() in names:  # some file systems don't tell them apart
-            raise UserError(f"models and arms must name each arm once; {arm.name!r} came twice.")
+            raise UserError(f"models and arms need different names; {arm.name!r} is there twice.")
         names.add(arm.name.lower())
         try:
             run = parse(settings_of(arm, shared), "its settings")
         except UserError as error:
             raise UserError(f"arm {arm.name!r}: {error}") from None
         if (other := seen.setdefault(run, arm.name)) != arm.name:
-            raise UserError(f"arms {other!r} and {arm.name!r} are the same; leave one of them out.")
+            raise UserError(f"arms {other!r} and {arm.name!r} have the same settings; drop one of them.")

@@ -1,5 +1,5 @@
-"""The experiment: it trains every arm from every seed, each in a process of its own, measures the trained
-models, and writes the report that sets them side by side."""
+"""The experiment: it trains every arm from every seed, each in a separate process, measures the trained
+models, and writes the report that compares them."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memformers.common.command_line import command_as_given
+from memformers.common.command_line import command_as_given, plain_errors
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, changed, check_fields
 from memformers.common.files import config_from_dict, write_json
-from memformers.common.machine import JOBS, choose_device
+from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig
-from memformers.models.registry import MODELS, import_path
+from memformers.models.registry import MODELS, import_path, name_of
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
@@ -51,6 +51,9 @@ from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
 
+if TYPE_CHECKING:
+    from memformers.report.markdown import Report
+
 ENDING_SECONDS = 20.0
 """How long a training run may take to end after the experiment that started it."""
 Settings = dict[str, Any]
@@ -64,11 +67,12 @@ class Task:
     """In the plan of an experiment."""
     resumes = True
     """Whether a training run that was stopped continues; otherwise it begins again."""
-    module = "memformers.comparison"
-    """The module that trains, in a process of its own, the run that ``config.json`` in a folder describes."""
+    module: str
+    """The module that trains, in a separate process, the run that ``config.json`` in a folder describes, as
+    [`train_alone`][] does."""
     reporter = "memformers.report.document"
-    """The module whose ``write_report(folder)`` writes the report and returns its page. It is imported when
-    all training runs have ended: each of them would load matplotlib too."""
+    """The module whose ``write_report(folder)`` writes the report and returns it. It is imported when all
+    training runs have ended, so that none of them loads matplotlib."""
 
     def parse(self, settings: Settings, source: str) -> Any:
         """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
@@ -80,6 +84,10 @@ class Task:
         into ``folder``: none, if each run draws its own. UserError for a source that can't be used, or isn't
         that of the runs there."""
         return dict
+
+    def train(self, folder: Path) -> None:
+        """Train the run that ``config.json`` in ``folder`` describes."""
+        raise NotImplementedError
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Measure the trained models in ``folder``, beside what each training run measured itself: nothing,
@@ -101,7 +109,9 @@ class Experiment:
     jobs: Count = 1
     """The number of training runs at a time."""
     threads: Count | None = None
-    """The number of threads of each; None for PyTorch's own choice."""
+    """The number of threads of each; None for PyTorch's choice."""
+    scale: float = 1.0
+    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
     def __post_init__(self) -> None:
         """Raise UserError for arms that can't be trained or compared."""
@@ -116,12 +126,12 @@ class Experiment:
 
 def run_experiment(
     experiment: Experiment, folder: Path, dashboard: str = "", *, resume: bool = False
-) -> Path:
+) -> "Report":
     """Train every arm from every seed, each into a sub-folder of ``folder``, measure them, and write the
-    report; returns its page.
+    report.
 
-    With ``resume``, training runs that were stopped go on, finished ones are left alone, and arms and seeds
-    that ``folder`` doesn't have are added to those that it has.
+    With ``resume``, training runs that were stopped continue, finished ones are left alone, and arms and
+    seeds that ``folder`` doesn't have are added to those that it has.
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
@@ -134,7 +144,7 @@ def run_experiment(
     if train.step.precision == "auto" and saved:  # all arms share one
         train = changed(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
     experiment = replace(experiment, train=with_precision(train, choose_device(train.step.device)))
-    plan = united(experiment, saved, folder, resume)
+    plan = merge_plans(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
     pin = task.read(runs, folder)
@@ -148,8 +158,8 @@ def run_experiment(
                     rmtree(folder / name, ignore_errors=True)
         ids = plan_runs(plan.runs, folder)
         for name in due:
-            own = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
-            write_json(folder / name / CONFIG, runs[name] | own)
+            source = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
+            write_json(folder / name / CONFIG, runs[name] | source)
         show_comparison(folder, dashboard)
         failed = train_all(experiment, plan, {name: runs[name] for name in due}, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in runs):
@@ -157,7 +167,7 @@ def run_experiment(
         try:
             task.measure(experiment.train, folder)
         finally:  # whatever the measurement met
-            report: Path = import_module(task.reporter).write_report(folder)
+            report: Report = import_module(task.reporter).write_report(folder)
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
@@ -165,19 +175,55 @@ def run_experiment(
     return report
 
 
-def united(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
-    """What ``experiment`` asks for, and what the ``saved`` one in ``folder`` was begun for; UserError for one
-    of another task or of other settings, for one that is not to be resumed, and for files that would be
+def run_experiments(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    report: Callable[[Path], "Report"],
+    dashboard: str = "",
+    *,
+    resume: bool = False,
+    measure: Callable[[Path], None] = lambda folder: None,
+) -> "Report":
+    """Run each of ``experiments`` in a sub-folder of its name, ``measure`` what was trained there, and write
+    the ``report`` of all of them.
+
+    A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
+    for a folder that holds other experiments, and as [`run_experiment`][] does.
+    """
+    check_named(folder)
+    if not any(folder.glob(f"*/{EXPERIMENT}")):
+        refuse_overwrite(folder, OF_AN_EXPERIMENT)
+    elif not resume:
+        raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
+    failed = []
+    for name, experiment in experiments.items():
+        try:
+            run_experiment(experiment, folder / name, dashboard, resume=resume)
+        except TrainingsFailed as error:
+            failed.append(f"{name}: {error}")
+        if any((folder / name).glob(f"*/{RESULT}")):
+            measure(folder / name)
+    if any(folder.glob(f"*/*/{RESULT}")):
+        written = report(folder)
+        if not failed:
+            return written
+        failed.append(f"The results so far are in {written}; --resume trains the rest.")
+    raise TrainingsFailed(" ".join(failed))
+
+
+def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
+    """The plan of ``experiment``, with the arms and seeds of the ``saved`` plan in ``folder``; UserError for
+    one of another task or of other settings, for one that is not to be resumed, and for files that would be
     lost."""
     name, shared = experiment.task.name, experiment.shared
     if saved and not resume:
         raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
-    before = saved or Plan(name, shared, ())
+    before = saved or Plan(name, shared, (), scale=experiment.scale)
     if before.task != name:
         raise UserError(f"{folder} is an experiment on {before.task}, not on {name}; name a new folder.")
     if changes := differences(before.settings, shared):
         raise UserError(
-            f"{folder} is an experiment with other settings: {changes}. Leave them out, or name a new folder."
+            f"{folder} is an experiment with other settings: {changes}. Use those, or name a new folder."
         )
     arms = {arm.name: arm for arm in before.arms}
     for arm in experiment.arms:
@@ -194,7 +240,7 @@ def united(experiment: Experiment, saved: Plan | None, folder: Path, resume: boo
     new_names = [name for name in runs if name not in before.runs]
     refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
-    return Plan(name, before.settings, tuple(arms.values()), runs, commands)
+    return replace(before, arms=tuple(arms.values()), runs=runs, commands=commands)
 
 
 def train_all(
@@ -203,8 +249,8 @@ def train_all(
     """Train the runs that are ``due``; returns the names of those that failed."""
 
     def keys(name: str) -> int:
-        """Those of a query in all layers, which make one training run take longer than another."""
-        return sum(own.keys for own in config_from_dict(ModelConfig, due[name]["model"], name).memory_sizes)
+        """The keys of a query in all layers, which make one training run take longer than another."""
+        return sum(size.keys for size in config_from_dict(ModelConfig, due[name]["model"], name).memory_sizes)
 
     names = list(due)
     if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
@@ -235,7 +281,7 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     ids = {name: card.run if card else new_run_id() for name, card in cards.items()}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        if not cards[name]:  # one that is resumed keeps its own
+        if not cards[name]:  # a resumed run keeps its card
             other = ids.get(compared_with(runs, name), "")
             plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
     return ids
@@ -252,6 +298,19 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
         if name != base:
             link = f"{page_address(api)}/run/{ids[name]}/compare"
             print(f"dashboard: {link}  ({name} beside {base})", flush=True)
+
+
+def train_alone(task: Task) -> None:
+    """Train the run that ``config.json`` in a folder describes, in this process: the command line has the
+    folder, and the memory that the run names, if it is code of the user. An experiment trains each run in
+    this way, so that the state of the process (labml's state, peak memory, random state) can't influence the
+    next run."""
+    with plain_errors():
+        keep_freed_memory()
+        folder, *code = sys.argv[1:]
+        for path in code:
+            name_of(path)
+        task.train(Path(folder))
 
 
 def code_of(model: str) -> list[str]:

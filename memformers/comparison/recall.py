@@ -1,24 +1,186 @@
 """The recall experiment: memories with equal numbers of keys in one network, on a stream that sets values and
-asks for them."""
+asks for them; and the training and measurement of each run."""
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, changed, check_fields
+from memformers.common.fields import Checked, Count, NonNegativeInt, Share, changed, check_fields
+from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
-from memformers.comparison.experiment import Experiment, Settings
-from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
-from memformers.data.recall_stream import RecallStream, ValueTokens
+from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
+from memformers.data.recall_stream import RecallStream, recall_segments
+from memformers.evaluation.evaluate import UNTOUCHED
+from memformers.evaluation.memory_ablation import controls_of
+from memformers.evaluation.recall_by_distance import RecallByDistance, distance_edges, recall_by_distance
+from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
-from memformers.runs.folder import Arm
-from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CONFIG, FACTS, RESULT, Arm, alone_in
+from memformers.tracking.recorder import Tracking
+from memformers.training.config import (
+    EvaluationConfig,
+    OptimConfig,
+    StepConfig,
+    TrainConfig,
+    train_config_from,
+    unused_settings,
+)
+from memformers.training.loop import TrainingState, train_steps
+from memformers.training.run import build_model
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
 Reach = Literal["near", "far"]
+MODEL = "model"
+"""The folder of the trained model, in the folder of its run."""
+CHOOSING_SEED, CLAIMING_SEED = 2**62, 2**61
+"""Where the seeds of measured streams begin, for experiments that choose settings and for reports that claim
+something. A training run adds its own seed, so intervals over seeds are over measured streams too."""
+GLIMPSE = 4
+"""The number of its segments that are measured during a training run, after those that fill the memories."""
+
+
+@dataclass(frozen=True)
+class RecallSettings(Checked):
+    """The settings of a run that are not in its TrainConfig."""
+
+    stream: RecallStream = field(default_factory=RecallStream)
+    growing: Share = 0.5
+    """The fraction of the training in which the longest distance of a question grows, exponentially, from a
+    segment to twice the longest reach; after that there is no limit. 0: there is never a limit."""
+    evaluated: Count = 2048
+    """Positions of each stream that are measured at the end, after those that fill the memories."""
+    reach: NonNegativeInt = 0
+    """The longest reach of all arms, in positions; it determines the distance bins."""
+    frozen: bool = False
+    """Whether f_c keeps its initial random weights."""
+    measured_for: Literal["choosing", "claiming"] = "claiming"
+    """Whether settings are chosen by the result, or something is claimed by it; the streams are others."""
+
+
+@dataclass(frozen=True)
+class RecallRun:
+    """One arm's training from one seed."""
+
+    train: TrainConfig
+    recall: RecallSettings
+
+    def longest(self) -> Callable[[int], int] | None:
+        """The longest distance of a question in a segment, as a function of the position where the segment
+        begins in its stream; None if there is no limit."""
+        S, top = self.train.model.segment_len, 2 * self.recall.reach
+        grown = self.recall.growing * self.train.tokens / self.train.batch_size
+        if not grown:
+            return None
+        return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
+
+
+@dataclass(frozen=True)
+class RecallTask(Task):
+    """Training runs on the recall stream, which measure the share of correct answers by distance."""
+
+    name = "recall"
+    module = "memformers.comparison.recall"
+    resumes = False
+
+    def parse(self, settings: Mapping[str, Any], source: str) -> RecallRun:
+        """The run's TrainConfig, and what belongs to the task."""
+        train = dict(settings)
+        if not isinstance(recall := train.pop("recall", None), Mapping):
+            raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
+        return RecallRun(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
+
+    def train(self, folder: Path) -> None:
+        """Train from the beginning, and measure."""
+        with alone_in(folder):
+            train_recall(folder)
+
+
+RECALL = RecallTask()
+
+
+def train_recall(folder: Path) -> None:
+    """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
+    ``result.json``.
+
+    Raises UserError for another run's config, and [`memformers.training.loop.NotFiniteError`][] for a
+    training that diverged.
+    """
+    settings = read_json(folder / CONFIG)
+    run = RECALL.parse(settings, str(folder / CONFIG))
+    name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
+    if run.recall.frozen:
+        for compress in model.transformer.compressions:
+            compress.requires_grad_(False)
+    of_memory = memory_facts(model.config)
+    facts = {
+        "corpus": {"name": "recall stream", "source": "drawn while it is read"},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **of_memory,
+        "decided": run.train.resolved,
+        "unused": unused_settings(run.train),
+        "commit": git_commit(),
+        "sees_back": of_memory["memory"]["one_layer"] + S,
+        "environment": describe_environment(model.device),
+    }
+    write_json(folder / FACTS, facts)
+    with Tracking(folder, name, {**settings, **facts}) as track:
+        segments = recall_segments(
+            run.recall.stream, run.train.batch_size, S, run.train.seed, longest=run.longest()
+        )
+
+        def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
+            track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
+
+        def evaluate(state: TrainingState) -> None:
+            recall = measure(model, run, GLIMPSE * S)[UNTOUCHED]
+            bins = zip(recall.edges, recall.accuracy, strict=False)
+            right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
+            record(state, {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0, **right})
+            print(
+                f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
+                f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
+                flush=True,
+            )
+
+        state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
+        peak = peak_memory(model.device)
+        recalls = measure(model, run, run.recall.evaluated, controls=True)
+    result = {
+        **state.progress,
+        "peak_memory_bytes": peak,
+        "recall": asdict(untouched := recalls.pop(UNTOUCHED)),
+    }
+    result["within_reach"] = untouched.within_reach
+    result["controls"] = {name: asdict(recall) for name, recall in recalls.items()}
+    (folder / MODEL).mkdir(exist_ok=True)
+    model.save_pretrained(folder / MODEL)
+    write_json(folder / RESULT, result)
+
+
+def measure(
+    model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False
+) -> dict[str, RecallByDistance]:
+    """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
+    needs."""
+    S = run.train.model.segment_len
+    before, counted = (-(-length // S) for length in (run.recall.reach, positions))
+    first = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
+    segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
+    changes = controls_of(model.config.memory_sizes) if controls else {}
+    return recall_by_distance(
+        model,
+        islice(segments, before + counted),
+        distance_edges(run.recall.reach),  # the same for all arms
+        warm_up=before * S,
+        controls=changes,
+    )
 
 
 def sees_back(model: ModelConfig) -> int:
@@ -28,19 +190,17 @@ def sees_back(model: ModelConfig) -> int:
 
 def paper_ablation(model: ModelConfig) -> list[Arm]:
     """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``: other
-    functions f_c, and other losses of the convolution. Two arms are not the paper's: in one, f_c learns from
+    functions f_c, and other losses of the convolution. Two arms are not in the paper: in one, f_c learns from
     attention reconstruction and from the language model's loss; one has slots only in the upper half of the
-    layers, half as many as all others (Rae and Razavi 2020, arXiv 2007.03356)."""
-    lower, slots = model.n_layers // 2, model.per_layer("c_mem_len")
+    layers, half as many as the others (Rae and Razavi 2020, arXiv 2007.03356)."""
+    lower, slots = model.n_layers // 2, list(model.per_layer("c_mem_len"))
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
         "max": ("max pooling", {"compression": "max"}),
-        "auto-encoding": ("conv. by auto-encoding", {"compression_loss": "auto-encoding"}),
         "both-losses": ("f_c learns from both losses", {"compression_start": "mean", "bptt": 1}),
-        "most-used": ("most-used", {"compression": "most-used"}),
         "dilated": ("dilated conv.", {"compression": "dilated"}),
         "conv": ("conv. from random weights", {}),
-        "upper-half": ("conv., slots in the upper layers", {"c_mem_len": [0] * lower + list(slots[lower:])}),
+        "upper-half": ("conv., slots in the upper layers", {"c_mem_len": [0] * lower + slots[lower:]}),
     }
     return [compressive(name, model, label, **settings) for name, (label, settings) in different.items()]
 
@@ -60,7 +220,7 @@ def transformer_xl(name: str, mem_len: Any, label: str = "") -> Arm:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RecallSetup:
     """What all arms of an experiment share: the network with the lengths of its memories, its training, the
     stream and the measurement."""
 
@@ -122,9 +282,9 @@ TRAINING = TrainConfig(
     evaluation=EvaluationConfig(evaluations=8, log_every=20),
     step=StepConfig(precision="float32"),  # casts would take as much time as faster products save
 )
-SETTINGS: dict[Reach, Setting] = {
-    "near": Setting(replace(TRAINING, model=network(64, 64, 4)), ceiling=True),
-    "far": Setting(
+SETTINGS: dict[Reach, RecallSetup] = {
+    "near": RecallSetup(replace(TRAINING, model=network(64, 64, 4)), ceiling=True),
+    "far": RecallSetup(
         replace(TRAINING, model=network(32, 224, 9)),
         RecallSettings(
             stream=RecallStream(set_probability=16 / 600),
@@ -142,25 +302,23 @@ class RecallConfig:
 
     reach: Reach = "near"
     """How far back the memories reach: 384 positions (near) or more than 2,048 (far)."""
-    seeds: Count = 2
-    """How many times each arm is trained, each time from other weights and on another stream."""
+    seeds: Count = 3
+    """How many times each arm is trained, each time from other weights and on another stream. Claims need at
+    least 3."""
     quick: bool = False
     """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: Count | None = None
     """The number of tokens of each training run, in place of the default of --reach."""
     arms: tuple[str, ...] = ()
     """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
-    the ceiling. Others are bptt, max, auto-encoding, both-losses, most-used, dilated, conv and upper-half,
-    and arms of your own, such as "c2: compression_rate=2"."""
+    the ceiling. Others are bptt, max, both-losses, dilated, conv and upper-half, or a name and settings, such
+    as "c2: compression_rate=2"."""
     jobs: Count = USUAL_JOBS
     """The number of training runs at a time, each with --threads threads."""
     threads: Count = 1
     """The number of threads of each training run. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
-    value_tokens: ValueTokens = None
-    """How many tokens a value has, after the token of its key, as in multi-query associative recall; by
-    default, one token says both the key and its value."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
@@ -168,13 +326,11 @@ class RecallConfig:
         _ = self.experiment
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> RecallSetup:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        stream = replace(base.recall.stream, value_tokens=self.value_tokens)
-        recall, vocab_size = replace(base.recall, stream=stream), stream.vocab_size
-        train = changed(base.train, tokens=tokens, device=self.device, vocab_size=vocab_size)
+        train, recall = changed(base.train, tokens=tokens, device=self.device), base.recall
         if self.quick:
             train = changed(train, evaluations=1, log_every=5)
             recall = replace(recall, evaluated=QUICK_EVALUATED)
@@ -187,4 +343,9 @@ class RecallConfig:
         arms = [setting.arm(name) for name in self.arms if name not in described]
         arms += read_arms(described, {**asdict(setting.train), **setting.more})
         chosen, seeds = tuple(arms if self.arms else setting.arms), 1 if self.quick else self.seeds
-        return Experiment(RECALL, setting.train, setting.more, chosen, seeds, self.jobs, self.threads)
+        scale = setting.train.tokens / SETTINGS[self.reach].train.tokens
+        return Experiment(RECALL, setting.train, setting.more, chosen, seeds, self.jobs, self.threads, scale)
+
+
+if __name__ == "__main__":
+    train_alone(RECALL)

@@ -1,112 +1,164 @@
-"""One stream of a recall experiment, as its trained models see it: where each value lies when it is asked
-for, and who answers correctly."""
+"""One stream of a recall experiment, as its trained models see it: where each value is when a question asks
+for it, and what they answer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from memformers.common.errors import UserError
 from memformers.common.files import write_text
-from memformers.comparison.recall_training import CLAIMING_SEED, MODEL, RECALL
-from memformers.data.recall_stream import NOTHING, recall_segments
-from memformers.evaluation.evaluate import BASELINE, read_segments
+from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
+from memformers.data.recall_stream import NOTHING, RecallStream, recall_segments
+from memformers.evaluation.evaluate import UNTOUCHED, read_segments
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.report.arms import arms_of
-from memformers.report.markdown import TEMPLATES, text_table
+from memformers.report.markdown import DASH, TEMPLATES, text_table
 from memformers.runs.reader import read_runs
 
 SHOWN = ("no-memory", "transformer-xl", "compressive")
 """The arms that are shown if an experiment has them, otherwise its first ones."""
 PLACES = ("segment", "positions", "slots", "gone")
-"""Where a value can be, as people read it."""
+"""Where a value can be."""
 COLOURS = dict(zip(PLACES, (32, 166, 36, 244), strict=True))
 """Of a terminal with 256 colours: those of segment, positions and slots in every picture."""
 PAGE = "recall.html"
-POSITIONS, ROWS = 1024, 8
-"""How many positions of the stream are asked about, and how many rows their shares have."""
+POSITIONS, STREAMS, ROWS = 1024, 32, 8
+"""How many positions have questions, in how many streams, of which the first is shown; and the rows of the
+table of shares."""
 
 Stream = dict[str, Any]
-"""``models``: their names. ``sets``: position, key and value of each token that sets one. ``asks``, from near
-to far: the positions of a question (``at``) and of its segment's ``start``, its ``key`` and ``value``, how
-long ago this was set (``distance``), and for each model ``[right, held, reach]``: how many positions before
-the segment it held exactly, and how many in all."""
+"""``models``: their labels. ``chance``: the share of guesses that are right. ``sets``: position, key and
+value of each token of the stream that sets one. ``asks``, from near to far: the positions of a question
+(``at``) and of its segment's ``start``, its ``key`` and ``value``, the ``distance`` to where this was set,
+and for each model in ``of`` ``[correct, probability of the value, held, reach]``: how many positions before
+the segment it held exactly, and how many in all. ``shares``, from near to far and of all streams: the
+distances ``from`` and ``to``, the number of ``questions``, and for each model the share of correct answers,
+the mean over values."""
 
 
 def read_stream(folder: Path) -> Stream:
-    """The first held-out stream of the recall experiment in ``folder``, read by the first model of each shown
-    arm; UserError without a trained model."""
+    """Held-out streams of the recall experiment in ``folder``, read by the first model of each shown arm;
+    UserError without a trained model."""
     arms = [arm for arm in arms_of(read_runs(folder, "recall")) if (arm.first.folder / MODEL).is_dir()]
     arms = sorted((arm for arm in arms if arm.name in SHOWN), key=lambda a: SHOWN.index(a.name)) or arms[:3]
     if not arms:
         raise UserError(f"{folder} has no trained model to show; finish its training with --resume.")
     run = RECALL.parse(arms[0].first.config, str(arms[0].first.folder))
     stream, S = run.recall.stream, run.train.model.segment_len
-    if stream.value_tokens:
-        raise UserError(
-            f"{folder} was trained with --value-tokens, which --show doesn't know; read its report."
-        )
     warm_up = -(-run.recall.reach // S)
-    drawn = recall_segments(stream, 1, S, CLAIMING_SEED + run.train.seed)
+    drawn = recall_segments(stream, STREAMS, S, CLAIMING_SEED + run.train.seed)
     pairs = list(islice(drawn, warm_up + -(-POSITIONS // S)))
-    sets: list[tuple[int, int, int]] = []
-    asks: list[dict[str, Any]] = []
-    for segment, distances in pairs:
-        start = segment.end - S
-        columns = (x[:, 0].tolist() for x in (segment.inputs, segment.targets, distances))
-        for at, (token, value, distance) in enumerate(zip(*columns, strict=True), start):
+    segments, distances = [segment for segment, _ in pairs], torch.cat([ago for _, ago in pairs[warm_up:]])
+    sets, asks = questions([(s.inputs[:, 0], s.targets[:, 0], ago[:, 0], s.end) for s, ago in pairs], stream)
+    asks = [ask for ask in asks if ask["start"] >= warm_up * S]
+    answered = []
+    for arm in arms:
+        model, correct, kept = MemoryLM.from_pretrained(arm.first.folder / MODEL), list[Tensor](), []
+        probabilities = list[Tensor]()
+        with eval_mode(model):
+            for _, memory, _, scores in read_segments(model, segments):
+                losses, is_correct = scores[UNTOUCHED]
+                correct.append(is_correct)
+                probabilities.append(losses.neg().exp())
+                kept.append((memory.mem_len, memory.positions(model.config.memory_sizes)))
+        right, p = torch.cat(correct), torch.cat(probabilities)  # [T, B]
+        answered.append(right[warm_up * S :])
+        for ask in asks:
+            at = ask["at"]
+            ask["of"].append([bool(right[at, 0]), float(p[at, 0]), *kept[ask["start"] // S]])
+    targets = torch.cat([segment.targets for segment in segments[warm_up:]])
+    return {
+        "models": [arm.label for arm in arms],
+        "chance": stream.chance,
+        "sets": sets,
+        "asks": sorted(asks, key=lambda ask: ask["distance"]),
+        "shares": shares(distances, targets, answered, stream.values),
+    }
+
+
+def questions(
+    columns: Sequence[tuple[Tensor, Tensor, Tensor, int]], stream: RecallStream
+) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
+    """What a stream sets and asks, as [`Stream`][] has it: from the inputs, targets and distances ``[S]`` of
+    its segments, and where each ends."""
+    sets, asks = [], []
+    for inputs, targets, distances, end in columns:
+        start = end - len(inputs)
+        rows = zip(inputs.tolist(), targets.tolist(), distances.tolist(), strict=True)
+        for at, (token, value, distance) in enumerate(rows, start):
             if distance == NOTHING:
                 sets.append((at, *divmod(token - stream.values, stream.values)))
             else:
                 key = token - stream.values * (stream.keys + 1)
                 fields = ("at", "start", "key", "value", "distance")
-                ask = dict(zip(fields, (at, start, key, value, distance), strict=True))
-                asks.append({**ask, "of": []})
-    for arm in arms:
-        model, waiting = MemoryLM.from_pretrained(arm.first.folder / MODEL), iter(asks)
-        with eval_mode(model):
-            read = read_segments(model, (segment for segment, _ in pairs))
-            for (_, distances), (_, memory, _, scores) in zip(pairs, read, strict=True):
-                kept = memory.mem_len, memory.positions(model.config.memory_sizes)
-                for right in scores[BASELINE].correct.cpu()[distances != NOTHING].tolist():
-                    next(waiting)["of"].append([right, *kept])
-    asks = [ask for ask in asks if ask["start"] >= warm_up * S]
-    asks.sort(key=lambda ask: ask["distance"])
-    return {"models": [arm.label for arm in arms], "sets": sets, "asks": asks}
+                asks.append({**dict(zip(fields, (at, start, key, value, distance), strict=True)), "of": []})
+    return sets, asks
+
+
+def shares(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int) -> list[dict[str, Any]]:
+    """The rows of the table of shares, from ``distances``, ``values`` and whether the answers of each model
+    are ``correct``, ``[T, B]`` each. The mean over the ``n`` values makes a constant answer right in 1 / n of
+    the cases, however often each value is asked for."""
+    asked = distances != NOTHING
+    order = distances[asked].argsort(stable=True)
+    rows = []
+    for part in order.split(-(-len(order) // ROWS)):
+        ago, value = distances[asked][part], values[asked][part]
+        of_values = [value == v for v in range(n) if (value == v).any()]
+        means = [
+            torch.stack([right[asked][part][of_value].double().mean() for of_value in of_values])
+            .mean()
+            .item()
+            for right in correct
+        ]
+        row = {"from": int(ago[0]), "to": int(ago[-1]), "questions": len(part)}
+        rows.append({**row, "correct": means})
+    return rows
 
 
 def place_of(position: int, ask: Mapping[str, Any], model: int) -> str:
     """Where a model has ``position`` when it is asked."""
-    _, held, reach = ask["of"][model]
+    *_, held, reach = ask["of"][model]
     before = ask["start"] - position
     limits = (0, held, reach)
     return next((place for place, limit in zip(PLACES, limits, strict=False) if before <= limit), PLACES[-1])
 
 
 def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
-    """A question, if possible one whose value is in a slot, what each model has of the stream, and whether it
-    answers correctly; then the share of correct answers from near to far. Without ``colours``, the words say
-    all of it."""
+    """A question, if possible one whose value is in a slot, what each model has of the stream, and what it
+    answers; then the share of correct answers from near to far. Without ``colours``, the words say all of
+    it."""
 
     def painted(text: str, place: str) -> str:
         return f"\033[38;5;{COLOURS[place]}m{text}\033[0m" if colours else text
 
-    asks, models = shown["asks"], shown["models"]
+    asks, models, chance = shown["asks"], shown["models"], f"{shown['chance']:.0%}"
     farthest = len(models) - 1
     far = [ask for ask in asks if place_of(ask["at"] - ask["distance"], ask, farthest) == "slots"] or asks
     ask = far[len(far) // 2]
-    set_at, first = ask["at"] - ask["distance"], ask["at"] - 2 * max(own[2] for own in ask["of"])
-    lines = [f"{name(ask['key'])}? is asked. {name(ask['key'])}={ask['value']} was set {ask['distance']} "
-             "positions ago; what each model has of the stream:"]  # fmt: skip
+    set_at, first = ask["at"] - ask["distance"], ask["at"] - 2 * max(reach for *_, reach in ask["of"])
+    key, value = name(ask["key"]), ask["value"]
+    about = (
+        f"The stream asks {key}?, where {key}={value} was set {ask['distance']} positions ago. What each has:"
+    )
+    lines = fill(about, width).splitlines()
     for number, model in enumerate(models):
-        lines += ["", f"{model}: {said(ask['of'][number][0])}"]
+        correct, probability, *_ = ask["of"][number]
+        answer = fill(
+            f"{model}: {in_words(correct, probability)}, {probability:.0%} for {ask['value']}", width
+        )
+        lines += ["", *answer.splitlines()]
         parts: dict[str, list[str]] = {place: [] for place in reversed(PLACES)}
-        for position, key, value in shown["sets"]:
+        for position, set_key, set_value in shown["sets"]:
             if first <= position < ask["at"]:
-                token = f"{name(key)}={value}"
+                token = f"{name(set_key)}={set_value}"
                 token = f"[{token}]" if position == set_at else token
                 parts[place_of(position, ask, number)].append(token)
         for place, tokens in parts.items():
@@ -115,14 +167,12 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
                     " ".join(tokens), width, initial_indent=f"  {place:10}", subsequent_indent=" " * 12
                 )
                 lines += [painted(line, place) for line in text.splitlines()]
-    rows, size = [["positions ago", *models]], -(-len(asks) // ROWS)
-    for near in range(0, len(asks), size):
-        group = asks[near : near + size]
-        shares = (sum(ask["of"][number][0] for ask in group) / len(group) for number in range(len(models)))
-        span = f"{group[0]['distance']} – {group[-1]['distance']}"
-        rows.append([span, *(f"{share:.0%}" for share in shares)])
-    lines += ["", "Correct answers to all questions here, by how long ago the value was set:", ""]
-    return "\n".join([*lines, text_table(rows, width)])
+    rows = [["positions ago", "questions", *models]]
+    for row in shown["shares"]:
+        span = f"{row['from']} {DASH} {row['to']}"
+        rows.append([span, f"{row['questions']:,}", *(f"{share:.0%}" for share in row["correct"])])
+    about = f"Correct answers in {STREAMS} streams, the mean over values; of guesses, {chance} are correct:"
+    return "\n".join([*lines, "", fill(about, width), "", text_table(rows, width)])
 
 
 def name(key: int) -> str:
@@ -130,9 +180,9 @@ def name(key: int) -> str:
     return chr(ord("a") + key) if key < 26 else f"k{key}"
 
 
-def said(right: bool) -> str:
-    """The word for an answer."""
-    return "right" if right else "wrong"
+def in_words(correct: bool, probability: float) -> str:
+    """The word for an answer, of which the right value has this ``probability``."""
+    return "wrong" if not correct else "right" if probability >= 0.5 else "a guess"
 
 
 def write_page(shown: Stream, folder: Path) -> Path:

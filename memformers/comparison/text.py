@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.atomic_dir import checksum
 from memformers.common.errors import UserError
@@ -13,26 +13,30 @@ from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import replacing
 from memformers.common.machine import choose_device
 from memformers.comparison.arms import keys_of_layers, read_arms
-from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment
+from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment, train_alone
 from memformers.data.dataset import DatasetInfo
 from memformers.data.sources import (
     BUILTIN,
     STAND_IN,
     TINY_SHAKESPEARE_SHA256,
     TINY_SHAKESPEARE_URL,
+    CorpusSpec,
     download,
 )
-from memformers.evaluation.probe import ProbeConfig, probe
+from memformers.evaluation.memory_ablation import probe
 from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import Arm, read_plan, refuse_overwrite
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
-from memformers.training.data_module import find_text
+from memformers.training.data_module import find_text, spec_of
 
-PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
-"""Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
-that are predicted with each part of the memory changed, so that it takes seconds."""
+if TYPE_CHECKING:
+    from memformers.report.markdown import Report
+
+PROBED = 12_288
+"""Tokens that are predicted with each part of the memory changed when a comparison ends, so that this takes
+seconds."""
 
 MEMORIES = ModelConfig(model="compressive", mem_len=32, c_mem_len=32)
 """Positions and slots that the Compressive Transformer has in a comparison if nothing else is asked for. With
@@ -55,7 +59,7 @@ class CompareConfig:
     """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
     memory together, so that both attend to the same number of keys."""
     seeds: Count = 1
-    """How many seeds each arm is trained from: seed, seed + 1 and so on. Intervals need at least 2."""
+    """How many seeds each arm is trained from: seed, seed + 1 and so on. Claims need at least 3."""
     scale: Annotated[float, Range(above=0, below=math.inf)] = 1.0
     """Multiplies the number of tokens of each arm: 0.1 for a short trial, 10 for a long comparison."""
 
@@ -80,12 +84,12 @@ class CompareConfig:
         arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]
         for arm in read_arms(self.arms, asdict(train)):
             arms.append(replace(arm, settings={"model.model": ModelConfig().model} | arm.settings))
-        return Experiment(TEXT, train, {}, tuple(arms), seeds=self.seeds)
+        return Experiment(TEXT, train, {}, tuple(arms), seeds=self.seeds, scale=self.scale)
 
 
-def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
+def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> "Report":
     """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, and write the
-    report; returns its page. As
+    report. As
     [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses."""
     saved = read_plan(folder)
     experiment = config.experiment(saved.arms if saved else ())
@@ -99,22 +103,25 @@ class TextTask(Task):
     probed: bool = True
     """Whether the trained models are probed."""
     name = "text"
+    module = "memformers.comparison.text"
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         """The run's TrainConfig."""
         return train_config_from(settings, source)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
-        """The corpus, pinned by a path or word that gives the same text whatever the network or a cache
-        contains; UserError also for runs in ``folder`` of another corpus or of other settings."""
+        """The corpus, as a path or word that gives the same text whatever the network or a cache contains;
+        UserError also for runs in ``folder`` of another corpus or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
-        any_of_them = next(iter(trainings.values()))
-        corpus = find_text(any_of_them).info
-        check_apart(corpus, folder)
+        by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
         for name, training in trainings.items():
-            check_same_corpus(corpus, folder / name)
+            if (spec := spec_of(training)) not in by_spec:
+                by_spec[spec] = find_text(training).info
+                check_apart(by_spec[spec], folder)
+            check_same_corpus(by_spec[spec], folder / name)
             check_same_config(training, folder / name)
-        return lambda: pinned(any_of_them, corpus, folder)
+        first = next(iter(trainings.values()))
+        return lambda: resolve_data(first, by_spec[spec_of(first)], folder)
 
     def train(self, folder: Path) -> None:
         """Train from the newest checkpoint, or from the beginning if there is none."""
@@ -122,10 +129,9 @@ class TextTask(Task):
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Probe what was trained; where that can't be, say so."""
-        how = ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES)
         try:
             if self.probed:
-                probe(folder, how, choose_device(train.step.device))
+                probe(folder, PROBED, choose_device(train.step.device))
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
 
@@ -133,7 +139,7 @@ class TextTask(Task):
 TEXT = TextTask()
 
 
-def pinned(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
+def resolve_data(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
     """The settings with which all runs read the same corpus, whatever the network, a cache or the current
     folder contains: a word for the built-in play, otherwise files."""
     if corpus.is_stand_in or train.data == BUILTIN:
@@ -151,3 +157,7 @@ def pinned(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
     named = {"data": train.data or corpus.source, "validation": text.validation, "test": text.test}
     paths = {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}
     return {"data": paths.pop("data"), **({"text": paths} if paths else {})}
+
+
+if __name__ == "__main__":
+    train_alone(TEXT)

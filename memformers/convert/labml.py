@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Range, check_arguments
-from memformers.convert.hf_files import few, without_prefix
+from memformers.convert.transfo_xl import abbreviate, without_prefix
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
@@ -42,7 +42,7 @@ def from_labml(
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
         wanted = "labml-nn's TransformerXL or CompressiveTransformer, with …self_attn.key_pos_embeddings"
-        raise UserError(f"expected a state dict of {wanted}, got one with {few(list(state_dict))}.")
+        raise UserError(f"expected a state dict of {wanted}, got one with {abbreviate(list(state_dict))}.")
     ours = {}
     for name, tensor in without_prefix(state_dict).items():
         if name.endswith(("key_pos_embeddings", "key_pos_bias")):

@@ -6,8 +6,7 @@ import torch
 
 from memformers.common.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
 from memformers.common.errors import UserError
-from memformers.convert.hf_files import is_hugging_faces, vocabulary_of
-from memformers.convert.transfo_xl import from_transfo_xl
+from memformers.convert.transfo_xl import from_transfo_xl, is_transfo_xl, vocabulary_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer
 from memformers.models.io import WEIGHTS, packaged
@@ -28,7 +27,7 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
     tokenizer: Tokenizer
     if has_manifest(folder):
         check_manifest(folder, (TOKENIZER,))
-    if not has_manifest(folder) and is_hugging_faces(folder):
+    if not has_manifest(folder) and is_transfo_xl(folder):
         model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
     elif has_manifest(folder) or (folder / WEIGHTS).is_file():
         model, tokenizer = MemoryLM.from_pretrained(folder, device), load_tokenizer(folder)

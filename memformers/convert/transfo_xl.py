@@ -1,27 +1,30 @@
-"""Weights of the original Transformer-XL (repository kimiyoung/transformer-xl) and Hugging Face's, in which
-names begin with ``transformer.`` and the softmax's rows for rare clusters are reversed."""
+"""Weights and words of the original Transformer-XL (repository kimiyoung/transformer-xl) and of Hugging
+Face's, in which names begin with ``transformer.`` and the softmax's rows for rare clusters are reversed. As a
+pickle can run code while it is loaded, only tensors and plain containers are read from one."""
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import check_value
 from memformers.common.files import read_json
-from memformers.convert.hf_files import CONFIG, WEIGHTS, few, load_weights, without_prefix
+from memformers.data.tokenizer import WordTokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
 
 Config = Mapping[str, Any]
-"""Of Hugging Face's ``config.json``, or the original's arguments."""
+"""Hugging Face's ``config.json``, or the original's arguments."""
 State = dict[str, Tensor]
 """Tensors by the original's names."""
+CONFIG, WEIGHTS, VOCABULARY = "config.json", ("model.safetensors", "pytorch_model.bin"), "vocab.bin"
 WITHOUT_COUNTERPART = {"attn_type": 0, "ext_len": 0, "layer_norm_epsilon": 1e-5}
 """Settings that have only one possible value here."""
 RENAMED = (
@@ -46,19 +49,94 @@ OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
 NO_CLUSTERS = torch.empty(0)
 
 
+def load_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a state dict from ``path``, a file of safetensors or ``torch.save``, without running code in it. A
+    prefix that all names share, such as ``module.``, is removed. Raises ValueError for any other or a broken
+    file.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import load_weights
+        >>> torch.save({"weight": torch.ones(2, 3)}, "weights.pt")
+        >>> load_weights("weights.pt")["weight"].shape
+        torch.Size([2, 3])
+    """
+    if not (path := Path(path)).is_file():
+        raise UserError(f"expected {path} to be a file of weights, but it is missing.")
+    state = load_plain(path, "weights")
+    if not isinstance(state, dict) or not state:
+        raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
+    others = [str(name) for name, t in state.items() if not (isinstance(name, str) and isinstance(t, Tensor))]
+    if others:
+        more = f"{path} holds more than tensors: {abbreviate(others)}"
+        raise UserError(f"{more}; save only the model's state_dict().")
+    return without_prefix(state)
+
+
+def load_plain(path: Path, what: str) -> Any:
+    """The tensors and plain containers in a file of safetensors or ``torch.save``; UserError for code in it
+    and for a broken file."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
+    except Exception as error:  # whatever a broken or hostile pickle may end in
+        if code := re.search(r"GLOBAL (\S+)", str(error)):
+            raise UserError(
+                f"{path} is refused: loading it would run code ({code[1]}). Ask for safetensors; or, if you "
+                f"trust the file, load it elsewhere and save only tensors and plain containers."
+            ) from None
+        kinds = "it is broken, or was not written by safetensors or torch.save"
+        raise UserError(f"{path} can't be read as {what}: {kinds}.") from None
+
+
+def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without prefixes that all its names share, such as ``module.``; ``layers.`` stays."""
+    prefixes = {name[: name.find(".") + 1] for name in state}
+    if len(prefixes) != 1 or prefixes & {"", "layers."}:
+        return dict(state)
+    return without_prefix({name.partition(".")[2]: tensor for name, tensor in state.items()})
+
+
+def abbreviate(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def is_transfo_xl(folder: Path) -> bool:
+    has_config = (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG)
+    return has_config or (folder / VOCABULARY).is_file()
+
+
+def vocabulary_of(folder: Path) -> WordTokenizer:
+    """The words in Hugging Face's ``folder``, in their order; else UserError."""
+    path = folder / VOCABULARY
+    if not path.is_file():
+        raise UserError(f"{folder} has no vocabulary, {VOCABULARY}; copy the one published with the weights.")
+    vocabulary = load_plain(path, "a vocabulary")
+    words = vocabulary.get("idx2sym") if isinstance(vocabulary, dict) else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(vocabulary)[:80]}.")
+    if vocabulary.get("lower_case") or vocabulary.get("delimiter") is not None:
+        raise UserError(f"{path} changes or divides words, by lower_case or delimiter; use another.")
+    return WordTokenizer(words)
+
+
 def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | None = None) -> MemoryLM:
     """The language model of a published Transformer-XL, in eval mode: same outputs, same memories (Dai et al.
-    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)). Hugging Face's begins with a memory of zeros,
+    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)). Hugging Face's starts with a memory of zeros,
     which it attends to, as to such a [`memformers.Memory`][] here.
 
-    Not in the weights are ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and
-    ``dropout``, with our defaults; ``pre_lnorm``, required with the original's layout and false by default in
-    Hugging Face's; ``cutoffs``, required if ``div_val`` is 1. An unused ``dropatt`` causes a warning.
+    The weights don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and
+    ``dropout``, which have our defaults; ``pre_lnorm``, required with the original's layout and false by
+    default in Hugging Face's; and ``cutoffs``, required if ``div_val`` is 1. An unused ``dropatt`` causes a
+    warning.
 
     Args:
         source: A folder with Hugging Face's ``config.json`` and weights; or a state dict of the original or
-            ``TransfoXLLMHeadModel``, as of [`memformers.load_weights`][]; a prefix of all names is left out.
-        config: The model's own, by the names in Hugging Face's ``config.json`` or the original's arguments.
+            ``TransfoXLLMHeadModel``, as of [`memformers.load_weights`][]. A prefix of all names is removed.
+        config: Settings by their names in Hugging Face's ``config.json`` or the original's arguments.
 
     Raises:
         ValueError: For weights of another model, or a config that contradicts them or isn't implemented here.
@@ -67,7 +145,7 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
         >>> from memformers import from_transfo_xl
         >>> from_transfo_xl({"embed.weight": None})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        memformers.common.errors.UserError: expected a state dict of Transformer-XL, ...
+        memformers.common.text.UserError: expected a state dict of Transformer-XL, ...
     """
     config = config or {}
     if isinstance(source, str | Path):
@@ -77,78 +155,72 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
             raise UserError(f"{folder} has no weights; expected one of {', '.join(WEIGHTS)}.")
         source, config = load_weights(path), {**read_json(folder / CONFIG), **config}
     state, is_original = plain_names(source)
-    ties = ties_of(state, config)
+    ties = merge_shared(state)
     model = MemoryLM(config_of(state, config, is_original, ties))
     model.to(state["word_emb.emb_layers.0.weight"].dtype)
-    places = places_in(model)
-    sizes = {name: [sum(map(len, parts)), *parts[0].shape[1:]] for name, parts in places.items()}
-    found = {name: list(tensor.shape) for name, tensor in state.items()}
-    if wrong := [name for name in {**sizes, **found} if sizes.get(name) != found.get(name)]:
-        said = [f"expected {name} {sizes.get(name, 'none')}, got {found.get(name, 'none')}" for name in wrong]
-        raise UserError(f"these are not the weights of a whole Transformer-XL: {few(said)}.")
-    for name, parts in places.items():
-        theirs = state[name].detach()
+    targets = targets_by_name(model)
+    expected = {name: [sum(map(len, parts)), *parts[0].shape[1:]] for name, parts in targets.items()}
+    shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+    if wrong := [name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name)]:
+        pairs = [f"expected {n} {expected.get(n, 'none')}, got {shapes.get(n, 'none')}" for n in wrong]
+        raise UserError(f"these are not the weights of a whole Transformer-XL: {abbreviate(pairs)}.")
+    for name, parts in targets.items():
+        tensor = state[name].detach()
         if is_original and name.startswith("crit.cluster_"):
-            theirs = theirs.flip(0)
-        for part, rows in zip(parts, theirs.split([len(part) for part in parts]), strict=True):
+            tensor = tensor.flip(0)
+        for part, rows in zip(parts, tensor.split([len(part) for part in parts]), strict=True):
             part.copy_(rows)
     return model.eval()
 
 
 def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
-    """The state dict without prefixes and the fixed sinusoids' rates, and whether it is the original's;
-    ValueError for the weights of another model, or without a head."""
+    """The state dict by the original's names, without the fixed sinusoids' rates, and whether the original
+    wrote it; UserError for the weights of another model, or without a head."""
     state = without_prefix(state_dict)
     is_original = not any(name.startswith("transformer.word_emb.") for name in state)
     state = {name if is_original else name.removeprefix("transformer."): t for name, t in state.items()}
     if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
-        came = few(list(state_dict)) or "nothing"
-        raise UserError(f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {came}.")
+        names = abbreviate(list(state)) or "nothing"
+        raise UserError(
+            f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {names}."
+        )
     if not any(name.startswith("crit.") for name in state):
         raise UserError("the weights have no head, crit.…; take those of a TransfoXLLMHeadModel, say.")
     state.pop("pos_emb.inv_freq", None)
     if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
-        raise UserError(f"expected weights of floating-point numbers, but {few(others)}.")
+        raise UserError(f"expected weights of floating-point numbers, but {abbreviate(others)}.")
     return state, is_original
 
 
-def ties_of(state: State, config: Config) -> dict[str, bool]:
-    """What embedding and softmax share ([`memformers.AdaptiveConfig`][]): what is equal, and then has in
-    ``state`` the embedding's name alone, whichever a file kept. A u and v of all become each layer's."""
+def merge_shared(state: State) -> dict[str, bool]:
+    """Remove what the softmax shares with the embedding, which is equal or, in transformers' safetensors, not
+    there. Returns what is tied ([`memformers.AdaptiveConfig`][]). A u and v for all layers become those of
+    every layer."""
     clusters = range(1 + state.get("crit.cluster_bias", NO_CLUSTERS).numel())
     tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
-    tables = [pair for pair in tables if state.keys() & pair]
+    tables = [pair for pair in tables if pair[0] in state]
     maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
-    tied = setting(config, "tie_projs", [i > 0 for i in clusters], list[bool] | tuple[bool, ...])
-    pairs = [pair for pair, is_tied in zip(maps, tied, strict=False) if is_tied]
-    if config.get("tie_weight", config.get("tie_word_embeddings", True)):
-        pairs += tables
-    for pair in pairs * 2:  # again, since a map of several clusters may have the name of the last one alone
-        if there := [state[name] for name in pair if name in state]:
-            state.update(zip(pair, (there[0], there[-1]), strict=True))
-    found = {}
-    for name, shared in (("tie_weights", tables), ("tie_projections", maps[1:])):
-        found[name] = bool(shared) and all(
-            state.keys() >= {own, copy} and torch.equal(state[own], state[copy]) for own, copy in shared
+    ties = {}
+    for tie, pairs in (("tie_weights", tables), ("tie_projections", maps[1:])):
+        ties[tie] = bool(pairs) and all(
+            first in state and torch.equal(state[first], state.get(copy, state[first]))
+            for first, copy in pairs
         )
-        for _, copy in shared if found[name] else ():
-            del state[copy]
+        for _, copy in pairs if ties[tie] else ():
+            state.pop(copy, None)
     for bias in ("r_w_bias", "r_r_bias"):
-        names = [bias, *(f"layers.{i}.dec_attn.{bias}" for i in range(depth(state)))]
-        there = [state[name] for name in names if name in state]
-        if there and (bias in state or config.get("untie_r") is False):
-            state.update({name: there[0] for name in names if name not in state})
-            state.pop(bias)
-    return found
+        if bias in state:
+            shared = state.pop(bias)
+            state.update({f"layers.{i}.dec_attn.{bias}": shared for i in range(depth(state))})
+    return ties
 
 
 def depth(state: State) -> int:
-    """The number of layers."""
-    return 1 + max(int(found[1]) for name in state if (found := re.match(r"layers\.(\d+)\.", name)))
+    return 1 + max(int(match[1]) for name in state if (match := re.match(r"layers\.(\d+)\.", name)))
 
 
 def config_of(state: State, config: Config, is_original: bool, ties: dict[str, bool]) -> ModelConfig:
-    """Our config of the model that has this state dict; ValueError if ``config`` contradicts the weights,
+    """Our config of the model that has this state dict; UserError if ``config`` contradicts the weights,
     requires something that isn't implemented here, or lacks a setting that the weights don't show."""
     heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
     (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
@@ -158,24 +230,26 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
     vocab_size, adaptive = clusters_of(state, config, ties)
     sizes = {"d_model": d_model, "d_embed": adaptive.d_embed, "d_inner": d_ff, "d_head": d_head}
     sizes |= {"n_head": heads, "vocab_size": vocab_size, "n_token": vocab_size, "n_layer": depth(state)}
+    if "word_emb.emb_layers.1.weight" in state:
+        sizes["div_val"] = adaptive.div_val
     for name, value in (WITHOUT_COUNTERPART | sizes).items():
         if config.get(name, value) != value:
             what = "the weights have" if name in sizes else "this library supports"
-            got = f"got {name}={config[name]} in the config; give the weights' own config."
-            raise UserError(f"expected {name}={value}, which {what}, {got}")
-    # Hugging Face's configs may leave it out, and the original's weights could then be of either form.
+            wrong = f"got {name}={config[name]} in the config; give the config of these weights."
+            raise UserError(f"expected {name}={value}, which {what}, {wrong}")
+    # Hugging Face's configs may lack it, and the original's weights could then be of either form.
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
-        wanted = "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum)"
         raise UserError(
-            f"{wanted}, got pre_lnorm={pre_lnorm!r}; say it in config, the weights don't show it."
+            "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "
+            f"pre_lnorm={pre_lnorm!r}; set it in config, since the weights don't show it."
         )
     defaults = ModelConfig()
     clamp_len = setting(config, "clamp_len", -1, int)
     dropout = setting(config, "dropout", defaults.dropout, float)
     if config.get("dropatt", dropout) != dropout:
-        said = f"dropatt={config['dropatt']} is not used: in training dropout={dropout} applies to attention."
-        warnings.warn(said, stacklevel=3)
+        unused = f"dropatt={config['dropatt']} is not used"
+        warnings.warn(f"{unused}: in training dropout={dropout} applies to attention.", stacklevel=3)
     return ModelConfig(
         model="transformer-xl",
         vocab_size=vocab_size,
@@ -202,33 +276,31 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
     while (name := f"word_emb.emb_layers.{len(tables)}.weight") in state:
         tables.append(shape(state, name, 2))
     *ends, vocab_size = accumulate(words for words, _ in tables)
-    widths = [width for _, width in tables]
-    given = tuple(x for x in setting(config, "cutoffs", (), list[int] | tuple[int, ...]) if x != vocab_size)
+    d_embed = tables[0][1]
+    wanted = setting(config, "cutoffs", (), list[int] | tuple[int, ...])
+    wanted = tuple(cutoff for cutoff in wanted if cutoff != vocab_size)
     if ends:
-        cutoffs, fitting = tuple(ends), range(2, widths[0] + 1)
-        div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
-        if not div_val or config.get("div_val", div_val) != div_val:
-            raise UserError(f"the widths {widths} of word vectors don't fit div_val={config.get('div_val')}.")
+        cutoffs, div_val = tuple(ends), d_embed // max(tables[1][1], 1)
     else:
-        # Without clusters it shows only in that vectors are mapped which have the right width already.
-        square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
-        cutoffs, div_val = given, 2 if square else 1
+        # One table may still be mapped, which only shows where its vectors have the right width already.
+        is_mapped = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
+        cutoffs, div_val = wanted, 2 if is_mapped else 1
     if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
         what = f"{rare} clusters of rare words, and cutoffs={list(cutoffs)} make {len(cutoffs)}"
         raise UserError(f"the weights have {what}; give the model's, as config={{'cutoffs': [2000]}}.")
-    if given and given != cutoffs:
-        raise UserError(f"the config says cutoffs={list(given)}, but the weights have {list(cutoffs)}.")
-    return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=widths[0], **ties)
+    if wanted and wanted != cutoffs:
+        raise UserError(f"the config has cutoffs={list(wanted)}, but the weights have {list(cutoffs)}.")
+    return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=d_embed, **ties)
 
 
 def setting(config: Config, name: str, default: Any, kind: Any) -> Any:
-    """A setting of the config, or the default; ValueError unless it is of this ``kind``, an annotation."""
+    """A setting of the config, or the default; UserError unless it is of this ``kind``, an annotation."""
     check_value(name, value := config.get(name, default), kind)
     return value
 
 
 def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
-    """The shape of a tensor that must exist with this number of dimensions; else ValueError."""
+    """The shape of a tensor that must exist with this number of dimensions; else UserError."""
     if name not in state:
         raise UserError(f"the weights lack {name}, so this is not a complete Transformer-XL.")
     if state[name].dim() != dims:
@@ -236,18 +308,18 @@ def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
     return tuple(state[name].shape)
 
 
-def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
+def targets_by_name(model: MemoryLM) -> dict[str, list[Tensor]]:
     """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill
-    in order. What ours alone has becomes 0."""
-    places: dict[str, list[Tensor]] = {}
+    in order. What only our model has becomes 0."""
+    targets: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":
             of_tables = tensor.split([table.num_embeddings for table in model.embed.tables])  # type: ignore[union-attr]
-            places |= {f"crit.out_layers.{i}.bias": [part] for i, part in enumerate(of_tables)}
+            targets |= {f"crit.out_layers.{i}.bias": [part] for i, part in enumerate(of_tables)}
         elif name.endswith(OURS_ALONE):
             tensor.zero_()
         else:
             for pattern, replacement in RENAMED:
                 name = re.sub(pattern, replacement, name)
-            places.setdefault(name, []).append(tensor.mT if name.startswith("crit.out_projs.") else tensor)
-    return places
+            targets.setdefault(name, []).append(tensor.mT if name.startswith("crit.out_projs.") else tensor)
+    return targets

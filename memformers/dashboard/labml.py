@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +28,18 @@ from labml_app.db import project, run, user
 from labml_app.utils import gen_token
 from labml_db import Key
 
-from memformers.dashboard.guard import RUN_ID, add_guard, is_packet
-from memformers.dashboard.pages import add_pages
+from memformers.common.fields import fits
 from memformers.dashboard.records import Records
 from memformers.tracking.discovery import TOKEN, WHO
 
+RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
+"""A run's id as labml's clients make it, followed by the rank of a process after the first."""
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
 """The paths of the views of labml's page, such as /run/1234/compare."""
+SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
+STATUS = {"status": Any, "details": Any, "time": Any}
+PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
+"""What a packet of a run may have, by the kind of each."""
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
@@ -72,15 +76,14 @@ def prepare(records: Records) -> None:
     home.save()
 
 
-def build(names: frozenset[str], records: Records) -> FastAPI:
-    """The application."""
+def add_labml(app: FastAPI, records: Records) -> None:
+    """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
+    yet."""
     static = Path(labml_app.__file__).parent / "static"
     files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
     html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route(WHO, lambda: {"process": os.getpid()})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
-    add_pages(app, is_known)
     handlers.add_handlers(app)
 
     def serve(path: str) -> Response:
@@ -90,27 +93,26 @@ def build(names: frozenset[str], records: Records) -> FastAPI:
             return HTMLResponse(html)
         return PlainTextResponse("Not found.", 404)
 
-    def knows(run_id: str) -> bool:
-        if records.is_damaged:
-            records.begin_again()
-            prepare(records)
-        return is_known(run_id)
-
     app.add_api_route("/{path:path}", serve, response_class=Response)
-    add_guard(app, names, knows)
     Series.find_step_gap = smallest_gap
-    return app
 
 
 def is_known(run_id: str) -> bool:
-    """Whether there is a run with this id."""
     return run.RunIndex.get(run_id) is not None
 
 
+def is_packet(packet: Any) -> bool:
+    """Whether a run's packet has the structure that labml's client gives it."""
+    return (
+        isinstance(packet, dict)
+        and all(fits(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
+        and all(len(one["step"]) == len(one["value"]) for one in packet.get("track", {}).values())
+    )
+
+
 async def track(request: Request, labml_token: str) -> Response:
-    """labml's own handler of a run's packets, with three changes: the sender doesn't wait for three seconds;
-    packets of ours that came before add nothing; new losses are drawn automatically."""
-    begun = time.process_time()
+    """labml's own handler of a run's packets, with four changes: the sender doesn't wait for three seconds;
+    steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
     packets = await request.json()
@@ -119,14 +121,14 @@ async def track(request: Request, labml_token: str) -> Response:
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = list(tracked(run_id))
-    if any(packet.get("series", 0) > len(before) for packet in packets):
-        missing = "the earlier data of the run is missing here; the run sends it again"
+    if not is_known(run_id) and not any("name" in packet for packet in packets):
+        missing = "the beginning of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
-        if is_known(run_id):
-            packet.pop("selected_configs", None)  # the user may have chosen others on the page
-        if packet.get("once"):
-            drop_known(run_id, packet)
+        if "configs" in packet and not has_settings(run_id):  # else the user may have chosen others here
+            settings = packet["configs"].values()
+            packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
+        drop_known(run_id, packet)
     request._json = packets
     ranks = (int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank"))
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)
@@ -136,7 +138,12 @@ async def track(request: Request, labml_token: str) -> Response:
             one.save()
     if (after := list(tracked(run_id))) != before:
         choose_losses(run_id, before, after)
-    return JSONResponse({**answer, "seconds": time.process_time() - begun})
+    return JSONResponse(answer)
+
+
+def has_settings(run_id: str) -> bool:
+    """Whether the settings of a run have arrived."""
+    return is_known(run_id) and bool(run.get(run_id).configs)
 
 
 def tracked(run_id: str) -> dict[str, Any]:

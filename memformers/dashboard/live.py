@@ -1,4 +1,4 @@
-"""The live page of a comparison: what its report begins with, computed from the runs as they grow."""
+"""The live page of a run or a comparison: the start of its report, computed from the runs as they grow."""
 
 import hashlib
 import html
@@ -13,18 +13,16 @@ from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
 from memformers.common.text_format import duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
-from memformers.report.markdown import DASH, Markup, number, plain, prose, table
-from memformers.report.page import html_of
-from memformers.report.plotting import DARK, line_styles
-from memformers.report.provenance import in_words
-from memformers.report.sections import bars, claims, results_table, trial
+from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
+from memformers.report.plotting import line_styles
+from memformers.report.sections import bars, claims, in_words, results_table, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
 from memformers.runs.reader import FINISHED, PLANNED, RUNNING, Run, Runs, differing_settings, totals
 from memformers.runs.reader import number as known
 from memformers.tracking.discovery import noted_comparisons
 
 FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
-"""The metric that is drawn if the reader has chosen none: the first of these that exists."""
+"""The metric that is drawn if the reader has chosen none: the first of these that has a point."""
 IN_WORDS = {
     "bits_per_character.valid": "held-out loss (bits per character)",
     "bits_per_character.train": "training loss (bits per character)",
@@ -47,9 +45,9 @@ DASHES = {":": "dot", "-": "solid", "--": "dash", "-.": "dashdot"}
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down",
            "P": "cross", "X": "x"}  # fmt: skip
 """plotly's names for matplotlib's lines and markers."""
-MOST_MARKED = 40
+MAX_MARKED = 40
 """The most points of a curve of which each has its marker."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """The most arms that are drawn and listed, and the most runs."""
 Knows = Callable[[str], bool]
 """Whether labml's pages have a run, by its id."""
@@ -59,12 +57,13 @@ def describe(
     runs: Runs, metric: str = "", over: str = TOKENS, *, log: bool = False, dark: bool = False,
     knows: Knows = lambda run: False,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the page of ``runs`` shows: the curves of ``metric``, or where it is unknown the first that
-    exists, as plotly's figure, and all else as HTML."""
-    metrics = sorted({name for run in runs.all for name in run.metrics.names})
+    """All that the page of ``runs`` shows: the curves of ``metric``, or where it has no point the first that
+    has one, as plotly's figure, and all else as HTML."""
+    names = sorted({name for run in runs.all for name in run.metrics.names})
+    metrics = [name for name in names if any(run.last(name) is not None for run in runs.all)]
     if metric not in metrics:
         metric = next((name for name in (*FIRST, *metrics) if name in metrics), "")
-    arms = arms_of(runs.all)[:MOST_SHOWN]
+    arms = arms_of(runs.all)[:MAX_SHOWN]
     above, below = body(arms, runs, knows) if arms else ("", "")
     return {
         "title": runs.folder.name,
@@ -88,7 +87,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
         above += [f"> {warning}" for warning in trial(runs.folder)]
         if 0 < finished < len(runs.all):
             above.append(prose("so_far", finished=finished, planned=len(runs.all)))
-        above += claims(arms, base, [measure], runs.folder)[: 1 if finished < len(runs.all) else None]
+        above += claims(arms, base, measure, runs.folder)[: 1 if finished < len(runs.all) else None]
     except UserError as error:  # of a plan that is broken
         above.append(plain(str(error)))
     valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
@@ -112,19 +111,18 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
         ]
         below = ["### Settings that differ", table(["setting", *(a.label for a in arms)], rows, numbers=True)]
     rows = []
-    for run in runs.all[:MOST_SHOWN]:
+    for run in runs.all[:MAX_SHOWN]:
         name = plain(run.folder.name)
         if run.identity.isalnum() and knows(run.identity):
             name = Markup(f"[{name}](/run/{run.identity})")
         rows.append([name, state_in_words(run), number(run.last(valid), ".3f")])
-    if len(runs.all) > MOST_SHOWN:
-        rows.append([f"and {len(runs.all) - MOST_SHOWN:,} more", "", ""])
+    if len(runs.all) > MAX_SHOWN:
+        rows.append([f"and {len(runs.all) - MAX_SHOWN:,} more", "", ""])
     below += ["### Runs", table(["run", "state", valid_in_words], rows, numbers=True)]
     return bars(arms, measure) + html_of("\n\n".join(above)), html_of("\n\n".join(below))
 
 
 def state_in_words(run: Run) -> str:
-    """What a run is doing, and how far it is."""
     state, why = run.state
     if state == RUNNING and run.budget:
         share = run.tokens / run.budget
@@ -133,7 +131,6 @@ def state_in_words(run: Run) -> str:
 
 
 def states(arm: ArmRuns) -> str:
-    """What an arm's runs are doing."""
     if len(arm.runs) == 1:
         return state_in_words(arm.first).partition(":")[0]
     every = [run.state[0] for run in arm.runs]
@@ -159,7 +156,7 @@ def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: boo
         dash = DASHES.get(str(style["linestyle"]), "longdash")
         traces.append(
             {**shared, "y": [finite(mean.mean) for mean in means], "name": html.escape(arm.label),
-             "mode": "lines+markers" if len(curve) <= MOST_MARKED else "lines",
+             "mode": "lines+markers" if len(curve) <= MAX_MARKED else "lines",
              "line": {"color": color, "dash": dash, "width": 2}, "showlegend": True, "hoverinfo": "x+y+name",
              "marker": {"symbol": SYMBOLS[style["marker"]], "size": 7}}
         )  # fmt: skip
@@ -184,7 +181,6 @@ def finite(value: float) -> float | None:
 
 
 def summary(runs: Runs) -> str:
-    """How far the runs are, in one line."""
     every = [run.state[0] for run in runs.all]
     parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
     for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
@@ -200,14 +196,14 @@ def summary(runs: Runs) -> str:
 
 
 class Comparisons:
-    """All comparisons of this machine that a dashboard knows, by their ids. One thread at a time may use
+    """All runs and comparisons of this machine that left a note, by their ids. One thread at a time may use
     it."""
 
     def __init__(self) -> None:
         self._open: dict[str, Runs] = {}
 
     def get(self, identity: str) -> Runs | None:
-        """The comparison, with what is new; None if there is none, or its folder is gone."""
+        """The runs in a folder, with what is new; None if there is no such note, or the folder is gone."""
         folder = noted_comparisons().get(identity)
         if folder is None or not folder.is_dir():
             self._open.pop(identity, None)
@@ -217,18 +213,16 @@ class Comparisons:
         return self._open.setdefault(identity, runs or Runs(folder))
 
     def all(self) -> dict[str, Runs]:
-        """Every comparison, the newest first."""
         return {identity: runs for identity in noted_comparisons() if (runs := self.get(identity))}
 
 
 def version_of(runs: Runs, *asked: object) -> str:
     """A text that changes whenever something else is shown to one who ``asked``."""
-    told = repr((runs.version, (runs.folder / PAGE).is_file(), asked))
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    state = repr((runs.version, (runs.folder / PAGE).is_file(), asked))
+    return hashlib.sha256(state.encode()).hexdigest()[:16]
 
 
 def list_of(comparisons: dict[str, Runs], root: Path | str) -> str:
-    """Links to all comparisons, as HTML."""
     links = [
         f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(summary(runs))}'
         for identity, runs in comparisons.items()

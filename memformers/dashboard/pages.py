@@ -1,13 +1,30 @@
-"""Our own pages: that of a comparison, the list of them, and the reports. Nothing in them is from the
-network."""
+"""The dashboard: its start and end, our own pages, and a guard that lets in only pages and programs of this
+machine's user.
 
+Nothing in our pages is from the network. There is no login, so no other web page may reach the dashboard
+through the user's browser: neither as another origin, nor by a name of its own that points to this machine.
+Starlette's check of hosts takes names alone; here every address is good, since no name leads to it.
+"""
+
+import errno
 import importlib.util
+import ipaddress
+import json
+import logging
 import re
+import signal
+import socket
+import sys
 import threading
-from collections.abc import Callable
+import webbrowser
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
-from fastapi import FastAPI
+import platformdirs
+import uvicorn
+from fastapi import FastAPI, Request
 from fastapi.responses import (
     FileResponse,
     HTMLResponse,
@@ -16,13 +33,27 @@ from fastapi.responses import (
     RedirectResponse,
     Response,
 )
+from filelock import Timeout
 
 from memformers.common.errors import UserError
-from memformers.dashboard import live
-from memformers.report.page import STYLE, TEMPLATE
-from memformers.runs.folder import PAGE
-from memformers.tracking.discovery import COMPARISONS
+from memformers.common.files import locked, read_json, write_json
+from memformers.common.network import LOOPBACK
+from memformers.common.processes import handling
+from memformers.dashboard import labml, live
+from memformers.dashboard.labml import RUN_ID
+from memformers.dashboard.records import Records
+from memformers.report.markdown import STYLE, TEMPLATE
+from memformers.runs.folder import PAGE, read_card, read_metrics
+from memformers.runs.reader import find_runs
+from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
+from memformers.tracking.recorder import import_run
 
+ADDRESS, LOG_FILE = "address.json", "dashboard.log"
+CLOSE_SECONDS = 2
+"""How long a request may take after Ctrl-C."""
+LOG = logging.getLogger("memformers.dashboard")
+MAX_BYTES = 1_000_000
+"""The longest body of a request."""
 WEB = Path(__file__).parent / "web"
 ID = re.compile("[0-9a-f]{16}")
 HEADERS = {
@@ -36,9 +67,121 @@ OF_REPORT = HEADERS | {
 }
 """Those of a report, which holds its style and its figures, and no script."""
 NONE_YET = (
-    "<p>No comparison yet. Start one with: <code>memformers compare --scale 0.1</code>. A run of its own, as "
-    'memformers train begins one, is among <a href="/runs">labml\'s runs</a>.</p>'
+    "<p>No run yet. Start one with <code>memformers train</code>, or several with "
+    "<code>memformers compare --scale 0.1</code>.</p>"
 )
+OF_RUN = re.compile(
+    r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
+    r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
+)
+"""The paths that ask about a run; of one that doesn't exist, labml would make records."""
+TRACK = re.compile(r"/api/v1/[^/]+/track")
+SAFE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY",
+                "referrer-policy": "same-origin"}  # fmt: skip
+
+
+def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], open_browser: bool) -> None:
+    """Run the dashboard whose records are in ``folder``, by default in the user's folder for data, until
+    Ctrl-C, and bring the runs in the ``imported`` folders to it, or to one that already runs on the folder.
+    ValueError if it can't be started."""
+    runs = {run: place for place in imported for run in find_runs(place)}
+    for together in {run if run == place else run.parent for run, place in runs.items()}:
+        note_comparison(together)
+    folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        lock = locked(folder / ".lock")
+    except Timeout:
+        owner = "an address that it is about to open"
+        with suppress(OSError, ValueError, KeyError):
+            owner = str(read_json(folder / ADDRESS)["url"])
+        if not (runs and owner.startswith("http")):
+            what_to_do = "open that one, or name another folder with --folder."
+            raise UserError(f"{folder} belongs to the dashboard that runs at {owner}; {what_to_do}") from None
+        print(f"dashboard: {owner}")
+        bring_in(list(runs), owner)
+        return
+    with lock:
+        (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
+        serve_alone(folder, host, port, list(runs), open_browser)
+
+
+def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:
+    """Run the dashboard in a folder that this process owns."""
+    labml.quiet_labml(folder / LOG_FILE)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with listen(host, port) as listener:
+        here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
+        names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+        app = build(names, labml.open_records(folder, say))
+        write_json(folder / ADDRESS, {"url": url})
+        if host not in LOOPBACK:
+            say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )  # fmt: skip
+        if runs:
+            threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
+        if open_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        announce(url)
+        print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
+        with handling(signal.SIGINT, stop), handling(signal.SIGTERM, stop), suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    print("dashboard: stopped")
+
+
+def build(names: frozenset[str], records: Records) -> FastAPI:
+    """The application, for a machine with these ``names`` beside its addresses."""
+
+    def knows(run_id: str) -> bool:
+        if records.is_damaged:
+            records.begin_again()
+            labml.prepare(records)
+        return labml.is_known(run_id)
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    add_pages(app, labml.is_known)
+    labml.add_labml(app, records)
+    add_guard(app, names, knows)
+    return app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at ``host`` and ``port``; ValueError if that is impossible."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
+    except OSError as error:
+        said = f"host={host!r} and port={port} can't be listened on: {error}"
+        if error.errno == errno.EADDRINUSE:
+            said = f"port {port} is taken by another program; choose one with --port, or 0 for any."
+        raise UserError(said) from None
+
+
+def bring_in(runs: list[Path], url: str) -> None:
+    """Send whole runs to the dashboard at ``url``, and print which of them arrived."""
+    for run in runs:
+        try:
+            card = read_card(run)
+            read_metrics(run)
+            arrived = import_run(run, api_address(url))
+        except (OSError, ValueError) as error:
+            arrived = False
+            say(f"{run} can't be read as a run: {error}")
+        if arrived:
+            print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
+        else:
+            say(f"{run} was not imported.")
+
+
+def say(message: str) -> None:
+    print(f"dashboard: {message}", file=sys.stderr, flush=True)
 
 
 def add_pages(app: FastAPI, knows: live.Knows) -> None:
@@ -59,14 +202,14 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
         return RedirectResponse(f"{COMPARISONS}/{newest}" if newest else COMPARISONS)
 
     def every(run: str = "") -> Response:
-        """All comparisons, or that of the run with this id in labml."""
+        """All runs and comparisons, or the page that shows the run with this id in labml."""
         with lock:
             known = comparisons.all()
             for identity, runs in known.items():
                 if run and any(one.identity == run for one in runs.all):
                     return RedirectResponse(f"{COMPARISONS}/{identity}")
-            body = f"<h1>Comparisons</h1>{live.list_of(known, COMPARISONS) or NONE_YET}"
-        page = TEMPLATE.substitute(title="Comparisons", style=STYLE, contents="", body=body)
+            body = f"<h1>Runs</h1>{live.list_of(known, COMPARISONS) or NONE_YET}"
+        page = TEMPLATE.substitute(title="Runs", style=STYLE, contents="", body=body)
         return HTMLResponse(page, headers=OF_REPORT)
 
     def page(identity: str) -> Response:
@@ -79,15 +222,15 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
         seen: str = "",
     ) -> Response:  # fmt: skip
         if not ID.fullmatch(identity) or over not in live.AXES:
-            return PlainTextResponse("That is no comparison's id, or no axis.", 400)
+            return PlainTextResponse("That is no page's id, or no axis.", 400)
         with lock:
             if not (runs := comparisons.get(identity)):
                 return nothing
             version = live.version_of(runs, metric, over, log, dark)
-            told = {"version": version, "summary": live.summary(runs)}
+            payload = {"version": version, "summary": live.summary(runs)}
             if version != seen:
-                told |= live.describe(runs, metric, over, log=log, dark=dark, knows=knows)
-            return JSONResponse(told)
+                payload |= live.describe(runs, metric, over, log=log, dark=dark, knows=knows)
+            return JSONResponse(payload)
 
     def report(identity: str) -> Response:
         with lock:
@@ -112,3 +255,74 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
     }
     for path, answer in answers.items():
         app.add_api_route(path, answer, response_class=Response)
+
+
+def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool]) -> None:
+    """Refuse what no page or program of the user's asks ``app``. ``names`` are those of this machine, beside
+    its addresses; ``knows`` says whether there is a run."""
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        status, why = 403, refuse(request.headers, names)
+        if not why:
+            status, why = await check_body(request)
+        if not why and (asked := OF_RUN.fullmatch(request.url.path)):
+            if not RUN_ID.fullmatch(asked["run"]):
+                status, why = 400, "That is no run's id."
+            elif not knows(asked["run"].partition("_")[0]):
+                status, why = 404, "There is no such run."
+        response = PlainTextResponse(why, status) if why else await answer(request)
+        response.headers.update(SAFE_HEADERS)
+        return response
+
+    def say_failed(request: Request, error: Exception) -> Response:
+        """labml's handlers find out by KeyError and ValueError that a request lacks something."""
+        LOG.warning("%s %s: %r", request.method, request.url.path, error)
+        status = 400 if isinstance(error, KeyError | ValueError) else 500
+        said = "The dashboard can't answer this request; its log says why."
+        return PlainTextResponse(said, status, SAFE_HEADERS)
+
+    for kind in (KeyError, ValueError, Exception):
+        app.add_exception_handler(kind, say_failed)
+
+
+def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
+    """The reason why a request is refused, or an empty string."""
+    host = headers.get("host", "")
+    if not is_here(host, names):
+        return f"This dashboard is not called {host!r}; start it with --host to give it that name."
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"http://{host.lower()}":
+        return "Requests of other origins are refused."
+    is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_opened:
+        return "Requests of other sites are refused, but for links to the page."
+    return ""
+
+
+def is_here(host: str, names: frozenset[str]) -> bool:
+    """Whether a Host header is an address or one of our ``names``; other names are refused."""
+    name = re.sub(r":\d+$", "", host.lower())
+    if name == "localhost" or name in names:
+        return bool(name)
+    try:
+        return bool(ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", name)))
+    except ValueError:
+        return False
+
+
+async def check_body(request: Request) -> tuple[int, str]:
+    """The status and the message of a refusal of a request's body, empty if it is good. One that is too long
+    is read to its end, since a program that is still sending would not read the answer."""
+    length = request.headers.get("content-length", "0")
+    if "transfer-encoding" in request.headers or not length.isdigit() or int(length) > MAX_BYTES:
+        async for _ in request.stream():
+            pass
+        return 413, f"A request says its length, which is at most {MAX_BYTES:,} bytes."
+    try:
+        question = json.loads(await request.body() or b"{}")
+    except (ValueError, RecursionError):
+        return 400, "A request's body is JSON, and this one is not."
+    if not isinstance(question, dict) and not TRACK.fullmatch(request.url.path):
+        return 400, "A JSON object is expected."
+    return 200, ""

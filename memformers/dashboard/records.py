@@ -25,7 +25,6 @@ ASIDE = "unreadable"
 
 
 def to_text(record: Any) -> str:
-    """A record, or an index, as JSON."""
     return json.dumps(_marked(record), default=_to_json)
 
 
@@ -135,19 +134,15 @@ class RecordDriver(FileDbDriver):
         self._records = records
 
     def path(self, key: str) -> Path:
-        """The file of a record."""
         return Path(self._db_path, f"{key}.json")
 
     def load_dict(self, key: str) -> dict[str, Any] | None:
-        """A record; None if there is none that can be read."""
         return self._records.read(self.path(key))
 
     def save_dict(self, key: str, data: dict[str, Any]) -> None:
-        """Write a record atomically."""
         write_text(self.path(key), to_text(data))
 
     def delete(self, key: str) -> None:
-        """Remove a record, if it is there."""
         self.path(key).unlink(missing_ok=True)
 
 

@@ -92,7 +92,6 @@ def two_claims(rng: random.Random) -> str:
 
 
 def deed(rng: random.Random) -> str:
-    """What somebody does."""
     return f"{pick(rng, VERBS)} the {pick(rng, THINGS)}"
 
 

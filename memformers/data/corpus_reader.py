@@ -4,6 +4,7 @@ UTF-8, in constant memory; or from token ids to one file of these."""
 import codecs
 import hashlib
 import json
+import re
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +15,26 @@ from typing import Any
 import numpy as np
 
 from memformers.common.errors import UserError
-from memformers.data.files import LONGEST, STDIN, SeveralFiles, blocks_of, plain_name, split_at
-from memformers.data.ids import Ids, as_bytes, ids_in, meta_beside
+from memformers.data.files import (
+    MAX_RECORD,
+    STDIN,
+    Ids,
+    NotText,
+    SeveralFiles,
+    as_bytes,
+    blocks_of,
+    bytes_as_text,
+    bytes_of,
+    ids_in,
+    plain_name,
+    split_at,
+    texts_in,
+)
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
-from memformers.data.utf8 import as_utf8, bytes_of, not_text, text_of
 
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 """Documents of which the names are kept."""
+NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 TABLES, JSON = (".parquet", ".csv"), (".jsonl", ".ndjson", ".json")
 
 
@@ -34,17 +48,13 @@ class Text:
         self.ends, self.lengths = array("q"), array("q")
         """Where each document, or file, ends, in bytes, and how many characters it has."""
         self.names: list[str] = []
-        """The first [`MOST_NAMES`][] of them."""
+        """The first [`MAX_NAMES`][] of them."""
         self.are_documents = self.are_ids = False
         """Whether these are documents, not files of a plain text, and whether characters are token ids."""
-        self.vocabulary: tuple[int | None, str] = (None, "")
-        """How many ids there are, and which characters they are, if that is known."""
         self.splits: dict[str, int] = {}
         """Where each split ends, in bytes; one without a name is to be divided."""
         self.left_out: dict[str, list[str]] = {}
         """The names of what is not read, by the reason."""
-        self.bad = ""
-        """What is not UTF-8 first, and where, in words."""
         self._hash = hashlib.sha256()
 
     @property
@@ -54,31 +64,27 @@ class Text:
             return self._hash.hexdigest()
         return hashlib.sha256(self._hash.digest() + repr(tuple(self.lengths)).encode()).hexdigest()
 
-    def add(self, name: str, blocks: Iterable[bytes], *, is_document: bool, keep_bad: bool = True) -> None:
-        """Append the text in ``blocks``, unless it is blank, or not UTF-8 where that isn't kept."""
-        begin, before, digest = self.bytes, self.characters, self._hash.copy()
-        decoder, blank, bad = codecs.getincrementaldecoder("utf-8")(), True, ""
-        for block in chain(filter(None, blocks), [b""]):
-            pending = decoder.getstate()[0]
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                at = self.bytes - begin - len(pending) + error.start
-                bad = f"byte {error.object[error.start]:#04x} at offset {at} of {name}"
-                decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
-                text = decoder.decode(pending + block, final=not block)
-            blank = blank and not text.strip()
-            self._write(block, len(text))
-        if not blank and (keep_bad or not bad):
-            self.bad = self.bad or bad
+    def add(self, name: str, texts: Iterable[str], *, is_document: bool) -> None:
+        """Append the text in ``texts``, unless it is blank; nothing of it if that fails."""
+        start, before, digest, blank = self.bytes, self.characters, self._hash.copy(), True
+        try:
+            for text in texts:
+                blank = blank and not text.strip()
+                self._write(bytes_of(text), len(text))
+        except NotText:
+            self._forget(start, before, digest)
+            raise
+        if not blank:
             return self._end(name, before, is_document)
-        self.bytes, self.characters, self._hash = begin, before, digest
-        self.file.seek(begin)
+        self._forget(start, before, digest)
+        return self.leave_out(name, "documents without text are")
+
+    def _forget(self, start: int, characters: int, digest: Any) -> None:
+        self.bytes, self.characters, self._hash = start, characters, digest
+        self.file.seek(start)
         self.file.truncate()
-        return self.leave_out(name, "documents without text are" if blank else "not UTF-8 and")
 
     def add_ids(self, name: str, ids: Ids, *, is_document: bool) -> None:
-        """Append token ``ids [n]``."""
         before, self.are_ids = self.characters, True
         for block in as_bytes(ids, name):
             self._write(block, len(block) // 4)
@@ -94,18 +100,17 @@ class Text:
         self.are_documents = self.are_documents or is_document
         self.ends.append(self.bytes)
         self.lengths.append(self.characters - before)
-        if len(self.names) < MOST_NAMES:
+        if len(self.names) < MAX_NAMES:
             self.names.append(name)
 
     def leave_out(self, name: str, why: str) -> None:
-        """Note what is not read."""
         self.left_out.setdefault(why, []).append(name)
 
     def place(self, character: int) -> int:
         """Where a character begins, in bytes, in the file."""
         if self.are_ids:
             return 4 * character
-        decoder, at = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape"), 0
+        decoder, at = codecs.getincrementaldecoder("utf-8")("surrogateescape"), 0
         for block in blocks_of(self.path):
             text = decoder.decode(block)
             if len(text) > character:
@@ -135,16 +140,10 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     for why, names in (sources.left_out | text.left_out).items():
         if names:
             warnings.warn(f"{sources.source}: {why} left out: {some_of(names)}.", stacklevel=3)
-    if text.bad and spec.tokenizer in ("character", "frequency", "word"):
-        raise UserError(
-            f"{sources.source} is not UTF-8 text: {text.bad}; convert it to UTF-8 first, or use "
-            f"tokenizer='byte'."
-        )
     return text
 
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
-    """Append the token ids of a file, or those that a program has."""
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(
             f"{part.name} holds token ids, which are not divided again; leave out document_separator and "
@@ -152,8 +151,6 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
         )
     assert not isinstance(part.file, bytes)
     ids, documents = ids_in(part.file, part.name)
-    if None in text.vocabulary and isinstance(part.file, Path):
-        text.vocabulary = meta_beside(part.file)
     for number, document in enumerate(documents or [ids], 1):
         name = f"{part.name}:{number}" if documents else part.name
         text.add_ids(name, document, is_document=part.is_document or bool(documents))
@@ -163,83 +160,80 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     """Append the text of a file: as one document, as several, or as a plain text."""
     _, name, file, is_document = part
     assert not isinstance(file, np.ndarray)
-    named, separator, blocks = plain_name(name).lower(), spec.document_separator, blocks_of(file)
-    documents: Iterable[tuple[str, bytes]] | None = None
-    if named.endswith(TABLES) and spec.tokenizer != "byte" and isinstance(file, Path):
-        documents = texts_of_table(file, spec.text_field)
-    else:
-        try:
-            head = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
-        except SeveralFiles:
-            if not is_document:
-                raise
-            return text.leave_out(f"{name} (not one file, but several)", "not text and")
-        if spec.tokenizer != "byte":  # which was asked for bytes, and gets them
-            head, blocks = as_utf8(head, blocks)
-            if (kind := not_text(head)) and not is_document:
-                raise UserError(f"{file!s} looks like {kind}, or read its bytes with tokenizer='byte'.")
-            if kind:
-                return text.leave_out(f"{name} ({kind.partition(';')[0]})", "not text and")
-        blocks = chain([head], blocks)
-        if named.endswith(JSON):
-            documents = texts_of_json(head, blocks, name, spec.text_field)
-    if separator and (documents or is_document):
-        raise UserError(
-            f"document_separator={separator!r} divides a single text, but {name} consists of documents "
-            f"already, or is one; leave it out."
-        )
-    if separator:
-        documents = texts_between(bytes_of(separator), blocks, name)
-    if documents:
-        for place, document in documents:
-            text.add(place, [document], is_document=True)
-    else:
-        text.add(name, blocks, is_document=is_document, keep_bad=not is_document)
+    separator, of_bytes = spec.document_separator, spec.tokenizer == "byte"
+    documents: Iterable[tuple[str, str]] | None = None
+    label = name if isinstance(file, bytes) else str(file)
+    texts = bytes_as_text(blocks_of(file)) if of_bytes else texts_in(blocks_of(file), label)
+    try:
+        if plain_name(name).lower().endswith(TABLES) and not of_bytes and isinstance(file, Path):
+            documents = texts_of_table(file, spec.text_field)
+        elif plain_name(name).lower().endswith(JSON):
+            head = next(texts)
+            documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
+        if separator and (documents or is_document):
+            raise UserError(
+                f"document_separator={separator!r} divides a single text, but {name} consists of documents "
+                f"already, or is one; leave it out."
+            )
+        if separator:
+            documents = texts_between(separator, texts, name)
+        elif not documents:
+            return text.add(name, texts, is_document=is_document)
+    except (NotText, SeveralFiles) as error:
+        if not is_document:
+            raise
+        return text.leave_out(f"{name} ({error.where})", "not text and")
+    for place, document in documents:
+        text.add(place, [document], is_document=True)
     return None
 
 
-def texts_between(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[tuple[str, bytes]]:
+def parts_between(separator: bytes, texts: Iterable[str], name: str) -> Iterator[str]:
+    """What is between the ``separator`` in ``texts``, as by [`split_at`][]."""
+    parts = split_at(separator, map(bytes_of, texts), name)
+    return (part.decode("utf-8", "surrogateescape") for part in parts)
+
+
+def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each document between the ``separator``; what follows the last one is a
     document if it has text. Raises UserError where the separator doesn't occur."""
-    number, last = 0, b""
-    for number, document in enumerate(split_at(separator, blocks, name), 1):
+    number, last = 0, ""
+    for number, document in enumerate(parts_between(bytes_of(separator), texts, name), 1):
         if number > 1:
             yield f"{name}:{number - 1}", last
         last = document
     if number == 1:
         raise UserError(
-            f"document_separator={text_of(separator)!r} doesn't occur in {name}; give the text between its "
-            f"documents (a line break is written as $'\\n' in a shell), or leave it out."
+            f"document_separator={separator!r} doesn't occur in {name}; give the text between its documents "
+            f"(a line break is written as $'\\n' in a shell), or leave it out."
         )
     if last.strip():
         yield f"{name}:{number}", last
 
 
-def texts_of_json(
-    head: bytes, blocks: Iterable[bytes], name: str, field: str
-) -> Iterator[tuple[str, bytes]] | None:
-    """The place and the text of each document in ``blocks``, which begin with ``head``: of a file of JSON
+def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]] | None:
+    """The place and the text of each document in ``texts``, which start with ``head``: of a file of JSON
     lines, or of one array; None for a .json file of another form. UserError, which names the place, for what
     has no text."""
-    begin = head.lstrip()
-    if begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{"):
-        return ((place, text_in(value, place, field)) for place, value in elements_of(blocks, name))
+    start = head.lstrip()
+    if start.startswith("[") and start[1:].lstrip().startswith("{"):
+        return ((place, text_in(value, place, field)) for place, value in elements_of(texts, name))
     if plain_name(name).lower().endswith(".json"):
         try:
-            text_in(begin.partition(b"\n")[0], name, field)
+            text_in(start.partition("\n")[0], name, field)
         except UserError:
             return None
-    lines = enumerate(split_at(b"\n", blocks, name), 1)
+    lines = enumerate(parts_between(b"\n", texts, name), 1)
     return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, line in lines if line.strip())
 
 
-def elements_of(blocks: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
+def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
     """The place and the value of each element of a JSON array, which must fit into memory."""
     whole = bytearray()
-    for block in blocks:
-        whole += block
-        if len(whole) > LONGEST:
-            raise UserError(f"{name}: expected an array of at most {LONGEST >> 20} MiB; write JSON lines.")
+    for text in texts:
+        whole += bytes_of(text)
+        if len(whole) > MAX_RECORD:
+            raise UserError(f"{name}: expected an array of at most {MAX_RECORD >> 20} MiB; write JSON lines.")
     try:
         elements = json.loads(whole)
     except (ValueError, RecursionError) as error:
@@ -247,14 +241,14 @@ def elements_of(blocks: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]
     yield from ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
 
 
-def text_in(value: Any, place: str, field: str) -> bytes:
-    """The text, in UTF-8, in the ``field`` of a JSON object, or of a line that holds one; UserError, which
-    begins with the ``place``, where it has none."""
+def text_in(value: Any, place: str, field: str) -> str:
+    """The text in the ``field`` of a JSON object, or of a line that contains one; UserError, which starts
+    with the ``place``, where it has none."""
     reason, shown = "", value
-    if isinstance(value, bytes):
-        shown = value.decode("utf-8", errors="replace").strip()
+    if isinstance(value, str):
+        shown = value.strip()
         try:
-            value = json.loads(value.decode("utf-8"))
+            value = json.loads(value)
         except (ValueError, RecursionError) as error:
             value, reason = None, f" ({str(error).partition(':')[0]})"
     text = value.get(field) if isinstance(value, dict) else None
@@ -265,16 +259,19 @@ def text_in(value: Any, place: str, field: str) -> bytes:
             f'{place}: expected a JSON object with a string "{field}", got {got}; correct or remove it, or '
             f"name another field with text_field."
         )
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
+    return checked(text, place)
+
+
+def checked(text: str, place: str) -> str:
+    """The text of a document; UserError, which starts with the ``place``, for what is not a character."""
+    if wrong := NOT_CHARACTERS.search(text):
         raise UserError(
-            f"{place}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is not a character; "
-            f"correct or remove the line."
-        ) from None
+            f"{place}: expected text, got U+{ord(wrong[0]):04X}, which is no character; remove it."
+        )
+    return text
 
 
-def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, bytes]]:
+def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each row of a table, from the column ``field``, by pyarrow. Raises UserError,
     which names the place, for what has no text."""
     try:
@@ -296,7 +293,7 @@ def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, bytes]]:
                 number += 1
                 if not isinstance(value, str):
                     raise UserError(f"{path}, row {number}: expected a text as {field!r}, got {value!r}.")
-                yield f"{path.name}:{number}", value.encode()
+                yield f"{path.name}:{number}", checked(value, f"{path}, row {number}")
     except (ArrowException, KeyError, OSError) as error:
         why = " ".join(str(error).split())
         raise UserError(
@@ -306,7 +303,10 @@ def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input for ``-``; UserError if it can't be read."""
-    blocks = blocks_of(STDIN if name == "-" else Path(name))
-    head, blocks = as_utf8(next(blocks, b""), blocks)
-    return text_of(b"".join(chain([head], blocks)))
+    """The text of a file, or of standard input for ``-``, or its bytes as text if it is none; UserError if it
+    can't be read."""
+    blocks = list(blocks_of(STDIN if name == "-" else Path(name)))
+    try:
+        return "".join(texts_in(blocks, name))
+    except NotText:
+        return "".join(bytes_as_text(blocks))

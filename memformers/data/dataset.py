@@ -21,7 +21,7 @@ from memformers.common.atomic_dir import MANIFEST, check_manifest
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json
 from memformers.data import TRAIN, VALIDATION
-from memformers.data.ids import Ids, lengths_of
+from memformers.data.files import Ids, lengths_of
 from memformers.data.sources import STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer
@@ -45,8 +45,6 @@ class Counts:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a dataset holds."""
-
     name: str
     """For titles."""
     source: str
@@ -62,7 +60,6 @@ class DatasetInfo:
     format: int = FORMAT
 
     def total(self, what: str) -> int:
-        """The sum of one of the [`Counts`][] over all splits."""
         return sum(getattr(counts, what) for counts in self.splits.values())
 
 
@@ -81,8 +78,6 @@ class Split:
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """A corpus as tokens."""
-
     info: DatasetInfo
     tokenizer: Tokenizer
     splits: dict[str, Split]
@@ -91,12 +86,10 @@ class TokenDataset:
 
     @property
     def train(self) -> Split:
-        """What is learned from."""
         return self.splits[TRAIN]
 
     @property
     def validation(self) -> Split:
-        """What is held out to choose by."""
         return self.splits[VALIDATION]
 
 
@@ -117,7 +110,6 @@ class SplitWriter:
             self.begins.append(self.counts.tokens)
 
     def close(self, *, are_documents: bool) -> Counts:
-        """End the files, and write where documents begin if there are any."""
         with self._file:
             self._file.seek(0)
             self._write_header()
@@ -133,7 +125,6 @@ class SplitWriter:
 
 
 def is_store(folder: Path) -> bool:
-    """Whether ``folder`` is a folder of tokens."""
     return (folder / CARD).is_file() and (folder / MANIFEST).is_file()
 
 

@@ -1,30 +1,46 @@
-"""Files as blocks of bytes, compressed or not, of this machine or another, in constant memory."""
+"""What lies in files: blocks of bytes, compressed or not, of this machine or another, and the text or the
+token ids that they are; in constant memory."""
 
 import bz2
+import codecs
 import hashlib
 import lzma
 import mmap
 import os
+import re
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import platformdirs
 import zstandard
 
 from memformers.common.errors import UserError
 
-File = Path | bytes | npt.NDArray[Any]
-"""A file, - for standard input, or what one would hold: a text, or token ids."""
+Ids = npt.NDArray[Any]
+"""Token ids ``[n]``, of an integer type; those of a file are mapped."""
+File = Path | bytes | Ids
+"""A file, - for standard input, or what a file would contain: a text, or token ids."""
 STDIN = Path("-")
 BLOCK = 1 << 20
 """Bytes that are read at once."""
-LONGEST = 256 << 20
-"""Bytes of a line of JSON, an array, or a document between separators, which must be in memory as a whole."""
+MAX_RECORD = 256 << 20
+"""Bytes of a line of JSON, an array, or a document between separators, which must fit into memory."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""What bytes that are not UTF-8 become in a text of bytes."""
+MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+"""The encodings that byte order marks name."""
+PIECE = 256 << 10
+"""Bytes, more or less, of a text that are encoded at once."""
+LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
+WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
+CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
 DECOMPRESSORS: dict[str, Any] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
     ".bz2": bz2.BZ2Decompressor,
@@ -34,7 +50,16 @@ DECOMPRESSORS: dict[str, Any] = {
 
 
 class SeveralFiles(UserError):
-    """An archive has not one file but several, or none."""
+    where = "not one file, but several"
+
+
+class NotText(UserError):
+    def __init__(self, name: str, byte: int, offset: int):
+        self.where = f"byte {byte:#04x} at offset {offset:,}"
+        super().__init__(
+            f"expected {name} to be text in UTF-8, got {self.where}; convert it to UTF-8, or read its bytes "
+            f"with --tokenizer byte."
+        )
 
 
 def local(name: str) -> Path:
@@ -65,9 +90,11 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
             before = os.fstat(raw.fileno())
             if suffix == ".zip":
                 archive = zipfile.ZipFile(raw)
-                inside = [each for each in archive.infolist() if not each.is_dir()]
+                inside = [entry for entry in archive.infolist() if not entry.is_dir()]
                 if len(inside) != 1:
-                    raise SeveralFiles(f"{file} holds {len(inside):,} files; unpack it, and name the folder.")
+                    raise SeveralFiles(
+                        f"{file} contains {len(inside):,} files; unpack it, and name the folder."
+                    )
                 yield from read_blocks(archive.open(inside[0]))
             elif suffix in DECOMPRESSORS:
                 yield from decompressed(read_blocks(raw), suffix)
@@ -77,21 +104,20 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
     except UserError:
         raise
     except OSError as error:
-        refuse(error, file)
+        raise_unreadable(error, file)
     except Exception as error:  # of five libraries
-        raise UserError(f"{file} can't be decompressed: {error}; give a complete file.") from None
+        raise UserError(f"{file} can't be decompressed: {error}; use a complete file.") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise UserError(f"{file} has changed while it was read; begin again when it is complete.")
+        raise UserError(f"{file} changed while it was read; start again when it is complete.")
 
 
-def refuse(error: OSError, path: Path | None = None) -> NoReturn:
+def raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
     """Raise UserError for a file or folder that can't be read."""
     why = f"{path or error.filename} can't be read: {error.strerror or error}"
     raise UserError(f"{why}; name a text file, a folder of texts or a file of JSON lines.") from None
 
 
 def read_blocks(opened: Any) -> Iterator[bytes]:
-    """What is left in an ``opened`` file."""
     return iter(lambda: opened.read(BLOCK), b"")
 
 
@@ -119,26 +145,132 @@ def plain_name(name: str) -> str:
     return stem if suffix.lower() in (*DECOMPRESSORS, ".zip") else name
 
 
+def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """The text in ``blocks``: UTF-8, or UTF-16 with a byte order mark, without the mark. Raises NotText, with
+    the ``name`` of the file, at the first byte that is not text, which a NUL isn't either."""
+    blocks = filter(None, blocks)
+    head = next(iter(blocks), b"")
+    mark = next(filter(head.startswith, MARKS), b"")
+    encoding, at = MARKS.get(mark, "utf-8"), len(mark)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    for block in chain([head[at:]], blocks, [b""]):
+        pending = decoder.getstate()[0]
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            start = at - len(pending) + error.start
+            raise NotText(name, error.object[error.start], start) from None
+        if "\0" in text:
+            before = text[: text.index("\0")].encode(encoding)
+            raise NotText(name, 0, at - len(pending) + len(before))
+        yield text
+        at += len(block)
+
+
+def bytes_as_text(blocks: Iterable[bytes]) -> Iterator[str]:
+    """Any bytes as text, without a byte order mark; [`bytes_of`][] converts them back."""
+    blocks = filter(None, blocks)
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    head = next(iter(blocks), b"").removeprefix(codecs.BOM_UTF8)
+    for block in chain([head], blocks, [b""]):
+        yield decoder.decode(block, final=not block)
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes from which [`bytes_as_text`][] made ``text``."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def check_utf8(text: str, source: str) -> None:
+    """Raise NotText for a text with bytes that are not UTF-8."""
+    if found := NOT_UTF8.search(text):
+        raise NotText(source, ord(found[0]) - 0xDC00, len(bytes_of(text[: found.start()])))
+
+
 def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """What is between the ``separator`` in ``blocks``, without it; UserError, with the ``name`` of the file,
-    for more than [`LONGEST`][] bytes."""
+    for more than [`MAX_RECORD`][] bytes."""
     rest, searched, number = bytearray(), 0, 1
     for block in blocks:
         rest += block
-        while 0 <= (end := rest.find(separator, searched)) <= LONGEST:
+        while 0 <= (end := rest.find(separator, searched)) <= MAX_RECORD:
             yield bytes(rest[:end])
             del rest[: end + len(separator)]
             searched, number = 0, number + 1
         searched = max(len(rest) - len(separator) + 1, 0)
-        if searched > LONGEST:
+        if searched > MAX_RECORD:
             raise UserError(
-                f"{name}:{number}: expected at most {LONGEST >> 20} MiB before the next {separator!r}, got "
-                f"more; make what is there a file of its own."
+                f"{name}:{number}: expected at most {MAX_RECORD >> 20} MiB before the next {separator!r}, "
+                f"got more; make a file of what is there."
             )
     yield bytes(rest)
 
 
-def forget(whole: mmap.mmap) -> None:
+def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where UTF-8 ``text``, bytes or a map of a file, is cut from ``begin`` to ``end``, so that it is encoded
+    in constant memory and always in the same way: before the first line break, else the first white space,
+    else the first character, after [`PIECE`][] bytes."""
+    while end - begin > PIECE:
+        at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
+        found = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
+        if not found and limit == end:
+            break
+        found = found or CHARACTER_END.search(text, at, limit)
+        cut = found.start() if found else limit
+        yield begin, cut
+        begin = cut
+    yield begin, end
+
+
+def drop_resident_pages(whole: mmap.mmap) -> None:
     """Give back the memory that holds what was read of a map; it can be read again."""
     if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
         whole.madvise(mmap.MADV_DONTNEED)
+
+
+def ids_in(file: Path | Ids, name: str) -> tuple[Ids, list[Ids]]:
+    """The ids ``[n]`` in a .npy or .bin file, or those of a program, and the documents in them, where
+    NAME_documents.npy beside the file lists where they start, and the end, int64 ``[documents + 1]``.
+    UserError, with the ``name``, for a file that is broken or contains something else."""
+    ids: Ids = mapped(file) if isinstance(file, Path) else np.asanyarray(file)
+    if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
+        got = f"{list(ids.shape)} of {ids.dtype}"
+        raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
+    if not isinstance(file, Path) or not (beside := file.with_name(f"{file.stem}_documents.npy")).exists():
+        return ids, []
+    lengths = lengths_of(ids_in(beside, str(beside))[0], len(ids), str(beside))
+    return ids, np.split(ids, lengths.cumsum()[:-1])
+
+
+def mapped(path: Path) -> Ids:
+    """The ids in a .npy file, or in a .bin file, each of two bytes; UserError for a broken file."""
+    try:
+        if path.suffix.lower() == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        if (size := path.stat().st_size) % 2 or not size:
+            raise ValueError(f"expected ids of two bytes, got {size:,} bytes")
+        return np.memmap(path, "<u2", "r")
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} can't be read as token ids: {error}; write it again.") from None
+
+
+def lengths_of(begins: Ids, n_ids: int, name: str) -> npt.NDArray[np.int64]:
+    """The lengths of documents that start at these places, the last of which is the end; UserError unless
+    they divide ``n_ids`` ids."""
+    places = begins.astype(np.int64)
+    lengths: npt.NDArray[np.int64] = np.diff(places)
+    if places[0] != 0 or places[-1] != n_ids or (lengths < 0).any():
+        raise UserError(
+            f"expected {name} to rise from 0 to {n_ids:,}, the number of tokens, got {places[0]:,} to "
+            f"{places[-1]:,}, with {(lengths < 0).sum():,} steps back; write it again."
+        )
+    return lengths
+
+
+def as_bytes(ids: Ids, name: str) -> Iterator[bytes]:
+    """``ids [n]`` as four bytes each; UserError for a negative one."""
+    for start in range(0, len(ids), BLOCK // 4):
+        block = ids[start : start + BLOCK // 4]
+        if block.dtype.kind == "i" and block.min() < 0:
+            raise UserError(f"{name}: expected token ids from 0 on, got {block.min():,}; correct them.")
+        yield block.astype("<u4").tobytes()

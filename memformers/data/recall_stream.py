@@ -2,9 +2,7 @@
 
 A token either sets a key to a value, or asks for a key; after a question, the model must predict the value
 that was last set for that key. Keys are set again all the time, so weights can't learn the answers, and the
-key of a question doesn't show how long ago it was set. This distance is known for each question. With
-``value_tokens``, a value follows its key in tokens of its own, and the answer has as many, which are not read
-(multi-query associative recall, as in Arora et al. 2023, arXiv 2312.04927, but on an endless stream).
+key of a question doesn't show how long ago it was set. This distance is known for each question.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +24,6 @@ NOTHING = -1
 """The distance of positions without a question."""
 NEVER = -(2**62)
 """The time at which a key was set that was never set."""
-ValueTokens = Annotated[int, Range(1, 16)] | None
 FOREVER = 2**61
 """A limit above all distances, and below the distance of a key that was never set."""
 
@@ -37,34 +34,20 @@ class RecallStream(Checked):
 
     Token ids: first the values, which are only targets and never inputs; then, for each pair of a key and a
     value, the token that sets it, all values of a key together; then, for each key, the token that asks for
-    it. With ``value_tokens``, the values are inputs too, each key has one token that sets it, and the last id
-    stands after a question, in place of its answer.
+    it.
     """
 
     keys: Count = 16
     """The number of keys."""
     values: Annotated[int, Range(2)] = 4
-    """The number of values, or of each token of a value; a guess is right with probability 1 / ``values``."""
+    """The number of values; a guess is right with probability 1 / ``values``."""
     set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
     """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
-    positions old when it is set again, ``1 + value_tokens`` times as many if it has its own."""
-    value_tokens: ValueTokens = None
-    """The number of tokens of a value after its key; None: the token that sets a key says the value too."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings out of range, and for more values than 63 bits can number."""
-        super().__post_init__()
-        if self.values ** (self.value_tokens or 1) >= 2**63:
-            raise UserError(
-                f"{self.values} values in each of value_tokens={self.value_tokens} are too many to be drawn; "
-                "use fewer of either."
-            )
+    positions old when it is set again."""
 
     @property
     def vocab_size(self) -> int:
         """The number of different tokens: values, those that set a key, and those that ask for one."""
-        if self.value_tokens:
-            return self.values + 2 * self.keys + 1
         return self.values + self.keys * self.values + self.keys
 
     @property
@@ -93,59 +76,34 @@ def recall_segments(
     rng = np.random.default_rng(seed)
     last_set = np.full((batch_size, stream.keys), NEVER)
     value_of = np.zeros((batch_size, stream.keys), dtype=np.int64)
-    n = stream.value_tokens or 0
-    width, start = 1 + n, 0  # positions of a pair of a key and its value, and the first pair of a segment
+    start = 0
     while True:
-        limit = longest(start * width) if longest else FOREVER
+        limit = longest(start) if longest else FOREVER
         if limit < 1:
-            raise UserError(f"expected longest to be at least 1, got {limit} at position {start * width:,}.")
-        limit = max(limit // width, 1)
+            raise UserError(f"expected longest to be at least 1, got {limit} at position {start:,}.")
         position = np.arange(start, start + segment_len)
-        sets = drawn_sets(rng, stream, last_set.max(axis=1), position, limit)  # [S, B]
-        different = stream.keys, stream.values ** max(n, 1)
-        key, value = (rng.integers(number, size=sets.shape) for number in different)  # [S, B]
+        sets = draw_sets(rng, stream, last_set.max(axis=1), position, limit)  # [S, B]
+        key, value = (rng.integers(n, size=sets.shape) for n in (stream.keys, stream.values))  # [S, B]
 
         is_new = sets[..., None] & (key[..., None] == np.arange(stream.keys))  # [S, B, keys]
         set_now = np.where(is_new, position[:, None, None], NEVER)  # [S, B, keys]
         known = np.maximum.accumulate(np.concatenate([last_set[None], set_now]))  # [S + 1, B, keys]
-        asked = drawn_asks(rng, position[:, None, None] - known[:-1], limit, width)  # [S, B]
-        set_at = np.take_along_axis(known[:-1], asked[..., None], axis=2)[..., 0]  # [S, B]
+        queries = draw_queries(rng, position[:, None, None] - known[:-1], limit)  # [S, B]
+        set_at = np.take_along_axis(known[:-1], queries[..., None], axis=2)[..., 0]  # [S, B]
         set_in_segment = value[np.clip(known - start, 0, None), np.arange(batch_size)[:, None]]
         values = np.where(known >= start, set_in_segment, value_of)  # [S + 1, B, keys]
-        answer = np.take_along_axis(values[:-1], asked[..., None], axis=2)[..., 0]  # [S, B]
+        answer = np.take_along_axis(values[:-1], queries[..., None], axis=2)[..., 0]  # [S, B]
 
-        set_token = stream.values + (key if n else key * stream.values + value)
-        ask_token = stream.values + stream.keys * (1 if n else stream.values) + asked
-        inputs = np.where(sets, set_token, ask_token)
-        targets = np.where(sets, IGNORED, answer)
-        # To the token of the value, which with ``value_tokens`` is the one after its key.
-        distances = np.where(sets, NOTHING, (position[:, None] - set_at) * width - bool(n))
-        if n:
-            inputs, targets, distances = with_values(stream, inputs, np.where(sets, value, answer), distances)
-        parts = (torch.from_numpy(x).split(segment_len) for x in (inputs, targets, distances))
-        for i, (read, predicted, ago) in enumerate(zip(*parts, strict=True), start * width // segment_len):
-            yield Segment(read, predicted, starts_over=i == 0, end=(i + 1) * segment_len, epoch=0), ago
-        last_set, value_of, start = known[-1], values[-1], start + segment_len
+        set_token = stream.values + key * stream.values + value
+        ask_token = stream.values + stream.keys * stream.values + queries
+        inputs, targets = np.where(sets, set_token, ask_token), np.where(sets, IGNORED, answer)
+        distances = torch.from_numpy(np.where(sets, NOTHING, position[:, None] - set_at))
+        end, read = start + segment_len, (torch.from_numpy(inputs), torch.from_numpy(targets))
+        yield Segment(*read, starts_over=start == 0, end=end), distances
+        last_set, value_of, start = known[-1], values[-1], end
 
 
-def with_values(
-    stream: RecallStream, keys: np.ndarray, values: np.ndarray, distances: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and distances ``[S·(1 + n), B]`` of pairs ``[S, B]``: after a token of ``keys`` come
-    the n tokens of its value, or after a question as many that say nothing. The answer is predicted from
-    the question on; each token of it has the distance of its pair, of ``distances [S, B]``."""
-    n = stream.value_tokens or 0
-    tokens = [values // stream.values**i % stream.values for i in range(n)]  # [S, B] each
-    asked = distances != NOTHING
-    silent, ignored, nothing = (np.full_like(keys, x) for x in (stream.vocab_size - 1, IGNORED, NOTHING))
-    read = [np.where(asked, silent, token) for token in tokens]
-    predicted = [np.where(asked, token, ignored) for token in tokens]
-    rows = (keys, *read), (*predicted, ignored), (*[distances] * n, nothing)
-    inputs, targets, ago = (np.stack(row, axis=1).reshape(-1, keys.shape[1]) for row in rows)
-    return inputs, targets, ago
-
-
-def drawn_sets(
+def draw_sets(
     rng: np.random.Generator, stream: RecallStream, newest: np.ndarray, position: np.ndarray, limit: int
 ) -> np.ndarray:
     """Which tokens at ``position [S]`` set a key, boolean ``[S, B]``; ``newest [B]`` is when each stream last
@@ -158,12 +116,11 @@ def drawn_sets(
     return sets
 
 
-def drawn_asks(rng: np.random.Generator, ages: np.ndarray, limit: int, width: int) -> np.ndarray:
-    """A key for each question, ``[S, B]``, by the ``ages [S, B, keys]`` of the keys' values, in pairs of
-    ``width`` positions: first a band uniformly among those with a key that is not older than ``limit``, then
-    one of its keys uniformly."""
+def draw_queries(rng: np.random.Generator, ages: np.ndarray, limit: int) -> np.ndarray:
+    """A key for each question, ``[S, B]``, by the ``ages [S, B, keys]`` of the keys' values: first a band
+    uniformly among those with a key that is not older than ``limit``, then one of its keys uniformly."""
     # A number's exponent is its octave: 0 for [½, 1), 1 for [1, 2), …
-    octaves = np.frexp(ages * (width / NEAREST_BAND))[1].clip(0)  # [S, B, keys]
+    octaves = np.frexp(ages / NEAREST_BAND)[1].clip(0)  # [S, B, keys]
     bands = np.where(ages <= limit, octaves, NOTHING)
     weights = np.zeros(ages.shape)
     for band in range(bands.max() + 1):

@@ -1,15 +1,17 @@
-"""What a dataset is made of, and the files that hold it: the user's own, a published corpus, Tiny Shakespeare
-or the built-in play."""
+"""What a dataset is made of, and its files: those of a user, a published corpus, Tiny Shakespeare or the
+built-in play."""
 
 import hashlib
 import json
 import os
 import re
+import sys
+import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import platformdirs
@@ -19,13 +21,13 @@ from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
-from memformers.data.benchmarks import PYTHON_SOURCE, benchmark, python_sources
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name, refuse
+from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
-SPLIT_NAME = re.compile(r"(?:.*[._-])?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
-"""The names of the files or folders that are a split; the group is the split's."""
+SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
+"""The names of the files or folders that are a split, also as WikiText publishes them; the group is the
+split's."""
 STORE = ("card.json", "tokenizer.json")
 """Files that every folder of tokens has."""
 TINY_SHAKESPEARE = "Tiny Shakespeare"
@@ -39,10 +41,64 @@ DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
 BUILTIN_LENGTH = 1_000_000
 """Characters of the built-in play, about as many as Tiny Shakespeare has."""
-OF_IDS = ("_documents.npy", "meta.pkl")
-"""The ends of the names of files that belong to token ids ([`memformers.data.ids`][])."""
+OF_IDS = "_documents.npy"
+"""How the names of files end that list the documents of token ids."""
 NAMED = 5
 """How many of the skipped files a message names."""
+PYTHON_SOURCE = "python-source"
+"""The sources of the running interpreter and its packages: a text to scale with that needs no network, but
+not one that other machines have bit for bit."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    tokenizer: str
+    vocab_size: int | None = None
+    """Of subwords."""
+    sizes: tuple[int, ...] = ()
+    """The bytes of each split in its one file, one after the other; empty: each split is a file or folder."""
+    sha256: str = ""
+    """Of that file, if it is published."""
+    documents: tuple[int, ...] = ()
+    """How many each split has, each a file; empty: a split is one text."""
+    words: tuple[int, ...] = ()
+    """How many words and ends of lines each split has."""
+
+    def ends(self, total: int, sha256: str) -> dict[str, int]:
+        """Where each split ends in its one file of ``total`` bytes; UserError for another file than the
+        published one."""
+        if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
+            raise UserError(
+                f"expected the published file of {sum(self.sizes):,} bytes"
+                f"{f' and SHA-256 {self.sha256}' * bool(self.sha256)}, got {total:,} bytes and {sha256}; "
+                f"download it again, or prepare it without the corpus's name."
+            )
+        return {split: sum(self.sizes[: i + 1]) for i, split in enumerate(SPLITS)}
+
+    def check(self, counts: Mapping[str, Any], tokenizer: str) -> None:
+        """Raise UserError unless the splits with these [`Counts`][memformers.data.dataset.Counts] have as
+        many documents and words as the published ones."""
+        for what, expected in (("documents", self.documents), ("words", self.words * (tokenizer == "word"))):
+            found = tuple(getattr(c, "tokens" if what == "words" else what) for c in counts.values())
+            if expected and found != expected:
+                raise UserError(
+                    f"expected {expected} {what} in {', '.join(SPLITS)}, got {found}; is it whole?"
+                )
+
+
+BENCHMARKS = {
+    # Mahoney, mattmahoney.net/dc/textdata.html; the splits are those of the papers.
+    "enwik8": Benchmark(
+        "byte",
+        sizes=(90_000_000, 5_000_000, 5_000_000),
+        sha256="2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
+    ),
+    "text8": Benchmark("character", sizes=(90_000_000, 5_000_000, 5_000_000)),
+    # Merity et al. 2016 (arXiv 1609.07843), table 1.
+    "wikitext-103": Benchmark("word", words=(103_227_021, 217_646, 245_569)),
+    # Rae et al. 2020 (arXiv 1911.05507), table 2.
+    "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
+}
 
 
 @dataclass(frozen=True)
@@ -59,12 +115,10 @@ class CorpusSpec:
     vocab_size: int | None = None
     """Of learned words or subwords, or of token ids."""
     corpus: str = ""
-    """The name of a corpus of [`memformers.data.benchmarks`][] that ``data`` holds; empty: none."""
+    """The name of a published corpus, one of [`BENCHMARKS`][], that ``data`` holds; empty: none."""
 
 
 class Part(NamedTuple):
-    """A file of a corpus."""
-
     split: str
     """Empty where the corpus is to be divided."""
     name: str
@@ -73,7 +127,6 @@ class Part(NamedTuple):
 
     @property
     def has_ids(self) -> bool:
-        """Whether it holds token ids and no text, by its name."""
         named = isinstance(self.file, Path) and self.file.suffix.lower() in (".npy", ".bin")
         return named or isinstance(self.file, np.ndarray)
 
@@ -94,7 +147,6 @@ class Sources:
 
     @property
     def paths(self) -> list[Path]:
-        """The files on the disk."""
         return [part.file for part in self.parts if isinstance(part.file, Path) and part.file != STDIN]
 
     @property
@@ -105,13 +157,14 @@ class Sources:
             p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths
         )
 
-    def key(self, spec: CorpusSpec) -> str:
-        """A name that no other corpus, no other state of this one and no other tokens of it have."""
+    def cache_path(self, spec: CorpusSpec) -> Path:
+        """Where the cache has the tokens of this corpus as ``spec`` says: a folder that no other corpus and
+        no other tokens of it have, and in it one that no other state of its files has."""
         paths = [*self.paths, *([Path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
-        states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
         how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
-        said = json.dumps([states, [part.split for part in self.parts], how])
-        return hashlib.sha256(said.encode()).hexdigest()[:32]
+        files = [[str(path.resolve()) for path in paths], [part.split for part in self.parts], how]
+        states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        return Path(*(hashlib.sha256(json.dumps(x).encode()).hexdigest()[:32] for x in (files, states)))
 
 
 def find(spec: CorpusSpec) -> Sources:
@@ -133,7 +186,6 @@ def find(spec: CorpusSpec) -> Sources:
 
 
 def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Sources:
-    """The play that [`memformers.data.builtin`][] writes."""
     name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
     return Sources(name, source, [Part("", name, write_play(length, seed).encode(), False)], {}, is_stand_in)
 
@@ -142,7 +194,7 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     """The files of ``spec``, whose data is at ``path``; a folder is Tiny Shakespeare, has splits, or is one
     of documents."""
     if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
-        return unchanged(found)
+        return tiny_shakespeare_at(found)
     left_out: dict[str, list[str]] = {}
     given = {TRAIN: path, VALIDATION: spec.validation, TEST: spec.test}
     places = {split: local(str(place)) for split, place in given.items() if place}
@@ -194,7 +246,7 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
     sub-folder that can't be read."""
     files: dict[str, Path] = {}
     runs = left_out.setdefault("folders of runs or tokens are", [])
-    for where, folders, names in os.walk(folder, onerror=refuse):
+    for where, folders, names in os.walk(folder, onerror=raise_unreadable):
         at = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         runs += [(at / name).relative_to(folder).as_posix() for name in folders if holds_run(at / name)]
@@ -205,11 +257,10 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether ``folder`` is that of a run, of an experiment or of tokens."""
     return any(all((folder / name).is_file() for name in n) for n in ((EXPERIMENT,), (CONFIG, FACTS), STORE))
 
 
-def unchanged(path: Path) -> Sources:
+def tiny_shakespeare_at(path: Path) -> Sources:
     """Tiny Shakespeare in a file; UserError for another text."""
     if (found := checksum(path)) != TINY_SHAKESPEARE_SHA256:
         raise UserError(
@@ -235,7 +286,7 @@ def tiny_shakespeare() -> Sources:
     path = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
     try:
         if path.is_file():
-            return unchanged(path)
+            return tiny_shakespeare_at(path)
     except UserError as error:
         warn(f"{error} Downloading it again.")
     try:
@@ -253,7 +304,7 @@ def tiny_shakespeare() -> Sources:
     except OSError as error:
         warn(f"Tiny Shakespeare can't be kept in the cache: {error}")
         return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", path.name, raw, False)])
-    return unchanged(path)
+    return tiny_shakespeare_at(path)
 
 
 def download() -> bytes:
@@ -265,11 +316,27 @@ def download() -> bytes:
 
 
 def warn(what: str) -> None:
-    """Say what is done otherwise than one may expect."""
     warnings.warn(what, stacklevel=5)
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many others there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise UserError(f"corpus={name!r} is unknown; use one of {', '.join([*BENCHMARKS, PYTHON_SOURCE])}.")
+    return BENCHMARKS[name]
+
+
+def python_sources() -> dict[str, Path]:
+    """The Python files of the running interpreter and its packages, by name, in alphabetical order."""
+    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    roots |= {Path(path).resolve() for path in sys.path if path.endswith("-packages")}
+    outer = [
+        root for root in roots if not any(root != other and root.is_relative_to(other) for other in roots)
+    ]
+    return {
+        str(path): path for root in sorted(outer) for path in sorted(root.rglob("*.py")) if path.is_file()
+    }

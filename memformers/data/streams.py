@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.files import forget
+from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]
 """The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
@@ -40,7 +40,6 @@ class Segment:
 
     @property
     def predictions(self) -> int:
-        """The number of positions that have a target."""
         return int((self.targets != IGNORED).sum())
 
     def with_streams(self, change: Callable[[Tensor], Tensor]) -> "Segment":
@@ -158,12 +157,11 @@ def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
         return tokens[at]
     found = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
     if isinstance(tokens, np.memmap):
-        forget(tokens._mmap)  # type: ignore[attr-defined]
+        drop_resident_pages(tokens._mmap)  # type: ignore[attr-defined]
     return found
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
-    """The random generator for the order of an epoch."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 

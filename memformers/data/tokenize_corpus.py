@@ -24,11 +24,10 @@ import platformdirs
 from filelock import Timeout
 from tqdm import tqdm
 
-from memformers.common.atomic_dir import atomic_dir, remove_leftovers
+from memformers.common.atomic_dir import atomic_dir, remove, remove_leftovers
 from memformers.common.errors import UserError
 from memformers.common.files import locked, write_json
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
-from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.corpus_reader import Text, read
 from memformers.data.dataset import (
     CARD,
@@ -40,14 +39,19 @@ from memformers.data.dataset import (
     open_store,
     read_dataset,
 )
-from memformers.data.files import forget, local
-from memformers.data.sources import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256, CorpusSpec, Part, Sources, find
-from memformers.data.subwords import PIECE, pieces
-from memformers.data.tokenizer import Tokenizer
+from memformers.data.files import PIECE, drop_resident_pages, local, pieces
+from memformers.data.sources import (
+    BENCHMARKS,
+    TINY_SHAKESPEARE,
+    TINY_SHAKESPEARE_SHA256,
+    CorpusSpec,
+    Part,
+    Sources,
+    find,
+)
+from memformers.data.tokenizer import IdTokenizer, Tokenizer
 from memformers.data.tokenizers import (
     OWN,
-    CharacterTokenizer,
-    IdTokenizer,
     check_name,
     learn,
     load_tokenizer,
@@ -75,7 +79,7 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
     store = open_store(path)
     if spec.tokenizer.endswith(".json"):
         tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
-    if tokenizer and store.tokenizer.saved() != tokenizer.saved():
+    if tokenizer and store.tokenizer.to_json() != tokenizer.to_json():
         raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
@@ -155,14 +159,19 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
 
 
 def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
-    """The folder of the tokens of ``sources`` in the user's cache, prepared unless it is there."""
+    """The folder of the tokens of ``sources`` in the user's cache, prepared unless it is there; it replaces
+    that of an earlier state of its files."""
     parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
-    folder, left_to_the_text = (parent / sources.key(s) for s in (spec, replace(spec, vocab_size=None)))
-    if is_store(left_to_the_text) and spec.vocab_size in (None, load_tokenizer(left_to_the_text).vocab_size):
-        return left_to_the_text
+    folder, of_any_size = (parent / sources.cache_path(s) for s in (spec, replace(spec, vocab_size=None)))
+    if is_store(of_any_size) and spec.vocab_size in (None, load_tokenizer(of_any_size).vocab_size):
+        return of_any_size
     if not is_store(folder):
         print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
-    return prepare(spec, folder, sources=sources)
+        prepare(spec, folder, sources=sources)
+        for earlier in folder.parent.glob("*/"):
+            if earlier != folder and is_store(earlier):
+                remove(earlier)
+    return folder
 
 
 @contextmanager
@@ -254,14 +263,13 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
     places: Iterable[tuple[int, int]] = places_in(raw, text, 0, size)
     if text.are_ids:
-        known, characters = text.vocabulary
-        if (known := spec.vocab_size or known) is None:
-            most = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
+        if spec.vocab_size is None:
+            largest = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
             raise UserError(
-                f"{text.names[0]} holds token ids; give vocab_size, how many different ones there are: the "
-                f"largest is {most:,}, so at least {most + 1}."
+                f"{text.names[0]} contains token ids; give vocab_size, how many different ones there are: "
+                f"the largest is {largest:,}, so at least {largest + 1}."
             )
-        return CharacterTokenizer(characters) if len(characters) == known else IdTokenizer(known)
+        return IdTokenizer(spec.vocab_size)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
         random.Random(0).shuffle(every := list(places))
         places, size = every[: LEARNED_FROM // PIECE], LEARNED_FROM
@@ -281,7 +289,7 @@ def places_in(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tupl
     of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
     for place in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
         yield place
-        forget(raw)
+        drop_resident_pages(raw)
 
 
 def jobs(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[list[tuple[int, int, bool]]]:
@@ -315,11 +323,12 @@ def write_job(
                 )
             writer.add(ids, is_end=is_end)
             writer.counts.characters = writer.counts.tokens
-        forget(raw)
+        drop_resident_pages(raw)
         return
     texts = [text_at(raw, begin, end) for begin, end, _ in job]
-    ended = [tokenizer.ended(text) if is_end else text for text, (*_, is_end) in zip(texts, job, strict=True)]
-    for (begin, end, is_end), piece, tokens in zip(job, texts, tokenizer.numbers_of(ended), strict=True):
+    read = zip(texts, job, strict=True)
+    ended = [tokenizer.terminate(text) if is_end else text for text, (*_, is_end) in read]
+    for (begin, end, is_end), piece, tokens in zip(job, texts, tokenizer.ids_of(ended), strict=True):
         writer.add(tokens, is_end=is_end)
         writer.counts.bytes += end - begin
         writer.counts.characters += len(piece)
@@ -329,7 +338,7 @@ def write_job(
 def text_at(raw: mmap.mmap, begin: int, end: int) -> str:
     """The text between two bytes of a map, of which nothing stays in memory."""
     text = raw[begin:end].decode("utf-8", errors="surrogateescape")
-    forget(raw)
+    drop_resident_pages(raw)
     return text
 
 

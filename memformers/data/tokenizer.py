@@ -1,30 +1,36 @@
-"""What every tokenizer does."""
+"""Text to token ids and back: a token is a character, a byte, a word, or an id that is no text; subwords are
+in [`memformers.data.tokenizers`][]."""
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_value
+from memformers.data.files import bytes_of
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-Numbers = npt.NDArray[Any]
+TokenIds = npt.NDArray[Any]
 """Tokens ``[n]``, of an integer type."""
+EOS, UNKNOWN = "<eos>", "<unk>"
+COUNTED = 1 << 20
+"""Different words that are counted at once, beside those of the vocabulary."""
 
 
 class Tokenizer(ABC):
-    """Text to token numbers and back."""
-
     name: str
     vocab_size: int
 
     @abstractmethod
-    def numbers(self, text: str) -> Numbers:
+    def ids(self, text: str) -> TokenIds:
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
     @abstractmethod
@@ -32,18 +38,18 @@ class Tokenizer(ABC):
         """The bytes that tokens ``[n]`` stand for."""
 
     @abstractmethod
-    def saved(self) -> Any:
+    def to_json(self) -> Any:
         """What ``tokenizer.json`` holds."""
 
-    def numbers_of(self, texts: Sequence[str]) -> list[Numbers]:
-        """The tokens of each of ``texts``, ``[n]``; UserError as in [`numbers`][]."""
-        return list(map(self.numbers, texts))
+    def ids_of(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The tokens of each of ``texts``, ``[n]``; UserError as in [`ids`][]."""
+        return list(map(self.ids, texts))
 
     def encode(self, text: str) -> "Tensor":
-        """The tokens of ``text``, int64 ``[n]``; UserError as in [`numbers`][]."""
+        """The tokens of ``text``, int64 ``[n]``; UserError as in [`ids`][]."""
         import torch
 
-        return torch.from_numpy(self.numbers(text).astype(np.int64))
+        return torch.from_numpy(self.ids(text).astype(np.int64))
 
     def decode(self, tokens: "Tensor") -> str:
         """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
@@ -57,7 +63,7 @@ class Tokenizer(ABC):
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda token: decoder.decode(self.bytes_of(torch.tensor([token])))
 
-    def ended(self, text: str) -> str:
+    def terminate(self, text: str) -> str:
         """The end of a text as this tokenizer needs it."""
         return text
 
@@ -68,8 +74,152 @@ class Tokenizer(ABC):
 
         for text in ("\n", "\r", " "):
             try:
-                if len(self.numbers(text)):
+                if len(self.ids(text)):
                     return text
             except UserError:
                 continue
         return self.decode(torch.tensor([0]))
+
+
+class CharacterTokenizer(Tokenizer):
+    """One token for each different character of ``vocabulary``, in its order."""
+
+    name = "character"
+
+    def __init__(self, vocabulary: str):
+        if not vocabulary or len(set(vocabulary)) != len(vocabulary):
+            raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
+        self.vocabulary, self.vocab_size = vocabulary, len(vocabulary)
+        codes = code_points(vocabulary)
+        self._number = np.full(codes.max() + 2, -1)
+        """By code point; the last one is of all that are higher."""
+        self._number[codes] = np.arange(self.vocab_size)
+
+    def ids(self, text: str) -> TokenIds:
+        numbers: TokenIds = self._number[np.minimum(code_points(text), len(self._number) - 1)]
+        if (numbers < 0).any():
+            unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
+            named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
+            raise UserError(
+                f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
+                f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
+            )
+        return numbers
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
+
+    def to_json(self) -> Any:
+        return {"tokenizer": "character", "vocabulary": self.vocabulary}
+
+
+class ByteTokenizer(Tokenizer):
+    """One token for each of the 256 bytes; it can encode every text."""
+
+    name, vocab_size = "byte", 256
+
+    def ids(self, text: str) -> TokenIds:
+        return np.frombuffer(bytes_of(text), dtype=np.uint8)
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        return bytes(tokens.tolist())
+
+    def to_json(self) -> Any:
+        return {"tokenizer": "byte"}
+
+
+class IdTokenizer(Tokenizer):
+    """Token ids below ``vocab_size`` that are no text; in a prompt they are numbers between white space."""
+
+    name = "ids"
+
+    def __init__(self, vocab_size: int):
+        check_value("vocab_size", vocab_size, Count)
+        self.vocab_size = vocab_size
+
+    def ids(self, text: str) -> TokenIds:
+        for word in text.split():
+            if not (word.isdecimal() and int(word) < self.vocab_size):
+                raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
+        return np.array([int(word) for word in text.split()], dtype=np.int64)
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        return "".join(f" {token}" for token in tokens.tolist()).encode()
+
+    def to_json(self) -> Any:
+        return {"tokenizer": "ids", "vocab_size": self.vocab_size}
+
+
+class WordTokenizer(Tokenizer):
+    """One token for each word of ``vocabulary``, in its order; words are separated by white space. Each line
+    ends with ``<eos>``, and any other word is ``<unk>``. These are the numbers of the original Transformer-XL
+    (``utils/vocabulary.py``, as it reads WikiText-103)."""
+
+    name = "word"
+
+    def __init__(self, vocabulary: Sequence[str]):
+        self.vocabulary, self.vocab_size = list(vocabulary), len(vocabulary)
+        self._number = {word: i for i, word in enumerate(vocabulary)}
+        if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
+            raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
+
+    def ids(self, text: str) -> TokenIds:
+        words = words_and_ends(text)
+        numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
+        return np.fromiter(numbers, dtype=np.int64, count=len(words))
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        return "".join(map(self.decoder(), tokens.tolist())).encode()
+
+    def decoder(self) -> Callable[[int], str]:
+        """As in [`Tokenizer`][]; a word follows a space, except at the beginning of a line."""
+        space = ""
+
+        def piece(token: int) -> str:
+            nonlocal space
+            word, before = self.vocabulary[token], space
+            space = "" if word == EOS else " "
+            return "\n" if word == EOS else before + word
+
+        return piece
+
+    def to_json(self) -> Any:
+        return {"tokenizer": "word", "vocabulary": self.vocabulary}
+
+    def terminate(self, text: str) -> str:
+        return text if not text or text.endswith(("\n", "\r")) else text + "\n"
+
+
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """The number of each character in Unicode, ``[characters]``."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+
+
+def words_and_ends(text: str) -> list[str]:
+    """The words of ``text`` and, in place of the end of each line, ``<eos>``."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\n", f" {EOS} ").split()
+
+
+def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
+    """The most frequent words of a text in ``pieces``, those as frequent in the order in which they first
+    occurred; ``vocab_size`` tokens in all, or all words.
+
+    Where more than [`COUNTED`][] are different, the rarest are forgotten, and counted anew where they occur
+    again, so that memory is bounded. Raises UserError for as many where all words are asked for."""
+    most = COUNTED + (vocab_size or 0)
+    counts: Counter[str] = Counter()
+    for piece in pieces:
+        counts.update(words_and_ends(piece))
+        if len(counts) > most:
+            if vocab_size is None:
+                raise UserError(
+                    f"the training text has more than {most:,} different words; give vocab_size (all others "
+                    f"become {UNKNOWN}), or use tokenizer='bpe'."
+                )
+            counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
+    words = [word for word, _ in counts.most_common() if word != EOS]
+    if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):
+        words = [*words[: None if vocab_size is None else max(vocab_size - 2, 0)], UNKNOWN]
+    return WordTokenizer([EOS, *words])

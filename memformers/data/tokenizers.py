@@ -1,166 +1,222 @@
-"""Text to token numbers and back: a token is a character, a byte, a word, or a subword
-([`memformers.data.subwords`][])."""
+"""Tokenizers by their names and their files, and those of subwords, by Hugging Face's library: byte-level BPE
+that is learned from a text, and any ``tokenizer.json``."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_value
 from memformers.common.files import read_json, write_json
-from memformers.data.subwords import SubwordTokenizer, learn_bpe
-from memformers.data.tokenizer import Numbers, Tokenizer
-from memformers.data.utf8 import bytes_of, check_utf8
+from memformers.data.files import NOT_UTF8, bytes_of, check_utf8, pieces
+from memformers.data.tokenizer import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    IdTokenizer,
+    TokenIds,
+    Tokenizer,
+    WordTokenizer,
+    code_points,
+    learn_words,
+)
 
-if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
+if TYPE_CHECKING:
+    import tokenizers
     from torch import Tensor
 
 OWN = ("character", "frequency", "byte", "word", "bpe")
 """The tokenizers that are made for a text."""
 TOKENIZER = "tokenizer.json"
-EOS, UNKNOWN = "<eos>", "<unk>"
-COUNTED = 1 << 20
-"""Different words that are counted at once, beside those of the vocabulary."""
+DEFAULT_SUBWORDS = 8192
+LEARNED_WORDS = 2 << 20
+"""Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
+LONG_WORD = re.compile(r"\S{256}(?=\S)")
+"""Where a word is cut for learning, whose time grows with the square of its length: Chinese, or a genome."""
+WORD = re.compile(r"\w+|[^\w\s]+")
+"""About what byte-level BPE takes for a word."""
 
 
-class CharacterTokenizer(Tokenizer):
-    """One token for each different character of ``vocabulary``, in its order."""
+class SubwordTokenizer(Tokenizer):
+    """The tokenizer of Hugging Face's that ``source`` describes, the contents of its ``tokenizer.json``."""
 
-    name = "character"
+    def __init__(self, source: str, path: str = "tokenizer.json"):
+        import tokenizers
 
-    def __init__(self, vocabulary: str):
-        if not vocabulary or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
-        self.vocabulary, self.vocab_size = vocabulary, len(vocabulary)
-        codes = code_points(vocabulary)
-        self._number = np.full(codes.max() + 2, -1)
-        """By code point; the last one is of all that are higher."""
-        self._number[codes] = np.arange(self.vocab_size)
+        try:
+            self.inner = tokenizers.Tokenizer.from_str(source)
+        except Exception as error:  # of no class of its own
+            raise UserError(f"{path} can't be read as a tokenizer of Hugging Face's: {error}") from None
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self._data = json.loads(source)
+        self.name = str(self._data["model"].get("type", "subword")).lower()
+        vocabulary = self.inner.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise UserError(f"expected {path} to have tokens, got none.")
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._added = [token["content"] for token in self._data.get("added_tokens") or ()]
 
-    def numbers(self, text: str) -> Numbers:
-        """The tokens of ``text``, int64 ``[characters]``; UserError names the characters that the vocabulary
-        doesn't have, and where they stand."""
-        numbers: Numbers = self._number[np.minimum(code_points(text), len(self._number) - 1)]
-        if (numbers < 0).any():
-            unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
-            named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
+    @cached_property
+    def of_bytes(self) -> list[bytes] | None:
+        """The bytes of each token, where tokens are bytes; else None."""
+        decoder, alphabet = self._data.get("decoder") or {}, bytes_of_letters()
+        if decoder.get("type") != "ByteLevel":
+            return None
+        found = [b""] * self.vocab_size
+        for token, number in self.inner.get_vocab(with_added_tokens=True).items():
+            is_added = token in self._added or not alphabet.keys() >= set(token)
+            found[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
+        return found
+
+    def ids(self, text: str) -> TokenIds:
+        """The tokens of ``text``, int64 ``[n]``; UserError for a character that the vocabulary doesn't have,
+        and, unless tokens are bytes, for text that is not UTF-8."""
+        if not NOT_UTF8.search(text):
+            return self.ids_of([text])[0]
+        if self.of_bytes is None:
+            check_utf8(text, "the text")
+        number = {token: i for i, token in reversed([*enumerate(self.of_bytes or ())])}
+        parts = [
+            np.array([number[bytes_of(part)]]) if NOT_UTF8.match(part) else self.ids(part)
+            for part in re.split(f"({NOT_UTF8.pattern})", text)
+            if part
+        ]
+        return np.concatenate(parts)
+
+    def ids_of(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The tokens of each of ``texts``, ``[n]``, with all cores; UserError as in [`ids`][]."""
+        if any(map(NOT_UTF8.search, texts)):
+            return list(map(self.ids, texts))
+        cut = []
+        for raw in map(bytes_of, texts):
+            cut.append([raw[begin:end].decode() for begin, end in pieces(raw, 0, len(raw))])
+        every = list(chain.from_iterable(cut))
+        if self.of_bytes is None:
+            for piece in every:
+                self._check_known(piece)
+        try:  # by what knows no offsets
+            found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
+        except Exception as error:  # of no class of its own
+            why = "give it an unknown token, or use another tokenizer"
+            raise UserError(f"the tokenizer can't divide the text: {error}; {why}.") from None
+        return [np.concatenate([np.array(next(found).ids, dtype=np.int64) for _ in parts]) for parts in cut]
+
+    def _check_known(self, text: str) -> None:
+        """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""
+        model = self._data["model"]
+        if model.get("unk_token") is not None or model.get("byte_fallback") or self.name != "bpe":
+            return
+        missing = [
+            character
+            for character in sorted(set(text))
+            if not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
+        ]
+        if missing:
             raise UserError(
-                f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
-                f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
+                f"the tokenizer has no token for {', '.join(map(repr, missing[:5]))}, and no <unk>; leave "
+                f"these characters out, or use another tokenizer."
             )
-        return numbers
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The characters that tokens ``[n]`` are, in UTF-8."""
-        return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
-
-    def saved(self) -> Any:
-        """The vocabulary."""
-        return {"tokenizer": "character", "vocabulary": self.vocabulary}
-
-
-class ByteTokenizer(Tokenizer):
-    """One token for each of the 256 bytes; it can encode every text."""
-
-    name, vocab_size = "byte", 256
-
-    def numbers(self, text: str) -> Numbers:
-        """The tokens of ``text``, uint8 ``[bytes]``."""
-        return np.frombuffer(bytes_of(text), dtype=np.uint8)
-
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` are."""
-        return bytes(tokens.tolist())
-
-    def saved(self) -> Any:
-        """The name."""
-        return {"tokenizer": "byte"}
-
-
-class IdTokenizer(Tokenizer):
-    """Token ids below ``vocab_size`` that are no text; in a prompt they are numbers between white space."""
-
-    name = "ids"
-
-    def __init__(self, vocab_size: int):
-        check_value("vocab_size", vocab_size, Count)
-        self.vocab_size = vocab_size
-
-    def numbers(self, text: str) -> Numbers:
-        """The ids that ``text`` names, int64 ``[n]``; UserError for anything else."""
-        for word in text.split():
-            if not (word.isdecimal() and int(word) < self.vocab_size):
-                raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
-        return np.array([int(word) for word in text.split()], dtype=np.int64)
-
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The ids ``[n]`` as numbers, each after a space."""
-        return "".join(f" {token}" for token in tokens.tolist()).encode()
-
-    def saved(self) -> Any:
-        """How many ids there are."""
-        return {"tokenizer": "ids", "vocab_size": self.vocab_size}
-
-
-class WordTokenizer(Tokenizer):
-    """One token for each word of ``vocabulary``, in its order; words are separated by white space. Each line
-    ends with ``<eos>``, and any other word is ``<unk>``. These are the numbers of the original Transformer-XL
-    (``utils/vocabulary.py``, as it reads WikiText-103)."""
-
-    name = "word"
-
-    def __init__(self, vocabulary: Sequence[str]):
-        self.vocabulary, self.vocab_size = list(vocabulary), len(vocabulary)
-        self._number = {word: i for i, word in enumerate(vocabulary)}
-        if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
-            raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
-
-    def numbers(self, text: str) -> Numbers:
-        """The tokens of ``text``, int64 ``[words and ends of lines]``."""
-        words = words_and_ends(text)
-        numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
-        return np.fromiter(numbers, dtype=np.int64, count=len(words))
-
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The words of tokens ``[n]``, with a space between those of a line."""
-        return "".join(map(self.decoder(), tokens.tolist())).encode()
+        if (of_bytes := self.of_bytes) is not None:
+            return b"".join(of_bytes[i] for i in tokens.tolist())
+        return bytes_of(self.inner.decode(tokens.tolist(), skip_special_tokens=False))
 
     def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][]; a word follows a space, except at the beginning of a line."""
-        space = ""
+        if self.of_bytes is not None:
+            return super().decoder()
+        from tokenizers.decoders import DecodeStream
 
-        def piece(token: int) -> str:
-            nonlocal space
-            word, before = self.vocabulary[token], space
-            space = "" if word == EOS else " "
-            return "\n" if word == EOS else before + word
+        stream = DecodeStream(skip_special_tokens=False)
 
-        return piece
+        def step(token: int) -> str:
+            nonlocal stream
+            try:
+                return stream.step(self.inner, token) or ""
+            except Exception:  # of no class of its own, after bytes that are not UTF-8
+                stream = DecodeStream(skip_special_tokens=False)
+                return "\ufffd" + (stream.step(self.inner, token) or "")
 
-    def saved(self) -> Any:
-        """The vocabulary."""
-        return {"tokenizer": "word", "vocabulary": self.vocabulary}
+        return step
 
-    def ended(self, text: str) -> str:
-        """The end of a text, whose last line ends too."""
-        return text if not text or text.endswith(("\n", "\r")) else text + "\n"
-
-
-def code_points(text: str) -> npt.NDArray[np.uint32]:
-    """The number of each character in Unicode, ``[characters]``."""
-    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+    def to_json(self) -> Any:
+        return self._data
 
 
-def words_and_ends(text: str) -> list[str]:
-    """The words of ``text`` and, in place of the end of each line, ``<eos>``."""
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("\n", f" {EOS} ").split()
+def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
+    """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
+    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given. Raises UserError
+    where they don't have as many, and for fewer than the 256 bytes."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size is not None and vocab_size < 256:
+        raise UserError(f"expected vocab_size to be at least 256, the bytes, got {vocab_size}.")
+    inner: tokenizers.Tokenizer = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size or DEFAULT_SUBWORDS,
+        initial_alphabet=alphabet,
+        show_progress=sys.stderr.isatty(),
+    )
+    cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
+    in_the_background(inner.train_from_iterator, with_enough_words(cut), trainer)
+    learned = inner.get_vocab_size()
+    if vocab_size is not None and learned < vocab_size:
+        raise UserError(
+            f"vocab_size={vocab_size}, but the training text has only {learned} different subwords; use a "
+            f"smaller vocab_size, or a longer text."
+        )
+    return SubwordTokenizer(inner.to_str())
+
+
+def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
+    """The first of ``texts`` that have [`LEARNED_WORDS`][]: one without spaces between words, or with numbers
+    in place of words, has more of them than learning has memory for."""
+    known: set[str] = set()
+    size = 0
+    for text in texts:
+        yield text
+        new = set(WORD.findall(text)) - known
+        known |= new
+        size += sum(len(word.encode()) for word in new)
+        if size >= LEARNED_WORDS:
+            break
+
+
+def in_the_background(work: Callable[..., object], *args: object) -> None:
+    """Do some ``work`` of another language in a thread, so that Ctrl-C ends the wait for it."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work(*args)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    done.result()
+
+
+def bytes_of_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level token stands for: printable ones for themselves, the others
+    from U+0100 on, in order, as GPT-2's encoder has them."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    hidden = (byte for byte in range(256) if chr(byte) not in letters)
+    return {letter: ord(letter) if ord(letter) < 256 else next(hidden) for letter in letters}
 
 
 def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer:
@@ -183,29 +239,6 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     return CharacterTokenizer("".join(map(chr, found)))
 
 
-def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
-    """The most frequent words of a text in ``pieces``, those as frequent in the order in which they first
-    occurred; ``vocab_size`` tokens in all, or all words.
-
-    Where more than [`COUNTED`][] are different, the rarest are forgotten, and counted anew where they occur
-    again, so that memory is bounded. Raises UserError for as many where all words are asked for."""
-    most = COUNTED + (vocab_size or 0)
-    counts: Counter[str] = Counter()
-    for piece in pieces:
-        counts.update(words_and_ends(piece))
-        if len(counts) > most:
-            if vocab_size is None:
-                raise UserError(
-                    f"the training text has more than {most:,} different words; give vocab_size (all others "
-                    f"become {UNKNOWN}), or use tokenizer='bpe'."
-                )
-            counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
-    words = [word for word, _ in counts.most_common() if word != EOS]
-    if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):
-        words = [*words[: None if vocab_size is None else max(vocab_size - 2, 0)], UNKNOWN]
-    return WordTokenizer([EOS, *words])
-
-
 def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Tokenizer:
     """The tokenizer called ``name`` for ``text``, as by [`learn`][], or the one in the file with this
     name."""
@@ -223,8 +256,7 @@ def check_name(name: str) -> None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write ``tokenizer.json``, which [`load_tokenizer`][] reads."""
-    write_json(folder / TOKENIZER, tokenizer.saved())
+    write_json(folder / TOKENIZER, tokenizer.to_json())
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

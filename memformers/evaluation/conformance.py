@@ -106,7 +106,8 @@ class Checks:
         """A stream that was reset equals a fresh one, and changes no other."""
         S, M = self.S, max(size.mem_len for size in self.sizes)
         rate = math.lcm(*(size.compression_rate for size in self.sizes))
-        begin = rate * ((M + S) // rate + 1)  # the edge of a slot
+        begin = rate * ((M + S) // rate + 1)  # the edge of a slot, within a segment where there is one
+        begin += rate * (begin % S == 0)
         text = self.tokens(S * (begin // S + 4))
         starts = torch.zeros_like(text, dtype=torch.bool)
         starts[begin, 0] = True

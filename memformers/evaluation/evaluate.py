@@ -1,37 +1,55 @@
-"""Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory."""
+"""Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory;
+and losses in units in which models with different tokens can be compared."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.intervals import mean_of, mean_of_groups
-from memformers.data.streams import IGNORED, Reading, Segment, Tokens, documents_reading, plain_reading
+from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_moments
+from memformers.data.streams import (
+    IGNORED,
+    Reading,
+    Segment,
+    Tokens,
+    documents_reading,
+    plain_reading,
+    read_tokens,
+)
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.bits_per_byte import Units, comparable
 from memformers.models.base import eval_mode
 from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.vocabulary import TokenLosses
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
-BASELINE = "untouched"
-"""The name of the unchanged memory beside those of controls."""
+UNTOUCHED = "untouched"
+"""The name of the unmodified memory beside those of controls, in stored results too."""
+WORDS = ("word", "wordlevel")
+"""The names of tokenizers whose tokens are words."""
+AT_ONCE = 1 << 16
+"""Tokens that are decoded at once."""
+MIN_WORDS = 0.75
+"""The least share of a text's words that must consist of letters for a perplexity per word: it is 0.99 in
+Shakespeare, and 0.68 in Python's standard library."""
+NO_PUNCTUATION = str.maketrans("", "", ".,;:!?\"'`()-–—*_‘’“”«»…")
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
 shape."""
+Scores = tuple[Tensor, Tensor]
+"""Of each token ``[S, B]``, on the CPU: its loss in nats, and whether it was the most likely prediction."""
 
 
 class Evaluation:
-    """How well a model predicts the streams of a ``reading``, as sums: they take a number for each block of a
-    text or some for each document, and not one for each token. What was read before a segment can be
-    remembered as far as ``reach`` positions. Parts that several processes read are merged."""
+    """How well a model predicts the streams of a ``reading``, as sums: four numbers for each document, one
+    for each block of a plain text, and none for each token. ``reach`` is how many positions before a segment
+    the model can remember. Parts that several processes read are merged."""
 
     def __init__(self, reading: Reading, reach: int = 0):
         self.of_documents, self.reach = reading.of_documents, reach
@@ -40,13 +58,16 @@ class Evaluation:
         self.tokens = sum(reading.lengths)
         """How many tokens are predicted."""
         self._begins = self.lengths.cumsum(0) - self.lengths
-        blocks = 0 if self.of_documents else self.tokens // BLOCK
-        shapes = {"streams": (2, len(self.lengths)), "places": (2, reading.segment_len), "blocks": (blocks,)}
-        shapes |= {"compressed": (2,), "right": ()}
-        # Where there are two rows, losses and their number. By a number: of streams that had read so much.
-        self._sums: dict[str | int, Tensor] = {
-            name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
+        blocks, S = 0 if self.of_documents else self.tokens // BLOCK, reading.segment_len
+        shapes: dict[str, tuple[int, ...]] = {
+            "streams": (2, len(self.lengths)),
+            "full": (2, len(self.lengths)),
+            "places": (2, S),
         }
+        shapes |= {"filling": (-(-reach // S), 6), "blocks": (blocks,), "compressed": (2,), "right": ()}
+        # Rows of two: losses, and their number. Segments that begin beyond the reach are in "full", and those
+        # before them in "filling", as moments over streams.
+        self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def add(
         self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor, compressed: float = 0.0
@@ -58,14 +79,16 @@ class Evaluation:
         place = start + torch.arange(len(losses))[:, None]
         there = place < self.lengths[of]  # [S, B]
         nats = losses.double().where(there, 0.0)
-        found = torch.stack((nats, there.double()))  # [2, S, B]
+        pairs = torch.stack((nats, there.double()))  # [2, S, B]
+        totals = pairs.sum(1)  # [2, B]
         sums["right"] += (correct & there).sum()
         sums["compressed"] += torch.tensor([compressed, float(compressed > 0)])
-        sums["places"][:, : len(nats)] += found.sum(2)
-        if (before := min(start, self.reach)) not in sums:
-            sums[before] = torch.zeros_like(sums["streams"])
-        for name in ("streams", before):
-            sums[name].index_add_(1, of, found.sum(1))
+        sums["places"][:, : len(nats)] += pairs.sum(2)
+        sums["streams"].index_add_(1, of, totals)
+        if start >= self.reach:
+            sums["full"].index_add_(1, of, totals)
+        else:  # the only segment of these streams that begins here
+            sums["filling"][start // sums["places"].shape[1]] += moments(*totals)
         if len(sums["blocks"]):
             block = (place + self._begins[of]) // BLOCK
             counted = there & (block < len(sums["blocks"]))
@@ -74,7 +97,7 @@ class Evaluation:
     def merge(self, other: "Evaluation") -> None:
         """Add what another process read of the same reading."""
         for name, sums in other._sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + sums
+            self._sums[name] = self._sums[name] + sums
 
     @property
     def nats(self) -> float:
@@ -110,7 +133,7 @@ class Evaluation:
         difficult. NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for
         other documents of this kind; NaN for a single one."""
         if self.of_documents:
-            return self._half_width(self._sums["streams"])
+            return self._mean(self._sums["streams"]).half_width
         blocks = (self._sums["blocks"] / BLOCK).tolist()
         return mean_of(blocks).half_width if blocks else math.nan
 
@@ -128,17 +151,25 @@ class Evaluation:
 
         A stream counts as one observation, since its neighbouring segments are similarly difficult.
         """
-        found = []
-        for before in sorted(name for name in self._sums if isinstance(name, int)):
-            total, count = self._sums[before].sum(1).tolist()
-            found.append((before, total / count, self._half_width(self._sums[before])))
-        return found
+        S, filling = self._sums["places"].shape[1], self._sums["filling"].tolist()
+        means = [(i * S, mean_of_moments(*row)) for i, row in enumerate(filling) if row[0]]
+        if self._sums["full"][1].any():
+            means.append((self.reach, self._mean(self._sums["full"])))
+        return [(before, mean.mean, mean.half_width) for before, mean in means]
 
-    def _half_width(self, of_streams: Tensor) -> float:
+    def _mean(self, of_streams: Tensor) -> Mean:
         sums, counts = of_streams
+        mean = mean_of_groups(sums.tolist(), [int(n) for n in counts])
         if self.of_documents:  # of unequal length
-            return mean_of_groups(sums.tolist(), [int(n) for n in counts]).half_width
-        return mean_of((sums / counts)[counts > 0].tolist()).half_width
+            return mean
+        return replace(mean, half_width=mean_of((sums / counts)[counts > 0].tolist()).half_width)
+
+
+def moments(sums: Tensor, counts: Tensor) -> Tensor:
+    """Of groups with these ``sums [B]`` of ``counts [B]`` numbers: how many groups have any, and the totals
+    of the sums, of the counts, of the squares of both, and of their products, ``[6]``."""
+    products = (sums, counts, sums * sums, counts * counts, sums * counts)
+    return torch.stack([(counts > 0).sum().double(), *(x.sum() for x in products)])
 
 
 @torch.no_grad()
@@ -147,9 +178,9 @@ def read_segments(
     segments: Iterable[Segment],
     controls: Mapping[str, Control] | None = None,
     warm_up: int = 0,
-) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, TokenLosses]]]:
+) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, Scores]]]:
     """Read ``segments``, of ``[S, B]`` tokens, each with the memory that the one before it left. Yields each
-    with this memory, its auxiliary loss and its scores, as [`BASELINE`][]; and, unless it ends within the
+    with this memory, its auxiliary loss and its scores, as [`UNTOUCHED`][]; and, unless it ends within the
     first ``warm_up`` positions of its streams, those with what each of the ``controls`` makes of the memory.
 
     Streams that start over begin with an empty memory; of a segment of fewer streams than the memory has, the
@@ -163,8 +194,10 @@ def read_segments(
             raise UserError("controls exchange memories between streams; use at least 2 streams.")
         memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
         read = model(inputs, memory, targets)
-        changed = {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
-        yield segment, memory, read.auxiliary_loss, {BASELINE: read.scores, **changed}
+        scores = {UNTOUCHED: read.scores}
+        scores |= {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
+        by_token = {name: (of.losses.cpu(), of.correct.cpu()) for name, of in scores.items()}
+        yield segment, memory, read.auxiliary_loss, by_token
         memory = read.memory
 
 
@@ -201,19 +234,81 @@ def evaluate_reading(
 ) -> Evaluation:
     """Predict ``tokens [n]`` in the order of ``reading``, whose groups may leave out streams that another
     process reads. ``progress`` may raise any exception to end it."""
-    found = Evaluation(reading, model.config.remembered_positions)
+    evaluation = Evaluation(reading, model.config.remembered_positions)
     with eval_mode(model):
         read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)
         for (numbers, start), (segment, _, compressed, scores) in read:
-            losses, correct = scores[BASELINE].losses.cpu(), scores[BASELINE].correct.cpu()
-            found.add(numbers, start, losses, correct, float(compressed))
+            losses, correct = scores[UNTOUCHED]
+            evaluation.add(numbers, start, losses, correct, float(compressed))
             progress(losses[segment.targets != IGNORED])
-    return found
+    return evaluation
+
+
+@dataclass(frozen=True)
+class Units:
+    """What the predicted tokens are: all of a text, or of each document, but the first."""
+
+    tokens: int
+    bytes: int
+    """In UTF-8, of the text that the tokens stand for; 0 for ids that stand for none."""
+    characters: int
+    """Each counts where its first byte is predicted; of ids, each token."""
+    words: int
+    """Separated by white space; each counts where it begins. 0 for a text that is not mostly words, such as
+    source code."""
+
+
+def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = ()) -> Units:
+    """What is predicted of ``tokens [n]``, or of ``documents``, given by their numbers of tokens."""
+    lengths = documents or (len(tokens),)
+    predicted = sum(max(length - 1, 0) for length in lengths)
+    if tokenizer.name == "ids":
+        return Units(predicted, 0, predicted, 0)
+    counts, end = np.zeros(4, dtype=np.int64), 0
+    for length in lengths:
+        begin, end = end, end + length
+        for at in range(begin + 1, end, AT_ONCE):
+            # The token before shows where a word continues, and whether a space follows it.
+            read = read_tokens(tokens, torch.arange(at - 1, min(at + AT_ONCE, end)))
+            counts += count_units(tokenizer.bytes_of(read))
+            counts[:3] -= count_units(tokenizer.bytes_of(read[:1]))[:3]
+    n_bytes, characters, words, of_letters = counts.tolist()
+    return Units(predicted, n_bytes, characters, words if of_letters >= MIN_WORDS * words else 0)
+
+
+def count_units(raw: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The bytes, characters and words in a slice of a text, and its words of letters, int64 ``[4]``."""
+    continues = np.frombuffer(raw, np.uint8) & 0xC0 == 0x80
+    words = raw.decode("utf-8", errors="surrogateescape").split()
+    of_letters = sum(word.translate(NO_PUNCTUATION).isalpha() for word in words)
+    return np.array([len(raw), len(raw) - continues.sum(), len(words), of_letters])
+
+
+def comparable(nats: float, of: Units, tokenizer: Tokenizer) -> dict[str, float]:
+    """The loss of all predicted tokens together, in bits per character and per byte; where tokens are words,
+    also as ``perplexity`` over all of them, ends of lines included (Dai et al. 2019, section 4.1); where they
+    are subwords, as ``word_perplexity`` of the text's words (Rae et al. 2020, section 4.1). NaN for what
+    doesn't apply."""
+    bits, are_words = nats / math.log(2), tokenizer.name in WORDS
+    are_subwords = not are_words and tokenizer.name not in ("character", "byte", "ids")
+    return {
+        "bits_per_character": bits / of.characters if of.characters else math.nan,
+        "bits_per_byte": bits / of.bytes if of.bytes else math.nan,
+        "perplexity": perplexity(nats, of.tokens * are_words),
+        "word_perplexity": perplexity(nats, of.words * are_subwords),
+    }
+
+
+def perplexity(nats: float, n: int) -> float:
+    """Of ``n`` predictions with this loss in all; NaN of none, and infinite where it is too large."""
+    if not n:
+        return math.nan
+    return math.exp(nats / n) if nats / n < 700 else math.inf
 
 
 def summary(evaluation: Evaluation, tokenizer: Tokenizer, of: Units) -> dict[str, float]:
-    """The numbers that papers compare, for the text or the documents that were evaluated; ``of`` says what
-    was predicted of them ([`memformers.evaluation.bits_per_byte`][])."""
+    """The numbers that papers compare, for the text or the documents that were evaluated; ``of`` is what was
+    predicted of them."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
@@ -236,12 +331,12 @@ def with_lengths(
     positions than there are learned ones.
     """
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    given: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
-    for name, length in given.items():
+    changes: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
+    for name, length in changes.items():
         if not applies_to(name, model.config.model):
-            whose, got = " or ".join(SETTING_MODELS[name]), model.config.model
-            raise UserError(f"{name}={length} is for {whose}, got a {got} model; leave it out.")
-    config = replace(model.config, **given)
+            models = " or ".join(SETTING_MODELS[name])
+            raise UserError(f"{name}={length} is for {models}, but the model is a {model.config.model}.")
+    config = replace(model.config, **changes)
     attention = model.transformer.memory_layers[0].self_attn
     if attention.positions == "learned" and config.longest_attention > attention.max_positions:
         raise UserError(

@@ -76,7 +76,7 @@ def recall_by_distance(
     Raises UserError if there is only one stream, since controls exchange them.
     """
     pairs, bins, places = list(segments), [], []
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    by_control: dict[str, list[tuple[Tensor, Tensor]]] = {}
     with eval_mode(model):
         read = read_segments(model, (segment for segment, _ in pairs), controls, warm_up)
         for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
@@ -87,9 +87,8 @@ def recall_by_distance(
             before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
             bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
             places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
-            for name, of_asks in scores.items():
-                answers = of_asks.correct.cpu()[asked], of_asks.losses.cpu()[asked]
-                found.setdefault(name, []).append(answers)
+            for name, (losses, correct) in scores.items():
+                by_control.setdefault(name, []).append((correct[asked], losses[asked]))
     bin_of, place_of = torch.cat(bins), torch.cat(places)
 
     def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:
@@ -106,7 +105,7 @@ def recall_by_distance(
             loss=loss,
         )
 
-    return {name: recall(answers) for name, answers in found.items()}
+    return {name: recall(answers) for name, answers in by_control.items()}
 
 
 def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:

@@ -65,7 +65,9 @@ class LayerCache:
         if len(x) == 1:
             attended = self.attend_single_step(query, key, value, key_start)
         else:
-            terms = {name: t[:, :K] if name in ("r", "s") else t for name, t in self.terms.items()}
+            terms: dict[str, Any] = {
+                name: t[:, :K] if name in ("r", "s") else t for name, t in self.terms.items()
+            }
             attended = relative_attention(
                 query, key.mT, value, **terms, key_start=key_start, kernel=attention.kernel
             )
@@ -160,7 +162,7 @@ class Stepper:
     def weight_versions(self) -> list[tuple[int, int]]:
         """Where each weight is, and how often it was changed."""
         weights = (parameters[name] for parameters, name in self.parameters)
-        return [(x.data_ptr(), x._version) for x in weights]
+        return [(x.data_ptr(), x._version) for x in weights if x is not None]
 
     def begin(self, memory: Memory, *, reuse: bool = False) -> None:
         """Start a segment after ``memory``. With ``reuse``, the keys of all that it has of the past and of
@@ -251,9 +253,10 @@ class Stepper:
 
 def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:
     """One map, to the outputs of all ``maps`` of the same input, where all are unmodified; else ``maps``."""
-    if not all(is_unmodified(module, nn.Linear) for module in maps):
+    linear_maps = [module for module in maps if is_unmodified(module, nn.Linear)]
+    if len(linear_maps) < len(maps):
         return list(maps)
-    weights, biases = zip(*(folded(None, module) for module in maps), strict=True)
+    weights, biases = zip(*(folded(None, module) for module in linear_maps), strict=True)
     weight, bias = torch.cat(weights), torch.cat(biases)
     size = weight.shape[1], len(weight)  # without first weights, which would draw from everybody's generator
     one = nn.utils.skip_init(nn.Linear, *size, device=weight.device, dtype=weight.dtype)

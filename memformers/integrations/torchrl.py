@@ -21,17 +21,17 @@ class MemoryModule(TensorDictModuleBase):
     """A [`memformers.MemoryCore`][] of features F to D between an environment and a head. Raises ValueError
     for a compressive one whose ``segment_len`` is no multiple of its compression rate.
 
-    It reads single steps; within ``set_recurrent_mode(True)``, as in losses, windows, whose last dimension is
-    time. Both give the same numbers. An episode begins where ``is_init`` is true, as with ``doc_starts``, and
-    is read exactly as alone. What begins in a window, and each episode in it, begins with the memory that the
-    tensordict has there, as in TorchRL's own modules. The gradient ends where the first segment began.
-    Compressions learn from their own loss in every backward pass.
+    It reads single steps, or, within ``set_recurrent_mode(True)`` as in losses, windows whose last dimension
+    is time; both give the same numbers. An episode starts where ``is_init`` is true, and is read exactly as
+    alone. A window, and each episode in it, starts with the memory that the tensordict has there, as in
+    TorchRL's modules. The gradient ends where the first segment began. Compressions learn from their own loss
+    in every backward pass.
 
     Args:
-        core: What remembers.
-        in_key: Where the features are, ``[…, F]``.
-        out_key: Where the outputs go, ``[…, D]``.
-        memory_key: Where the memory is, float32 ``[…, N]``. A step writes the next one, a window none.
+        core: The network with memory.
+        in_key: Key of the features, ``[…, F]``.
+        out_key: Key of the outputs, ``[…, D]``.
+        memory_key: Key of the memory, float32 ``[…, N]``. A step writes the next one, a window none.
     """
 
     def __init__(
@@ -58,49 +58,51 @@ class MemoryModule(TensorDictModuleBase):
         self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """What gives an environment an empty memory where an episode begins: zeros."""
+        """Adds a memory of zeros where an episode starts."""
         return TensorDictPrimer({self.in_keys[1]: self.spec}, expand_specs=True)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read what is at ``in_keys``, ``[…]`` steps or ``[…, T]`` windows, and write ``out_keys``."""
-        for key, how in zip(self.in_keys[1:], ("make_tensordict_primer()", "InitTracker()"), strict=True):
+        """Read ``in_keys``, ``[…]`` steps or ``[…, T]`` windows, and write ``out_keys``."""
+        for key, transform in zip(
+            self.in_keys[1:], ("make_tensordict_primer()", "InitTracker()"), strict=True
+        ):
             if tensordict.get(key, None) is None:
-                raise UserError(f"the tensordict has no {key!r}; append {how} to the environment.")
-        x, memory, begins = (tensordict.get(key) for key in self.in_keys)
+                raise UserError(f"the tensordict has no {key!r}; append {transform} to the environment.")
+        x, memory, is_init = (tensordict.get(key) for key in self.in_keys)
         is_window = recurrent_mode()
-        flat, rows = (each.reshape(-1, each.shape[-1]) for each in (x, memory))
-        begins = begins.reshape(-1, x.shape[-2] if is_window else 1)
-        first = torch.cat((torch.ones_like(begins[:, :1]), begins[:, 1:]), dim=1)
-        starts = first.flatten().nonzero()[:, 0]  # an episode's part of a window is a stream of its own
+        flat, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, memory))
+        is_init = is_init.reshape(-1, x.shape[-2] if is_window else 1)
+        first = torch.cat((torch.ones_like(is_init[:, :1]), is_init[:, 1:]), dim=1)
+        starts = first.flatten().nonzero()[:, 0]  # each episode in a window is a separate stream
         lengths = starts.diff(append=starts.new_tensor([len(flat)]))
         parts = pad_sequence(flat.split(lengths.tolist()), batch_first=True)
-        rows = rows[starts] if is_window else rows.masked_fill(begins, 0)
+        rows = rows[starts] if is_window else rows.masked_fill(is_init, 0)
         output, after = self.read(parts, lengths, rows)
         if not is_window:
             tensordict.set(self.out_keys[1], after.view_as(memory))
-        there = torch.arange(parts.shape[1], device=x.device) < lengths[:, None]
-        return tensordict.set(self.out_keys[0], output[there].view(*x.shape[:-1], -1))
+        is_step = torch.arange(parts.shape[1], device=x.device) < lengths[:, None]
+        return tensordict.set(self.out_keys[0], output[is_step].view(*x.shape[:-1], -1))
 
     def read(self, x: Tensor, lengths: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The first ``lengths [P]`` of features ``x [P, T, F]`` of P streams, after their memories ``rows
-        [P, N]``: outputs ``[P, T, D]``, and the memories after them. A row is the memory before the running
-        segment, what that has read, and how much. This is read again, so that all segments begin together."""
+        """Read the first ``lengths [P]`` of features ``x [P, T, F]`` after the memories ``rows [P, N]``:
+        outputs ``[P, T, D]`` and new rows. A row is the memory before the running segment, the features of
+        that segment, and their number. These are read again, so that all segments start together."""
         S, (P, T, F) = self.core.config.segment_len, x.shape
         before, running, clock = rows.split([self.size, (S - 1) * F, 1], dim=1)
-        clock, known = clock.long(), torch.cat((running.view(P, S - 1, F).to(x.dtype), x), dim=1)
+        clock, features = clock.long(), torch.cat((running.view(P, S - 1, F).to(x.dtype), x), dim=1)
         ends = clock + lengths[:, None]  # [P, 1]
         at = torch.arange(int(ends.max()), device=x.device)
         place = torch.where(at < clock, at, S - 1 + at - clock).clamp(max=S - 2 + T)  # [P, ·]
-        inputs = known.gather(1, place[..., None].expand(-1, -1, F)).transpose(0, 1)
+        inputs = features.gather(1, place[..., None].expand(-1, -1, F)).transpose(0, 1)
         outputs = []
         for begin, segment in zip(range(0, len(at), S), inputs.split(S), strict=True):
-            going = (ends[:, 0] > begin).nonzero()[:, 0]
-            output, after, loss = self.core(segment[:, going], self.unpacked(before[going]))
+            active = (ends[:, 0] > begin).nonzero()[:, 0]
+            output, after, loss = self.core(segment[:, active], self.unpacked(before[active]))
             output = _WithLoss.apply(output, loss) if loss.requires_grad else output
-            outputs.append(output.new_zeros(len(segment), P, output.shape[2]).index_copy(1, going, output))
-            full = ends[going, 0] >= begin + S
+            outputs.append(output.new_zeros(len(segment), P, output.shape[2]).index_copy(1, active, output))
+            full = ends[active, 0] >= begin + S
             if full.any():
-                before = before.index_copy(0, going[full], self.packed(after.streams(full)))
+                before = before.index_copy(0, active[full], self.packed(after.streams(full)))
         place = (clock + torch.arange(T, device=x.device)).clamp(max=len(at) - 1)
         read = torch.cat(outputs).transpose(0, 1)
         output = read.gather(1, place[..., None].expand(-1, -1, read.shape[2]))
@@ -109,20 +111,18 @@ class MemoryModule(TensorDictModuleBase):
         return output, torch.cat((before, running.detach().float(), (ends % S).float()), dim=1)
 
     def packed(self, memory: Memory) -> Tensor:
-        """The memory of B streams as rows ``[B, ·]``."""
         assert memory.valid is not None
-        kept = [x.transpose(0, 1).flatten(1) for tensors in memory.parts.values() for x in tensors]
-        return torch.cat([x.float() for x in (memory.valid[:, None], *kept)], dim=1)
+        parts = [x.transpose(0, 1).flatten(1) for tensors in memory.parts.values() for x in tensors]
+        return torch.cat([x.float() for x in (memory.valid[:, None], *parts)], dim=1)
 
     def unpacked(self, rows: Tensor) -> Memory:
-        """The memory of B streams that are rows ``[B, ·]``."""
         dtype, D = self.core.transformer.weight.dtype, self.core.config.d_model
         parts = iter(rows[:, 1:].split([n * D for lengths in self.lengths.values() for n in lengths], dim=1))
-        made = {
+        tensors = {
             kind: tuple(next(parts).unflatten(1, (n, D)).transpose(0, 1).to(dtype) for n in lengths)
             for kind, lengths in self.lengths.items()
         }
-        return Memory(**made, valid=rows[:, 0].long())
+        return Memory(**tensors, valid=rows[:, 0].long())
 
 
 class _WithLoss(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Multi-head attention over memory and segment, which depends on distances and not on absolute positions."""
 
 import os
+from typing import TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from memformers.kernels import KernelName, is_concrete_cpu, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.config import Positions, check_heads, check_positions
 
+M = TypeVar("M", bound=nn.Module)
 KERNEL_VARIABLE = "MEMFORMERS_KERNEL"
 SLICES = 4
 """Into how many matrices a weight is cut for one or two rows."""
@@ -265,7 +267,7 @@ def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Ten
     return like.new_empty(distances, features)
 
 
-def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_unmodified(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of this ``kind`` and calling it computes what its weights say: it has no
     hooks, of its own or for all modules, and no ``forward`` of its own. None is wrapped, quantized or
     parametrized; weight norm and pruning are hooks."""

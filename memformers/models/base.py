@@ -148,7 +148,7 @@ class MemoryStack(nn.Module):
     @property
     def sizes(self) -> list[MemorySizes]:
         """How much each layer remembers."""
-        return [layer.size for layer in self.memory_layers]
+        return [cast(MemoryLayer, layer).size for layer in self.layers]
 
     def resize(self, sizes: Sequence[MemorySizes]) -> None:
         """Let each layer remember as much as its size of ``sizes`` says."""
@@ -168,7 +168,7 @@ class MemoryStack(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A weight ``[D]`` that no adapter or quantization replaces, for its dtype and device."""
-        return self.memory_layers[0].norm_ff.weight
+        return cast(MemoryLayer, self.layers[0]).norm_ff.weight
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

@@ -2,7 +2,8 @@
 2020, arXiv 1911.05507, sections 3.2 and 3.2.1)."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,7 @@ def by_slot(mem: Tensor, c: int) -> Tensor:
     return rearrange(mem, "(n c) b d -> n c b d", c=c)
 
 
+@dataclass(frozen=True)
 class AttentionReconstructionLoss:
     """The mean squared error between the segment's content attention to the memories that are compressed and
     to their slots, summed over ``layers`` (Rae et al. 2020, section 3.2.1, algorithm 2). It trains only f_c.
@@ -163,8 +165,7 @@ class AttentionReconstructionLoss:
         torch.Size([])
     """
 
-    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
-        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+    layers: Sequence[nn.Module] | nn.ModuleList
 
     def __call__(
         self,
@@ -181,7 +182,8 @@ class AttentionReconstructionLoss:
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
         if c_mem is None:
-            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
+            f_cs = [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
+            c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
         masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
         losses = [
             layer_loss(layer, x, old, new, hidden)
@@ -191,9 +193,7 @@ class AttentionReconstructionLoss:
         return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
 
 
-def layer_loss(
-    layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None
-) -> Tensor:
+def layer_loss(layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
     ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     attention = layer.self_attn

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,10 @@ class CompressiveTransformer(MemoryStack):
     ):
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
-        for one in self.compressive_layers:
-            learns = any(parameter.requires_grad for parameter in one.compress.parameters())
-            if compression_loss == "none" and learns and not one.size.bptt:
-                name = type(one.compress).__name__
+        for f_c, size in zip(self.compressions, self.sizes, strict=True):
+            learns = any(parameter.requires_grad for parameter in f_c.parameters())
+            if compression_loss == "none" and learns and not size.bptt:
+                name = type(f_c).__name__
                 raise UserError(
                     f"compression_loss='none' would not train {name}; use 'attention', bptt=1, or an f_c "
                     f"without parameters."
@@ -93,8 +93,8 @@ class CompressiveTransformer(MemoryStack):
         computes its newest slots again from ``memory.slot_inputs``, so that the language model's loss reaches
         it (section 3.2.1, backpropagation through time)."""
         if any(map(len, memory.slot_inputs)) and self.training and torch.is_grad_enabled():
-            of_layers = zip(self.compressive_layers, memory.c_mem, memory.slot_inputs, strict=True)
-            memory = replace(memory, c_mem=tuple(recompute_newest_slots(*of_layer) for of_layer in of_layers))
+            by_layer = zip(self.layers, memory.c_mem, memory.slot_inputs, strict=True)
+            memory = replace(memory, c_mem=tuple(recompute_newest_slots(*parts) for parts in by_layer))
         return super().read(x, memory, mask, doc_starts)
 
     def update_memory(
@@ -105,18 +105,13 @@ class CompressiveTransformer(MemoryStack):
         memory, compressed = compress_memory(memory, inputs, self.compressions, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
-        loss = compression.AttentionReconstructionLoss(self.compressive_layers)
+        loss = compression.AttentionReconstructionLoss(self.layers)
         return memory, loss(inputs, compressed.old, compressed.new, compressed.n_masked)
 
     @property
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c."""
-        return [layer.compress for layer in self.compressive_layers]
-
-    @property
-    def compressive_layers(self) -> list[CompressiveTransformerLayer]:
-        """The layers, by their type."""
-        return cast(list[CompressiveTransformerLayer], list(self.layers))
+        return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
 
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
@@ -128,7 +123,7 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     return learned[config.compression](rate, config.d_model, config.compression_start)
 
 
-def recompute_newest_slots(layer: CompressiveTransformerLayer, slots: Tensor, slot_inputs: Tensor) -> Tensor:
+def recompute_newest_slots(layer: Any, slots: Tensor, slot_inputs: Tensor) -> Tensor:
     """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from their inputs,
     ``slot_inputs [m·c, B, D]``."""
     c, of_segment = layer.size.compression_rate, layer.size.slots_per_segment

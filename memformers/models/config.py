@@ -61,7 +61,9 @@ class MemorySizes:
     """S, in positions."""
     window: Length | None = None
     """How many of the newest keys a query sees, its own included; None for all."""
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
@@ -77,6 +79,8 @@ class MemorySizes:
     @property
     def slot_input_positions(self) -> int:
         """How many positions a memory keeps of its newest slots, for f_c to learn from a later loss."""
+        if not self.bptt:
+            return 0
         return min(self.bptt * self.slots_per_segment, self.c_mem_len) * self.compression_rate
 
     @property

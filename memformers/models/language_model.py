@@ -122,9 +122,9 @@ class MemoryLM(Pretrained):
         if targets is None:
             return LMOutput(self.predict(hidden), memory, loss)
         head, embed, by_token = self.head, self.embed, not self.training
-        is_adaptive = isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding)
         # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
-        if is_adaptive and not torch.compiler.is_compiling():
+        may_choose = not torch.compiler.is_compiling()
+        if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
             scores = vocabulary.adaptive_losses(head, embed, hidden, targets, by_token=by_token)
         else:
             scores = vocabulary.token_losses(self.predict(hidden), targets, by_token=by_token)
@@ -142,29 +142,24 @@ class MemoryLM(Pretrained):
         return self.transformer.weight.device
 
     def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
-        """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
-        check_tokens(tokens, self.config.n_tokens)
-        if tokens.device != self.device:
-            raise UserError(f"tokens are on {tokens.device}, but the model is on {self.device}; move them.")
+        """Raise ValueError unless ``tokens`` are integers of this vocabulary, ``[S, B]``, S and B at least 1,
+        of ``batch`` streams. On a GPU, the embedding checks the values."""
+        if not isinstance(tokens, Tensor):
+            raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
+        if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"expected tokens as int64 or int32 integers [S, B], at least one, got {tokens.dtype} "
+                f"{list(tokens.shape)}."
+            )
         if batch is not None and tokens.shape[1] != batch:
             raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
+        low, high = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0)
+        if low < 0 or high >= (size := self.config.n_tokens):
+            raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
+        if tokens.device != (device := self.transformer.weight.device):
+            raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
         one = self.transformer.weight.expand(1, batch, -1)
         check_memory(memory, one, self.transformer.sizes)
-
-
-def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Raise ValueError unless ``tokens`` is integers ``[S, B]``, S and B at least 1, each below
-    ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
-    if not isinstance(tokens, Tensor):
-        raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
-    if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
-        raise UserError(
-            f"expected tokens as int64 or int32 integers [S, B], at least one, got {tokens.dtype} "
-            f"{list(tokens.shape)}."
-        )
-    low, high = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0)
-    if low < 0 or high >= vocab_size:
-        raise UserError(f"expected tokens below vocab_size={vocab_size}, got tokens from {low} to {high}.")

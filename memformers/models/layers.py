@@ -141,17 +141,15 @@ class MemoryLayer(nn.Module):
             cached: Attention over cached keys and values, in place of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        y = self.dropped(cached(x) if cached else self.attend(x, past, mask, key_start))  # [S, B, D]
+        y = cached(x) if cached else self.attend(x, past, mask, key_start)  # [S, B, D]
+        y = self.dropout(y) if self.training else y  # a call without effect would slow down each token
         if self.norm == "post":
             x = self.norm_self_attn(x + y)
-            return self.norm_ff(x + self.dropped(self.feed_forward(x)))
+            return self.norm_ff(x + self.dropout(self.feed_forward(x)))
         x = x + y if self.gate_self_attn is None else self.gate_self_attn(x, y.relu())
-        y = self.dropped(self.feed_forward(self.norm_ff(x)))
+        y = self.feed_forward(self.norm_ff(x))
+        y = self.dropout(y) if self.training else y
         return x + y if self.gate_ff is None else self.gate_ff(x, y.relu())
-
-    def dropped(self, x: Tensor) -> Tensor:
-        """Dropout of ``x``, of any shape; a call without effect would slow down each token in eval mode."""
-        return self.dropout(x) if self.training else x
 
     def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
         """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to itself, both

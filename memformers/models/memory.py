@@ -149,7 +149,7 @@ class Memory:
                 f"expected memories of the same lengths, got {lengths[0]} and, at index {other}, "
                 f"{lengths[other]}; join memories of one model that have read as many segments."
             )
-        parts = {
+        parts: dict[str, Any] = {
             name: tuple(torch.cat(xs, dim=1) for xs in zip(*(m.parts[name] for m in memories), strict=True))
             for name in first.parts
         }
@@ -227,7 +227,7 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-    first_alike = [sizes.index(size) for size in sizes]
+    settings = [(size.mem_len, size.c_mem_len, size.compression_rate) for size in sizes]
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != len(sizes):
             raise UserError(
@@ -237,11 +237,11 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
             n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
             check_streams(f"{name} of layer {i}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
             limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len}
-            limit, alike = limits.get(name, size.slot_input_positions), len(tensors[first_alike[i]])
-            if n > limit or n != alike:
+            limit, first = limits.get(name, size.slot_input_positions), settings.index(settings[i])
+            if n > limit or n != len(tensors[first]):  # layers of one size have one length
                 raise UserError(
                     f"{name} has length {n} in layer {i}, where this model keeps at most {limit}, and "
-                    f"{alike} in layer {first_alike[i]}; use it with the model that made it."
+                    f"{len(tensors[first])} in layer {first}; use it with the model that made it."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
     for i, (inputs, size) in enumerate(zip(memory.slot_inputs, sizes, strict=False)):
@@ -345,8 +345,9 @@ def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, rate: int) -> Te
     too. Raises ValueError for slots of another shape."""
     if not len(mem):
         return mem
-    slots = compress(mem)
-    check_returned(type(compress), "forward", slots, (len(mem) // rate, *mem.shape[1:]))
+    slots, shape = compress(mem), (len(mem) // rate, *mem.shape[1:])
+    if not isinstance(slots, Tensor) or slots.shape != shape:
+        check_returned(type(compress), "forward", slots, shape)
     return slots.to(mem.dtype)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from memformers.common.intervals import Mean, mean_of, mean_of_known, paired
-from memformers.report.markdown import Markup, number, table
+from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of, mean_of_known, paired, t_quantile
+from memformers.report.markdown import DASH, Markup, Table, number, table
 from memformers.runs.folder import TOKENS, baseline_of
 from memformers.runs.reader import Run
 
@@ -57,10 +57,17 @@ class Measure:
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
 
     def cell(self, difference: Mean | None) -> str:
-        """A difference in a table: emphasized, which a page shows in grey, if its interval contains zero."""
+        """A difference in a table: emphasized, which a page shows in grey, unless its interval leaves out
+        zero. Of two seeds, both differences."""
         shown = self.shown_difference(difference)
-        unseen = difference and abs(difference.mean) <= difference.half_width
-        return Markup(f"*{shown}*") if unseen else shown
+        if difference is None or difference.n == 1 or difference.leaves_out_zero:
+            return shown
+        if difference.n < MIN_FOR_A_CLAIM:
+            apart = difference.half_width / t_quantile(1)
+            ends = (difference.mean - apart, difference.mean + apart)
+            both = (number(end, self.form, scale=self.scale, signed=True) for end in ends)
+            shown = f"{' and '.join(both)}{self.unit_of_differences}"
+        return Markup(f"*{shown}*", shown)
 
 
 BITS = Measure("bits per character", "bits_per_character")
@@ -103,8 +110,8 @@ class ArmRuns:
     def values(self, quantity: Quantity) -> dict[int, float]:
         """The ``quantity`` of each run that finished and measured it, by seed."""
         of = quantity if callable(quantity) else itemgetter(quantity)
-        found = {seed: of(result) for seed, result in self.results.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        values = {seed: of(result) for seed, result in self.results.items()}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def mean(self, quantity: Quantity) -> Mean | None:
         """The mean of ``quantity`` over seeds; None if no run measured it."""
@@ -117,24 +124,24 @@ class ArmRuns:
 
     def curves(self, metric: str, over: str = TOKENS) -> dict[int, Curve]:
         """The ``metric`` of each counted run that has recorded it, by seed, thinned to some [`POINTS`][]."""
-        found = {run.seed: run.metrics.points(metric, over) for run in self.counted}
+        points = {run.seed: run.metrics.points(metric, over) for run in self.counted}
         budget = max(run.budget for run in self.counted)
-        return {seed: _thinned(*points, budget) for seed, points in found.items() if len(points[0])}
+        return {seed: _thinned(*of_seed, budget) for seed, of_seed in points.items() if len(of_seed[0])}
 
     def curve(
         self, metric: str, over: str = TOKENS, base: "ArmRuns | None" = None
     ) -> list[tuple[float, Mean]]:
         """At each number of tokens that the curves of all seeds have, the mean of the place, and that of the
         ``metric`` or of its difference to ``base`` from the same seed."""
-        found = self.curves(metric, over)
+        curves = self.curves(metric, over)
         if base:
             theirs = base.curves(metric, over)
-            found = {
+            curves = {
                 seed: {at: (x, y - theirs[seed][at][1]) for at, (x, y) in curve.items() if at in theirs[seed]}
-                for seed, curve in found.items()
+                for seed, curve in curves.items()
                 if seed in theirs
             }
-        every = list(found.values())
+        every = list(curves.values())
         shared = [at for at in (every[0] if every else ()) if all(at in curve for curve in every)]
         return [
             (fmean(curve[at][0] for curve in every), mean_of([curve[at][1] for curve in every]))
@@ -171,7 +178,10 @@ Column = Callable[[ArmRuns], str]
 """A column of a table: the cell of an arm."""
 
 
-def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column], head: str = "model") -> str:
-    """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
-    rows = [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms]
-    return table([head, *columns], rows, numbers=True)
+def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column]) -> Table:
+    """A row for each arm: its label, and its cells in those of the ``columns``, by their heads, that have
+    any."""
+    cells = {head: [cell(arm) for arm in arms] for head, cell in columns.items()}
+    cells = {head: column for head, column in cells.items() if set(column) - {DASH}}
+    rows = [[arm.label, *row] for arm, row in zip(arms, zip(*cells.values(), strict=True), strict=True)]
+    return table(["model", *cells], rows, numbers=True)

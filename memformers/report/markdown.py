@@ -1,10 +1,12 @@
-"""Pieces of a report in Markdown, its prose, and what a terminal shows of it."""
+"""Pieces of a report: its prose, its tables, and the page that holds everything, with figures that follow the
+reader's light or dark, sections that are folded, and no script."""
 
 import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from textwrap import fill, wrap
 from typing import Any
 
@@ -12,17 +14,47 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 
+from memformers.common.files import write_text
 from memformers.common.intervals import Mean
+from memformers.runs.folder import FIGURES, PAGE, REPORT
 
 DASH = "–"
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True,
-    lstrip_blocks=True,
-)  # fmt: skip
+DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79a7": "#e29bc6",
+        "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
+        "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
+"""The colours of a dark page, by those of a light one."""
+WIDE = 500.0
+"""The width of a figure, in points, from which it takes the whole width of the page."""
+TERMINAL = 80
+"""The columns of a terminal."""
+FILES = Path(__file__).parent
+TEMPLATE = Template((FILES / "page.html").read_text(encoding="utf-8"))
+"""The whole page, around its title and its body."""
+STYLE = Template((FILES / "page.css").read_text(encoding="utf-8")).substitute(
+    dark=" ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
+)
+"""The style of a report and of the live page."""
 
 
 class Markup(str):
-    """A text that is Markdown already."""
+    """A text that is Markdown, and the same as plain ``text``."""
+
+    text: str
+
+    def __new__(cls, markdown: str, text: str | None = None) -> "Markup":
+        made = super().__new__(cls, markdown)
+        made.text = markdown if text is None else text
+        return made
+
+
+class Table(str):
+    """A table in Markdown, and its cells as plain text, with the head first."""
+
+    rows: list[list[str]]
+
+
+Part = str
+"""A paragraph of a report, in Markdown; a [`Markup`][] and a [`Table`][] can be shown in a terminal too."""
 
 
 def plain(text: str) -> str:
@@ -30,21 +62,7 @@ def plain(text: str) -> str:
     if isinstance(text, Markup):
         return text
     marks = r"([\\`*\[\]<>|]|\b_+|_+\b|&(?=#?\w+;))"
-    return re.sub(marks, lambda found: "".join(f"\\{c}" for c in found[0]), " ".join(text.splitlines()))
-
-
-def prose(name: str, **values: Any) -> Markup:
-    """The paragraph ``name`` of ``prose.md``, with these ``values``, on one line."""
-    text = getattr(TEMPLATES.get_template("prose.md").module, name)(**values)
-    return Markup(re.sub(r"[ \n]+", " ", text).strip())
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """A Markdown table that shows the cells as they are; ``numbers``, below all heads but the first, are
-    aligned on their right."""
-    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---", *["---:" if numbers else "---"] * (len(head) - 1)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return re.sub(marks, lambda match: "".join(f"\\{c}" for c in match[0]), " ".join(text.splitlines()))
 
 
 def number(
@@ -58,9 +76,49 @@ def number(
     return f"{scale * mean:{'+' if signed else ''}{form}}{interval}{unit}".replace("-", "−")
 
 
-TEMPLATES.filters |= {
-    "plain": plain, "number": number, "lines": lambda texts: "\n".join(f"- {text}" for text in texts),
-}  # fmt: skip
+def _environment(plain: Any) -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(FILES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"plain": plain, "number": number}
+    made.filters["lines"] = lambda texts: "\n".join(f"- {text}" for text in texts)
+    made.filters["whole"] = unbroken
+    return made
+
+
+def unbroken(text: str) -> str:
+    """The text, in which no line ends within Transformer-XL, or between a number and its interval or unit."""
+    text = re.sub(r"(?<=[a-z])-(?=[A-Z]{2}\b)", "-\N{WORD JOINER}", text)
+    return re.sub(r" ± |(?<=\d) (?=(?:s|MiB)\b|%)", lambda match: match[0].replace(" ", "\xa0"), text)
+
+
+TEMPLATES, PLAIN_TEMPLATES = _environment(plain), _environment(str)
+
+
+def prose(name: str, **values: Any) -> Markup:
+    """The paragraph ``name`` of ``prose.md``, with these ``values``, on one line."""
+    markdown, text = (
+        re.sub(r"[ \n]+", " ", getattr(templates.get_template("prose.md").module, name)(**values)).strip()
+        for templates in (TEMPLATES, PLAIN_TEMPLATES)
+    )
+    return Markup(markdown, text.replace("*", ""))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Table:
+    """A table that shows the cells as they are; ``numbers``, below all heads but the first, are aligned on
+    their right."""
+    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
+    lines.insert(1, ["---", *["---:" if numbers else "---"] * (len(head) - 1)])
+    made = Table("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    made.rows = [[cell.text if isinstance(cell, Markup) else cell for cell in line] for line in (head, *rows)]
+    return made
+
+
+def bullets(paragraphs: Sequence[Markup]) -> Markup:
+    """A list of paragraphs."""
+    return Markup(
+        *("\n".join(f"- {line}" for line in lines) for lines in (paragraphs, [p.text for p in paragraphs]))
+    )
 
 
 def fenced(text: str) -> str:
@@ -69,46 +127,19 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def _text(self: Any, tokens: Sequence[Any], i: int, options: Any, env: Any) -> str:
-    """The HTML of a text, in which no line ends between a number and its interval or its unit."""
-    text = re.sub(r" ± |(?<=\d) (?=(?:s|MiB)\b|%)", lambda t: t[0].replace(" ", "\xa0"), tokens[i].content)
-    return escapeHtml(text)
+def in_terminal(parts: Sequence[Part], width: int = TERMINAL) -> str:
+    """What a terminal shows of tables and paragraphs, in lines of at most ``width`` characters."""
 
+    def shown(part: Part) -> str:
+        if isinstance(part, Table):
+            return text_table(part.rows, width)
+        lines = (part.text if isinstance(part, Markup) else part).splitlines()
+        return "\n".join(
+            fill(line, width, subsequent_indent="  " * line.startswith("- "), break_on_hyphens=False)
+            for line in lines
+        )
 
-PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
-PARSER.add_render_rule("text", _text)
-MOST_CLAIMS = 4
-"""The number of claims that a terminal shows beside their table."""
-
-
-def answer_of(markdown: str, width: int = 80) -> str:
-    """What a report comes to, in lines of at most ``width`` characters: its headline, its first table, and
-    the warnings and claims that it has above its first figure; of more than a few claims, only the table."""
-    headline, tables = "", 0
-    rows: list[list[str]] = []
-    said: list[str] = []
-    claims: list[str] = []
-    for before, token in pairwise(PARSER.parse(markdown.partition("\n\n![")[0].partition("\n\n##")[0])):
-        text = "".join(child.content for child in token.children or [])
-        tables += token.type == "table_open"
-        if token.type == "tr_open" and tables == 1:
-            rows.append([])
-        elif before.tag == "h1":
-            headline = headline or text
-        elif before.type in ("th_open", "td_open") and tables == 1:
-            rows[-1].append(text)
-        elif before.type == "paragraph_open" and token.level > 1:
-            (claims if before.hidden else said).append(text)
-        elif before.type == "paragraph_open" and (bold := re.match(r"\*\*(.+?)\*\*", token.content)):
-            said.append(bold[1])
-    parts = [
-        fill(headline, width),
-        *([text_table(rows, width)] if rows else []),
-        *(fill(text, width) for text in said),
-    ]
-    if 0 < len(claims) <= MOST_CLAIMS:
-        parts.append("\n".join(fill(f"- {claim}", width, subsequent_indent="  ") for claim in claims))
-    return "\n\n".join(parts)
+    return "\n\n".join(map(shown, parts))
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
@@ -130,3 +161,78 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
         if row is rows[0]:
             lines.append("  ".join("-" * w for w in widths))
     return "\n".join(lines)
+
+
+def _text(self: Any, tokens: Sequence[Any], i: int, options: Any, env: Any) -> str:
+    return escapeHtml(unbroken(tokens[i].content))
+
+
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
+PARSER.add_render_rule("text", _text)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    page: Path
+    answer: str
+    """What a terminal shows of it."""
+
+    def __str__(self) -> str:
+        return str(self.page)
+
+
+def write_page(parts: Sequence[Part], folder: Path, bars: str = "", answer: Sequence[Part] = ()) -> Report:
+    """Write the report of ``folder`` into it, as Markdown and as one page. The first of its ``parts`` is the
+    title; ``bars`` is HTML that the page has below it, and ``answer`` what a terminal shows, by default title
+    and tables."""
+    markdown = "\n\n".join(parts) + "\n"
+    write_text(folder / REPORT, markdown)
+    title, end, rest = html_of(markdown, folder).partition("</h1>")
+    heads = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', rest)
+    links = "".join(f'<li><a href="#{name}">{_without_tags(head)}</a></li>' for name, head in heads)
+    page = TEMPLATE.substitute(
+        title=_without_tags(title), style=STYLE, contents=f"<nav><ul>{links}</ul></nav>" if links else "",
+        body=f"{title}{end}{bars}{rest}",
+    )  # fmt: skip
+    write_text(folder / PAGE, page)
+    tables = [part for part in parts if isinstance(part, Table)]
+    return Report(folder / PAGE, in_terminal(answer or [parts[0].removeprefix("# "), *tables[:1]]))
+
+
+def html_of(markdown: str, folder: Path | None = None) -> str:
+    """Markdown as HTML, in which what is below a heading of level 3 is folded, and an image with the
+    paragraph after it is a figure of the report in ``folder``; raw HTML in it stays text."""
+
+    def section(match: re.Match[str]) -> str:
+        name = re.sub(r"\W+", "-", _without_tags(match[1]).lower()).strip("-")
+        return f'<h2 id="{name}">{match[1]}</h2>'
+
+    def figure(match: re.Match[str]) -> str:
+        assert folder is not None
+        path = (folder / match[1]).resolve()
+        assert path.parent == (folder / FIGURES).resolve(), path  # names are escaped: see plain
+        svg = path.read_text(encoding="utf-8")
+        width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', svg)
+        kind = ' class="wide"' if width and float(width[1]) > WIDE else ""
+        return f"<figure{kind}>{inline_svg(svg, match[2])}\n<figcaption>{match[3]}</figcaption>\n</figure>"
+
+    page = re.sub(r"<h2>(.*?)</h2>", section, str(PARSER.render(markdown)))
+    folded = r"<details><summary>\1</summary>\2</details>\n"
+    page = re.sub(r"<h3>(.*?)</h3>(.*?)(?=<h[23]|\Z)", folded, page, flags=re.DOTALL)
+    image = r'<p><img src="([^"]*)" alt="([^"]*)" /></p>\s*<p>(.*?)</p>'
+    return re.sub(image, figure, page, flags=re.DOTALL)
+
+
+def inline_svg(svg: str, title: str) -> str:
+    """The figure as a part of a page, whose style sets its colours by variables, with a ``title``, which is
+    HTML, for those who can't see it."""
+    svg = svg[svg.index("<svg") :] if "<svg" in svg else "<svg></svg>"
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+
+
+def _without_tags(text: str) -> str:
+    return re.sub("<.*?>", "", text)

@@ -1,24 +1,25 @@
-"""How every figure looks: narrow enough for a telephone, labelled axes with units, colours that colour-blind
-readers can distinguish."""
+"""Figures: narrow enough for a telephone, labelled axes with units, colours that colour-blind readers can
+distinguish; and those of a comparison."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from memformers.common.files import replacing
-from memformers.common.intervals import Mean
-from memformers.report.markdown import plain
-from memformers.runs.folder import FIGURES
+from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
+from memformers.report.arms import ArmRuns, Quantity, Result
+from memformers.report.markdown import plain, prose
+from memformers.runs.folder import FIGURES, SECONDS, TOKENS
 
 WIDTH, DOTS = 4.4, 200
 """Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
@@ -26,11 +27,11 @@ LINE = 0.17
 """The height of a line of a legend, in inches."""
 LONG_NAME = 26
 """The number of characters from which two names don't fit beside each other."""
-FEWEST_FOR_A_LINE = 3
+MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
 GREY, PALE = "#888888", "#bbbbbb"
-APART = 0.16
-"""The distance between the marks of two series at the same place; places have a distance of 1."""
+VALID, TRAIN, RECONSTRUCTION = "bits_per_character.valid", "bits_per_character.train", "reconstruction_loss"
+BITS = "bits per character"
 LineStyle = dict[str, Any]
 """A colour, a line and a marker, as matplotlib's keyword arguments."""
 
@@ -39,7 +40,7 @@ def _line(color: str, linestyle: object, marker: str) -> LineStyle:
     return {"color": color, "linestyle": linestyle, "marker": marker, "markersize": 4.0, "linewidth": 1.3}
 
 
-# Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
+# Okabe and Ito's palette (2008), with lines and markers for print without colour.
 BLUE = _line("#0072B2", ":", "o")
 ORANGE = _line("#D55E00", "-", "s")
 GREEN = _line("#009E73", "--", "^")
@@ -51,16 +52,12 @@ PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
 LINE_STYLES = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
                "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
 """Those of arms with these names, in every figure and on the live page."""
-DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79a7": "#e29bc6",
-        "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
-        "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
-"""The colours of a dark page, by those of a light one."""
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """The style of each arm; after the last of the palette, those of arms with other names repeat."""
-    taken = [LINE_STYLES[name]["color"] for name in names if name in LINE_STYLES]
-    free = [line for line in PALETTE[3:] if line["color"] not in taken] or PALETTE[3:]
+    used = [LINE_STYLES[name]["color"] for name in names if name in LINE_STYLES]
+    free = [line for line in PALETTE[3:] if line["color"] not in used] or PALETTE[3:]
     others = (name for name in dict.fromkeys(names) if name not in LINE_STYLES)
     return LINE_STYLES | dict(zip(others, cycle(free), strict=False))
 
@@ -73,8 +70,6 @@ class Series:
     """Its name in the legend; empty: it is not there."""
     points: Sequence[tuple[float, Mean]]
     line: LineStyle
-    bars: Sequence[tuple[float, float]] = ()
-    """How far the interval of each mean reaches below and above it, if that is not its half width."""
     scale: float = 1.0
     """The factor by which it is multiplied when it is drawn: 100 for percent."""
 
@@ -84,11 +79,11 @@ class Series:
         return self.line | {"label": (literal(self.label).lstrip("_") or "run") if self.label else None}
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """The places, the means, and ``[2, points]`` how far the intervals reach; None without any."""
-        bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
-        reach = self.scale * np.array(bars, float).reshape(-1, 2).T
-        means = self.scale * np.array([mean.mean for _, mean in self.points])
-        return np.array([at for at, _ in self.points], float), means, None if np.isnan(reach).all() else reach
+        """The places, the means, and the half widths of their intervals; None without any. Means of fewer
+        than [`MIN_FOR_A_CLAIM`][] numbers have none."""
+        widths = [mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan for _, mean in self.points]
+        means, half = (self.scale * np.array(x) for x in ([mean.mean for _, mean in self.points], widths))
+        return np.array([at for at, _ in self.points], float), means, None if np.isnan(half).all() else half
 
 
 def panels(
@@ -134,54 +129,47 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
     """Lines of means, with bands if there are intervals; fewer than three points are drawn as marks with
     bars."""
     for series in many:
-        if len(series.points) < FEWEST_FOR_A_LINE:
+        if len(series.points) < MIN_FOR_A_LINE:
             draw_marks(axes, [series])
             continue
-        x, mean, reach = series.arrays()
+        x, mean, half = series.arrays()
         axes.plot(x, mean, **series.style)
-        if reach is not None:
-            low = mean - reach[0]
+        if half is not None and series.line["marker"]:
+            low = mean - half
             if axes.get_yscale() == "log":  # which can't show zero and negative values
                 low = np.maximum(low, mean.min() / 10)
-            axes.fill_between(x, low, mean + reach[1], color=series.line["color"], alpha=0.18, linewidth=0)
+            axes.fill_between(x, low, mean + half, color=series.line["color"], alpha=0.18, linewidth=0)
 
 
-def draw_marks(axes: Axes, many: Sequence[Series], apart: float = 0.0, *, horizontal: bool = False) -> None:
-    """Marks with bars, joined by a line if there are three or more; each of ``many`` series is moved so that
-    the next one is this far ``apart``. ``horizontal``: the values are on the horizontal axis."""
-    for number, series in enumerate(many):
-        x, mean, reach = series.arrays()
-        x = x + apart * (number - (len(many) - 1) / 2)
+def draw_marks(axes: Axes, many: Sequence[Series], *, horizontal: bool = False) -> None:
+    """Marks with bars, joined by a line if there are three or more; ``horizontal``: the values are on the
+    horizontal axis."""
+    for series in many:
+        x, mean, half = series.arrays()
         style = series.style | {"marker": series.line["marker"] or ".", "capsize": 2.5}
-        if len(x) < FEWEST_FOR_A_LINE:
+        if len(x) < MIN_FOR_A_LINE:
             style["linestyle"] = "none"
         if horizontal:
-            axes.errorbar(mean, x, xerr=reach, **style)
+            axes.errorbar(mean, x, xerr=half, **style)
         else:
-            axes.errorbar(x, mean, yerr=reach, **style)
+            axes.errorbar(x, mean, yerr=half, **style)
 
 
-def categories(axes: Axes, names: Sequence[str], *, horizontal: bool = False, rotation: float = 0.0) -> None:
-    """Give the places 0, 1, 2 … on an axis their ``names``; ``horizontal``: one below the other."""
-    axis: Axis = axes.yaxis if horizontal else axes.xaxis
-    axis.set_ticks(range(len(names)), [literal(name) for name in names], fontsize=8, rotation=rotation)
-    if horizontal:
-        axes.set_ylim(len(names) - 0.5, -0.5)
-    else:
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        axes.grid(visible=False, axis="x")
+def categories(axes: Axes, names: Sequence[str]) -> None:
+    """Give the places 0, 1, 2 … of the vertical axis their ``names``, one below the other."""
+    axes.yaxis.set_ticks(range(len(names)), [literal(name) for name in names], fontsize=8)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def legend(figure: Figure, handles: Sequence[Any] = (), columns: int = 2) -> None:
-    """The legend below all panels, each name once, for which the figure becomes higher: of the ``handles``,
-    by default of all that was drawn. Long names are below each other."""
-    found = handles or [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
-    named = {handle.get_label(): handle for handle in found}
-    if max(map(len, named), default=0) > LONG_NAME:
-        columns = 1
+def legend(figure: Figure) -> None:
+    """The legend below all panels, each name once, for which the figure becomes higher. Long names are below
+    each other."""
+    drawn = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
+    named = {str(handle.get_label()): handle for handle in drawn}
+    columns = 1 if max(map(len, named), default=0) > LONG_NAME else 2
     figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(named) / columns))
     style = {"frameon": False, "fontsize": 8, "ncols": columns}
-    figure.legend(named.values(), named, loc="outside lower center", **style)
+    figure.legend([*named.values()], [*named], loc="outside lower center", **style)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -197,8 +185,7 @@ def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: st
     with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
     path = folder / FIGURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not figure.legends:
-        legend(figure)
+    legend(figure)
     save(figure, path)
     return f"![{plain(title)}]({FIGURES}/{path.name})\n\n{caption}"
 
@@ -215,3 +202,121 @@ def thousands(value: float, _: float = 0.0) -> str:
 def literal(text: str) -> str:
     """Text that matplotlib shows unchanged: $ would begin a formula."""
     return text.replace("$", r"\$")
+
+
+def curves(
+    folder: Path, name: str, title: str, caption: str, panels_of: Mapping[str, Sequence[Series]], x: str, *,
+    log: bool = False, finish: Callable[[str, Axes], None] = lambda y, axes: None,
+) -> str:  # fmt: skip
+    """A figure of curves over ``x``, with a panel for each name ``y`` of a vertical axis, as Markdown; empty
+    if there are no curves. ``log``: vertical axes are logarithmic; ``finish(y, axes)`` adds to a panel."""
+    panels_of = {y: many for y, many in panels_of.items() if many}
+    if not panels_of:
+        return ""
+    figure, places = panels([2.7] * len(panels_of))
+    for axes, (y, many) in zip(places, panels_of.items(), strict=True):
+        axes.set_yscale("log" if log else "linear")
+        draw_lines(axes, many)
+        style(axes, x, y)
+        finish(y, axes)
+    return save_figure(figure, folder, name, title, caption)
+
+
+def comparison_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
+    """Every figure that ``arms`` have data for; ``read`` says which part of the held-out text the evaluations
+    during training read."""
+    lines, seeds = line_styles([arm.name for arm in arms]), sorted({len(arm.counted) for arm in arms})
+    bands = prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM) if seeds[-1] > 1 else ""
+    tokens, differs = "training tokens", len(arms) > 1 and len(base.counted) > 1
+
+    def of(
+        metric: str,
+        over: str = TOKENS,
+        label: str = "{}",
+        *,
+        minus: ArmRuns | None = None,
+        thin: bool = False,
+    ) -> list[Series]:
+        line, least = ({"marker": "", "linewidth": 0.8}, MIN_FOR_A_LINE) if thin else ({}, 1)
+        drawn = [(arm, arm.curve(metric, over, minus)) for arm in arms]
+        return [
+            Series(label.format(arm.label), points, lines[arm.name] | line)
+            for arm, points in drawn
+            if len(points) >= least
+        ]
+
+    octaves = {arm.name: by_octave(arm) for arm in arms}
+    ticks = [first for first, _ in next(filter(None, octaves.values()), {})]
+    minus = {arm.name: by_octave(arm, base) for arm in arms if arm is not base}
+
+    def by_position(octaves: Mapping[str, Mapping[tuple[int, int], Mean]]) -> list[Series]:
+        return [
+            Series(arm.label, [((a * b) ** 0.5, mean) for (a, b), mean in points.items()], lines[arm.name])
+            for arm in arms
+            if (points := octaves.get(arm.name))
+        ]
+
+    held_out, training = of(VALID), of(TRAIN, label="", thin=True)
+    of_f_c = of(f"{RECONSTRUCTION}.train", label="{}, training", thin=True)
+    of_f_c += of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
+    drawn = [
+        curves(folder, "loss", "Loss against training tokens",
+               prose("loss_curves", read=read, has_training=bool(training)),
+               {f"loss ({BITS})": [*training, *held_out]}, tokens),
+        curves(folder, "differences", "Held-out loss minus the baseline's, against training tokens",
+               prose("differences", base=base.label),
+               {f"held-out loss minus the baseline's\n({BITS})": of(VALID, minus=base) if differs else []},
+               tokens),
+        curves(folder, "loss_by_time", "Held-out loss against training time", prose("loss_by_time"),
+               {f"held-out loss ({BITS})": of(VALID, SECONDS)}, "training time (seconds)"),
+        curves(folder, RECONSTRUCTION, "Loss of the compression functions against training tokens",
+               prose(RECONSTRUCTION), {"reconstruction loss\n(MSE, sum over layers)": of_f_c}, tokens,
+               log=True),
+        curves(folder, "loss_by_position", "Held-out loss by position in the segment",
+               prose("loss_by_position", base=base.label if any(minus.values()) else ""),
+               {f"loss ({BITS})": by_position(octaves), f"minus that of\n{base.label}": by_position(minus)},
+               "position in the segment (tokens)", finish=lambda _, axes: octave_axis(axes, ticks)),
+    ]  # fmt: skip
+    return [f"{figure} {bands}".strip() for figure in drawn if figure]
+
+
+def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int], Mean]:
+    """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and
+    the last, or the difference to that of ``base`` from the same seed; no difference for a single seed, and
+    none if the segments have different lengths."""
+    results = [*arm.results.values(), *(base or arm).results.values()]
+    lengths = {len(result["loss_by_position"]) for result in results}
+    if len(lengths) != 1:
+        return {}
+
+    def between(first: int, last: int) -> Quantity:
+        return lambda result: bits(result, fmean(result["loss_by_position"][first - 1 : last]))
+
+    [length], means = lengths, {}
+    firsts = [1, 2, *(2**i + 1 for i in range(1, length.bit_length()))]
+    for first in (first for first in firsts if first <= length):
+        last = min(max(2 * (first - 1), 1), length)
+        mean = arm.minus(base, between(first, last)) if base else arm.mean(between(first, last))
+        if mean and (mean.n > 1 or not base):
+            means[first, last] = mean
+    return means
+
+
+def bits(result: Result, nats: float = 1.0) -> float:
+    """Nats per token as bits per character of the text of ``result``."""
+    return float(nats * result["bits_per_character"] / result["loss"])
+
+
+def save_loss_by_position(
+    in_segment: Sequence[float], by_memory: Sequence[tuple[int, float, float]], path: Path
+) -> None:
+    """Draw the mean loss against the position in a segment, and against the length of the memory before it
+    (positions, loss, half width), into ``path``."""
+    figure, [left, right] = panels([3.3], width=9.0, columns=2)
+    positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
+    draw_lines(left, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
+    style(left, "position in the segment (tokens)", "loss (nats per token)")
+    points = [(before, Mean(loss, half, MIN_FOR_A_CLAIM)) for before, loss, half in by_memory]
+    draw_marks(right, [Series("", points, ORANGE)])
+    style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
+    save(figure, path)

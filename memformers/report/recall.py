@@ -12,15 +12,22 @@ from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import MEASURES, ArmRuns, Column, Measure, Quantity, Result, arms_of, base_of
-from memformers.report.markdown import number, prose, table
-from memformers.report.page import write_page
-from memformers.report.provenance import how_it_was_made, write_results
-from memformers.report.sections import bars, claims, costs_table, results_table, warnings
+from memformers.report.markdown import Part, Report, number, prose, table, write_page
+from memformers.report.plotting import curves, line_styles
+from memformers.report.sections import (
+    bars,
+    claims,
+    costs_table,
+    how_it_was_made,
+    results_table,
+    warnings,
+    write_results,
+)
 from memformers.runs.reader import read_runs
 
-FEWEST_TOKENS = 500_000
+MIN_TOKENS = 500_000
 CLAIMED = "compressive"
-"""The arm that is compared with the base, a Transformer-XL with as many keys."""
+"""The arm that is compared with the base, a Transformer-XL with the same number of keys."""
 WITHIN = MEASURES["recall"]
 LINE_OF_A_CONTROL = {
     "untouched": plotting.BLACK | {"linestyle": "-", "marker": "o"},
@@ -29,14 +36,14 @@ LINE_OF_A_CONTROL = {
     "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
     "memory swapped": plotting.AMBER,
 }
-BASELINE = next(iter(LINE_OF_A_CONTROL))
+UNTOUCHED = next(iter(LINE_OF_A_CONTROL))
 ANSWERED = "answered correctly (%)"
 PLACES = ("segment", "memory", "slots", "beyond")
 
 
-def write_recall_report(folder: Path) -> Path:
+def write_recall_report(folder: Path) -> Report:
     """Write the report of the recall experiment in ``folder``, and its numbers as ``results.json`` and
-    ``results.csv``; returns its page."""
+    ``results.csv``."""
     arms = arms_of(read_runs(folder, "recall"))
     base = base_of(arms)
     done = [arm for arm in arms if arm.results]
@@ -46,26 +53,19 @@ def write_recall_report(folder: Path) -> Path:
     beyond = beyond_base(done, base)
     measures = [WITHIN, *beyond.values()]
     keys: dict[str, Column] = {"keys": lambda arm: number(arm.first.facts["keys"], ",.10g")}
-    parts = ["# Recall by distance, equal keys", *warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)]
-    parts += [*claim(done, base, beyond, folder), results_table(done, base, measures, keys)]
-    claimed = next((arm for arm in done if arm.name == CLAIMED), None)
-    if claimed and len(done) > 2:
-        rows = [
-            [arm.label, *(m.cell(arm.minus(claimed, m.of)) for m in measures)]
-            for arm in done
-            if arm is not claimed
-        ]
+    title, notes = "Recall by distance, equal keys", warnings(arms, base, folder, min_tokens=MIN_TOKENS)
+    claimed, results = claim(done, base, beyond, folder), results_table(done, base, measures, keys)
+    parts: list[Part] = [f"# {title}", *(f"> {note}" for note in notes), *claimed, results]
+    slots = next((arm for arm in done if arm.name == CLAIMED), None)
+    if slots and len(done) > 2:
+        others = [arm for arm in done if arm is not slots]
+        rows = [[arm.label, *(m.cell(arm.minus(slots, m.of)) for m in measures)] for arm in others]
         parts.append("The other models, minus the one with slots:")
         parts.append(table(["model", *(m.label for m in measures)], rows, numbers=True))
     asked = base.first.config["recall"]
     parts.append(prose("asked", stream=asked["stream"], on_these=asked["measured_for"] == "choosing"))
-    parts.append(accuracy_figure(done, folder))
-    parts += control_figure([arm for arm in controlled if arm in (base, claimed)], folder)
-    more: dict[str, Column] = {
-        "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
-        WITHIN.label: lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
-    }
-    parts += ["## What each model costs", costs_table(done, base, more)]
+    parts += recall_figures(done, [arm for arm in controlled if arm in (base, slots)], folder)
+    parts += ["## What each model costs", costs_table(done)]
     names = [f"{low:,} – {high - 1:,}" for low, high in pairwise(edges_of(done[0]))]
     columns = zip(names, *(map(percent, accuracy(arm)) for arm in done), strict=True)
     head = ["positions since the value was set", *(arm.label for arm in done)]
@@ -88,7 +88,7 @@ def write_recall_report(folder: Path) -> Path:
     ]
     head = ["arm", "seed", "control", "from", "to", "asks", "accuracy"]
     write_results(folder, done, base, numbers_of, head, lines, edges=edges_of(done[0]))
-    return write_page(parts, folder, bars(done, measures[-1]))
+    return write_page(parts, folder, bars(done, measures[-1]), [title, results, *notes, *claimed[:2]])
 
 
 def numbers_of(arm: ArmRuns) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def edges_of(arm: ArmRuns) -> list[int]:
 
 def controls_of(arm: ArmRuns) -> list[str]:
     """The names of the measurements of ``arm``: with the unchanged memory, and under each control."""
-    return [BASELINE, *next(iter(arm.results.values()))["controls"]]
+    return [UNTOUCHED, *next(iter(arm.results.values()))["controls"]]
 
 
 def measured(result: Result, control: str) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ def measured(result: Result, control: str) -> Mapping[str, Any]:
     return dict(result["controls"].get(control, result["recall"]))
 
 
-def accuracy(arm: ArmRuns, control: str = BASELINE) -> list[Mean | None]:
+def accuracy(arm: ArmRuns, control: str = UNTOUCHED) -> list[Mean | None]:
     """The share of correct answers in each bin, over seeds."""
 
     def of(i: int) -> Quantity:
@@ -179,9 +179,9 @@ def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
     return {far: Measure(label, of, ".1f", " %", " points", 100, 1, f"correct, {far}")}
 
 
-def claim(arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure], folder: Path) -> list[str]:
-    """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
-    sees with slots, and not with an equally long memory."""
+def claim(arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure], folder: Path) -> list[Part]:
+    """The claim about how much slots help, as far as the seeds support one: by the values that one layer sees
+    with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
         return [prose("choosing")]
     both = [arm for arm in arms if arm is base or arm.name == CLAIMED]
@@ -191,68 +191,65 @@ def claim(arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure],
     chance = 100 / base.first.config["recall"]["stream"]["values"]
     shares = [measure.shown(arm.mean(measure.of)) for arm in both]
     labels = [arm.label for arm in both]
-    said = prose("recalled", far=far, shares=shares, labels=labels, chance=f"{chance:.0f}")
-    return [said, *claims(both, base, [measure], folder)]
+    shown = prose("recalled", far=far, shares=shares, labels=labels, chance=f"{chance:.0f}")
+    return [shown, *claims(both, base, measure, folder)]
 
 
-def accuracy_figure(arms: Sequence[ArmRuns], folder: Path) -> str:
-    """A line for each arm; above them, how far one layer of each looks back."""
-    figure, [above, axes] = plotting.panels([0.7, 3.5], sharex=True)
-    lines = plotting.line_styles([arm.name for arm in arms])
-    ends = places([sees_back(arm) for arm in arms], arms[0])
-    for i, (arm, end) in enumerate(zip(arms, ends, strict=True)):
-        above.plot([0, end], [-i, -i], **lines[arm.name] | {"marker": "|"})
-    plotting.mark(axes, ends)
-    above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
-    above.set_title("how far one layer looks back", fontsize=9, loc="left")
-    above.spines[:].set_visible(False)
-    draw(axes, [series(arm, BASELINE, lines[arm.name], arm.label) for arm in arms], arms[0])
-    above.tick_params(bottom=False, labelbottom=False)
-    caption = prose("recall_accuracy", seeds=max(len(arm.results) for arm in arms))
-    title = "Share of correct answers, by how long ago the value was set"
-    return plotting.save_figure(figure, folder, "recall_accuracy", title, caption)
+def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folder: Path) -> list[str]:
+    """The share of correct answers by distance: a line for each of ``arms``, and a panel for each
+    ``controlled`` one with its memory zeroed or swapped."""
+    lines, seeds = line_styles([arm.name for arm in arms]), max(len(arm.results) for arm in arms)
+    x = "positions since the value was set"
 
+    def series(arm: ArmRuns, control: str, line: plotting.LineStyle, label: str) -> plotting.Series:
+        points = [(i + 0.5, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
+        return plotting.Series(label, points, line, scale=100)  # in the middle of each bin
 
-def control_figure(arms: Sequence[ArmRuns], folder: Path) -> list[str]:
-    """A panel for each memory without its variants: recall with parts of it zeroed or swapped; nothing
-    without ``arms``."""
-    if not arms:
-        return []
-    figure, every = plotting.panels([2.3] * len(arms), sharex=True)
-    for arm, axes in zip(arms, every, strict=True):
-        of_arm = controls_of(arm)
-        draw(
-            axes,
-            [series(arm, c, line) for c, line in LINE_OF_A_CONTROL.items() if c in of_arm],
-            arm,
-            arm.label,
-        )
+    def with_reaches(y: str, axes: Axes) -> None:
+        draw_bins(axes, arms[0])
+        for arm in arms:
+            color = lines[arm.name]["color"]
+            axes.axvline(place_of(sees_back(arm), arm), color=color, linewidth=0.8, zorder=0)
+
+    def with_slots(y: str, axes: Axes) -> None:
+        arm = of_panels[y]
+        draw_bins(axes, arm)
         model = arm.first.config["model"]
-        near = longest(model["mem_len"]) + longest(model.get("divided_len", 0))
-        memory, slots = places([model["segment_len"] + near, sees_back(arm)], arm)
-        plotting.mark(axes, [memory, slots])
-        if slots > memory:
-            axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
-        axes.label_outer()
-    caption = prose("recall_controls", seeds=max(len(arm.results) for arm in arms))
-    title = "Share of correct answers with changed memories, by how long ago the value was set"
-    return [plotting.save_figure(figure, folder, "recall_controls", title, caption)]
+        memory = place_of(model["segment_len"] + longest(model["mem_len"]), arm)
+        axes.axvspan(
+            memory, max(place_of(sees_back(arm), arm), memory), color="#000000", alpha=0.05, linewidth=0
+        )
+
+    of_panels = {f"{arm.label}:\n{ANSWERED}": arm for arm in controlled}
+    untouched = [series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms]
+    controls = {
+        y: [
+            series(arm, name, line, name)
+            for name, line in LINE_OF_A_CONTROL.items()
+            if name in controls_of(arm)
+        ]
+        for y, arm in of_panels.items()
+    }
+    accuracy_text, controls_text = (prose(f"recall_{kind}", seeds=seeds) for kind in ("accuracy", "controls"))
+    title, with_controls = (
+        "Share of correct answers, by how long ago the value was set",
+        "The same with changed memories",
+    )
+    figures = [
+        curves(
+            folder, "recall_accuracy", title, accuracy_text, {ANSWERED: untouched}, x, finish=with_reaches
+        ),
+        curves(folder, "recall_controls", with_controls, controls_text, controls, x, finish=with_slots),
+    ]
+    return [figure for figure in figures if figure]
 
 
-def series(arm: ArmRuns, control: str, line: plotting.LineStyle, label: str = "") -> plotting.Series:
-    """The share of correct answers of each bin, in percent, in the middle of the bin."""
-    points = [(i + 0.5, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
-    return plotting.Series(label or control, points, line, scale=100)
-
-
-def draw(axes: Axes, many: Sequence[plotting.Series], arm: ArmRuns, title: str = "") -> None:
-    """Draw lines and chance, and set axes and their names; all bins are drawn equally wide, with // on the
-    axis where their widths in positions change."""
-    plotting.draw_lines(axes, many)
+def draw_bins(axes: Axes, arm: ArmRuns) -> None:
+    """Draw chance, and the axis of distances; all bins are equally wide, with // where they begin to span
+    more."""
     edges, chance = edges_of(arm), 100 / arm.first.config["recall"]["stream"]["values"]
     axes.axhline(chance, color=plotting.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     axes.text(0.08, chance + 1, "chance", fontsize=7, color="#666666")
-    plotting.style(axes, "positions since the value was set", ANSWERED, title)
     axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges], rotation=45, fontsize=8)
     axes.set_xlim(0, len(edges) - 1)
     axes.set_ylim(0, 101)
@@ -264,7 +261,7 @@ def draw(axes: Axes, many: Sequence[plotting.Series], arm: ArmRuns, title: str =
                       fontsize=8)  # fmt: skip
 
 
-def places(distances: Sequence[float], arm: ArmRuns) -> list[float]:
-    """The places of distances on an axis with equally wide bins."""
+def place_of(distance: float, arm: ArmRuns) -> float:
+    """The place of a distance on an axis with equally wide bins."""
     edges = edges_of(arm)
-    return [float(x) for x in np.interp(distances, edges, range(len(edges)))]
+    return float(np.interp(distance, edges, range(len(edges))))

@@ -1,37 +1,61 @@
-"""What every report of arms says: warnings, what the seeds support, and what each arm costs."""
+"""What every report of arms says: warnings, what the seeds support, what each arm costs, what its memory is
+for, and how it was made."""
 
 import json
-import re
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from memformers.common.intervals import Mean, mean_of_known
-from memformers.report.arms import ArmRuns, Column, Measure, arms_table
-from memformers.report.markdown import TEMPLATES, fenced, number, prose
-from memformers.report.plotting import line_styles
-from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten, read_plan
+from memformers.common.files import csv_text, write_json, write_text
+from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
+from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
+from memformers.report.markdown import (
+    DASH,
+    TEMPLATES,
+    Markup,
+    Part,
+    Table,
+    bullets,
+    fenced,
+    number,
+    prose,
+    table,
+)
+from memformers.report.plotting import bits, line_styles
+from memformers.runs.folder import (
+    CONFIG,
+    FACTS,
+    METRICS,
+    RESULTS,
+    TABLE,
+    Card,
+    flatten,
+    known_card,
+    read_plan,
+)
 from memformers.runs.reader import Run, differing_settings
 
-STEADY = 1.5
-"""A run whose speed varied by more than this factor shared its machine with other work."""
-FEWEST_SPEEDS = 3
-"""The fewest records of a run's speed that show whether it varied."""
 ROUNDING = 0.03
 """The change of final losses, in bits per character, that rounding alone has made: the same sums in another
 order."""
-MAY_DIFFER = {
-    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.divided_len",
-    "model.c_mem_len", "model.compression_rate", "model.compression", "model.compression_start",
-    "model.compression_loss", "model.bptt",
+MEMORY_SETTINGS = {
+    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
+    "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
+    "model.bptt",
 }  # fmt: skip
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
+TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
+"""The options that make an experiment on each task a trial."""
+SWITCHES = ("--quick", "--resume")
+"""Options without a value."""
+CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
 
 
 def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
@@ -39,32 +63,31 @@ def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
     return [run for arm in arms for run in arm.runs]
 
 
-def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
-    """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` are
-    too short to compare models."""
+def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, *, min_tokens: int = 0) -> list[Markup]:
+    """What a reader must know before trusting the numbers; training runs of less than ``min_tokens`` are too
+    short to compare models."""
     first = arms[0].runs[0]
     corpus, tokens = first.facts["corpus"], first.config["tokens"]
-    found: list[str] = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
-    found += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
-    found += trial(folder)
-    if tokens < fewest_tokens:
-        found.append(prose("too_few_tokens", corpus=corpus["name"], tokens=f"{tokens:,}"))
+    notes = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
+    notes += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
+    notes += trial(folder)
+    if tokens < min_tokens:
+        notes.append(prose("too_few_tokens", corpus=corpus["name"], tokens=f"{tokens:,}"))
     for arm in arms:
         for run in arm.runs:
             if run.result is None:
                 seed = run.seed if len(arm.runs) > 1 else None
-                found.append(prose("not_finished", label=arm.label, seed=seed, has_others=bool(arm.results)))
-    found += [prose("missing", names=names, why=why) for why, names in missing(folder).items()]
+                notes.append(prose("not_finished", label=arm.label, seed=seed, has_others=bool(arm.results)))
+    notes += [prose("missing", names=names, why=why) for why, names in missing(folder).items()]
     if others := unfair_settings(arms, base):
-        found.append(prose("differing", names=others))
-    return [f"> {warning}" for warning in found]
+        notes.append(prose("differing", names=others))
+    return notes
 
 
-def trial(folder: Path) -> list[str]:
-    """The warning that the comparison in ``folder`` was begun with a share of the usual number of tokens."""
-    plan = read_plan(folder)
-    scale = re.search(r"--scale[ =]([\d.]+)", plan.commands[0]) if plan and plan.commands else None
-    return [prose("trial", percent=f"{100 * float(scale[1]):.3g}")] if scale and float(scale[1]) < 1 else []
+def trial(folder: Path) -> list[Markup]:
+    """The warning that the experiment in ``folder`` is a trial with a part of the usual number of tokens."""
+    scale = plan.scale if (plan := read_plan(folder)) else 1.0
+    return [prose("trial", percent=f"{100 * scale:.2g}")] if scale < 1 else []
 
 
 def missing(folder: Path) -> dict[str, list[str]]:
@@ -72,62 +95,71 @@ def missing(folder: Path) -> dict[str, list[str]]:
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
     why = {METRICS: f"{FACTS} is lost", CONFIG: "no step was made", "": "not started"}
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for run in (folder / name for name in names):
         if not (run / FACTS).exists():
             reason = next(w for file, w in why.items() if not file or (run / file).exists())
-            found.setdefault(reason, []).append(run.name)
-    return found
+            by_reason.setdefault(reason, []).append(run.name)
+    return by_reason
 
 
 def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     """The settings besides the memory in which the arms differ; seeds only if an arm has none in common with
     ``base``."""
     runs = all_runs(arms)
-    every = differing_settings([dict(flatten(run.config)) for run in runs])
-    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.memory_config.")]
-    found += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
+    names = differing_settings([dict(flatten(run.config)) for run in runs])
+    unfair = [name for name in names if name not in MEMORY_SETTINGS and ".memory_config." not in name]
+    unfair += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
     seeds = {run.seed for run in base.runs}
-    return found + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)
+    return unfair + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)
 
 
-def claims(arms: Sequence[ArmRuns], base: ArmRuns, measures: Sequence[Measure], folder: Path) -> list[str]:
-    """What the seeds support about each arm against ``base``, as paragraphs: a difference only if its
-    interval does not contain zero. For one seed, how to train more in the experiment's ``folder``."""
+def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Path) -> list[Part]:
+    """What the seeds support about each arm against ``base``, as paragraphs: a difference only of three seeds
+    or more, and if its interval leaves out zero. For fewer, how to train more in the experiment's
+    ``folder``."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
     if not base.results:
         return [prose("no_base", base=base.label)]
-    found = [[(arm, arm.minus(base, m.of)) for arm in others] for m in measures]
-    n = max((d.n for pairs in found for _, d in pairs if d), default=0)
-    if n < 2:
-        return of_one_seed(arms, measures[0], folder)
-    parts = []
-    for measure, pairs in zip(measures, found, strict=True):
-        about = {"base": base.label, "measure": measure, "level": base.mean(measure.of)}
-        said = [prose("claim", label=arm.label, difference=d, **about) for arm, d in pairs]
-        parts += [f"By {measure.label}:"] * (len(measures) > 1)
-        parts.append("\n".join(f"- {claim}" for claim in said))
-    about = {"base": base.label, "measures": [m.label for m in measures], "n": n, "rounding": ROUNDING}
-    about |= {"own_streams": "recall" in base.first.config, "many": len(others) * len(measures) > 2}
-    return [*parts, prose("how_compared", **about)]
+    differences = [(arm, arm.minus(base, measure.of)) for arm in others]
+    n = max((difference.n for _, difference in differences if difference), default=0)
+    if n < MIN_FOR_A_CLAIM:
+        return few_seeds(arms, n, measure, folder)
+    about = {"base": base.label, "measure": measure, "least": MIN_FOR_A_CLAIM, "level": base.mean(measure.of)}
+    claimed = [prose("claim", label=arm.label, difference=mean, **about) for arm, mean in differences]
+    about |= {"n": n, "rounding": ROUNDING, "many": len(others) > 2}
+    return [bullets(claimed), prose("how_compared", own_streams="recall" in base.first.config, **about)]
 
 
-def of_one_seed(arms: Sequence[ArmRuns], measure: Measure, folder: Path) -> list[str]:
-    """That nothing is claimed, and how the command that began the experiment in ``folder`` adds seeds, unless
-    it was a trial or no command began it."""
+def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -> list[Part]:
+    """That nothing is claimed from ``n`` common seeds; and if a command began the experiment in ``folder``,
+    the command that trains more seeds, or after a trial the whole experiment."""
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
     best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
     gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
-    said: list[str] = [prose("one_seed", best=best, gap=gap, measure=measure, rounding=ROUNDING)]
-    plan = read_plan(arms[0].first.folder.parent)
+    parts: list[Part] = [prose("few_seeds", n=n, best=best, gap=gap, measure=measure, rounding=ROUNDING)]
+    plan = read_plan(folder)
     words = shlex.split(plan.commands[0]) if plan and plan.commands else []
-    if "--quick" in words or not re.search(r"\b(memformers|experiments)\b", " ".join(words[:3])):
-        return said
-    kept = re.sub(r" --(resume|(seeds|out)[ =]('[^']*'|\S+))(?!\S)", "", shlex.join(words))
-    where = folder.name if folder.is_absolute() else str(folder)
-    return [*said, prose("more_seeds"), fenced(f"{kept} --seeds 5 --resume --out {shlex.quote(where)}")]
+    module = words[2] if words[:2] == ["python", "-m"] else "".join(words[:1])
+    if plan is None or module.partition(".")[0] not in ("memformers", "experiments"):
+        return parts
+    if plan.scale < 1:
+        command = [*without(words, TRIAL_OPTIONS.get(plan.task, ())), "--out", f"{folder}-whole"]
+    else:
+        command = [*without(words, ("--seeds",)), "--seeds", "5", "--resume", "--out", f"{folder}"]
+    return [*parts, prose("more_training", is_trial=plan.scale < 1), fenced(shlex.join(command))]
+
+
+def without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The words of a command without its folder, ``--resume`` and these ``options``."""
+    options = ("--out", "--resume", *options)
+    return [
+        word
+        for before, word in pairwise(["", *words])
+        if word.partition("=")[0] not in options and (before not in options or before in SWITCHES)
+    ]
 
 
 def results_table(
@@ -135,7 +167,7 @@ def results_table(
     base: ArmRuns,
     measures: Sequence[Measure],
     more: Mapping[str, Column] | None = None,
-) -> str:
+) -> Table:
     """A row for each arm: how many of its seeds have finished, by each measure its mean, and if there are
     several seeds its paired difference to ``base``; then the columns ``more``."""
     columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}"}
@@ -150,106 +182,164 @@ def results_table(
 
 
 def bars(arms: Sequence[ArmRuns], measure: Measure) -> str:
-    """What each arm came to, as bars of a page; empty if none has finished."""
-    found = [(arm, mean) for arm in arms if (mean := arm.mean(measure.of))]
-    most, lines = max((mean.mean for _, mean in found), default=0.0), line_styles([arm.name for arm in arms])
-    rows = [(arm.label, lines[arm.name]["color"], mean.mean / most, mean) for arm, mean in found if most > 0]
-    return TEMPLATES.get_template("bars.html").render(rows=rows, measure=measure) if rows else ""
+    """The means of arms as bars of a page; empty for fewer than two."""
+    means = [(arm, mean) for arm in arms if (mean := arm.mean(measure.of))]
+    most, lines = max((mean.mean for _, mean in means), default=0.0), line_styles([arm.name for arm in arms])
+    if len(means) < 2 or most <= 0:
+        return ""
+    rows = [(arm.label, lines[arm.name]["color"], mean.mean / most, mean) for arm, mean in means]
+    return TEMPLATES.get_template("bars.html").render(rows=rows, measure=measure)
 
 
-def costs_table(arms: Sequence[ArmRuns], base: ArmRuns, more: Mapping[str, Column] | None = None) -> str:
-    """The costs and the reach of each arm, a row for each, and the columns ``more``; below the table, why
-    there are no ratios of time, if there are none."""
-    why_not = not_comparable(arms)
-    is_timed, ratios = not why_not, {arm.name: time_ratio(arm, base) for arm in arms if arm is not base}
-    if is_timed and not any(ratio and ratio.n > 1 for ratio in ratios.values()):
-        why_not = prose("needs_seeds")
+def costs_table(arms: Sequence[ArmRuns]) -> Table:
+    """The costs and the reach of each arm, a row for each."""
+
+    def fact(name: str, form: str, unit: str = "", scale: float = 1.0) -> Column:
+        return lambda arm: number(arm.first.facts.get(name), form, unit, scale=scale)
+
+    def reach(layers: str) -> Column:
+        return lambda arm: number(arm.first.facts["memory"][layers], ",.0f")
+
+    def speed(arm: ArmRuns) -> str:
+        speeds = [v for run in arm.counted for v in run.metrics.points("tokens_per_second")[2].tolist()]
+        return number(median(speeds) if speeds else None, ",.0f")
+
+    def peak_memory(arm: ArmRuns) -> str:
+        peaks = [r["peak_memory_bytes"] for r in arm.results.values() if r["peak_memory_bytes"] is not None]
+        return number(max(peaks, default=None), ",.0f", " MiB", scale=2**-20)
+
     columns: dict[str, Column] = {
-        "keys per layer, without the segment's": lambda arm: number(arm.first.facts["keys"], ",.10g"),
-        "memory reach, one layer / all layers (positions)": lambda arm: (
-            f"{arm.first.facts['memory']['one_layer']:,} / {arm.first.facts['memory']['all_layers']:,}"
-        ),
-        "state per stream": lambda arm: number(
-            arm.first.facts.get("state_bytes"), ",.0f", " KiB", scale=1 / 1024
-        ),
-        "attention operations per token": lambda arm: f"{arm.first.facts['attention_operations']:,}",
-        "parameters": lambda arm: f"{arm.first.facts['parameters']:,}",
-        "tokens/s (median)": median_speed,
-        "training time": lambda arm: number(arm.mean("seconds"), ",.0f", " s"),
+        "keys a layer": fact("keys", ",.10g"),
+        "reach of a layer": reach("one_layer"),
+        "reach of all": reach("all_layers"),
+        "state per stream": fact("state_bytes", ",.0f", " KiB", scale=1 / 1024),
+        "operations a token": fact("attention_operations", ",.0f"),
+        "parameters": fact("parameters", ",.0f"),
+        "tokens/s": speed,
+        "training": lambda arm: number(arm.mean("seconds"), ",.0f", " s"),
+        "evaluation": lambda arm: number(arm.mean("evaluation_seconds"), ",.0f", " s"),
+        "peak memory": peak_memory,
     }
-    if not why_not:
-        columns[f"training time divided by that of {base.label}"] = lambda arm: number(
-            ratios.get(arm.name), ".2f"
-        )
-    columns |= {
-        "evaluation time": lambda arm: number(arm.mean("evaluation_seconds"), ",.0f", " s"),
-        "peak memory": lambda arm: number(
-            max((r["peak_memory_bytes"] or 0 for r in arm.results.values()), default=0) / 2**20 or None,
-            ",.0f",
-            " MiB",
-        ),
-        **(more or {}),
-    }
-    parts = [arms_table(arms, columns)]
-    if why_not and len(arms) > 1:
-        parts.append(prose("no_ratios", curves=not is_timed, why=why_not))
-    elif not on_one_machine(all_runs(arms)):
-        parts.append(prose("not_alike"))
-    return "\n\n".join(parts)
+    return arms_table(arms, columns)
 
 
-def median_speed(arm: ArmRuns) -> str:
-    """The median of an arm's records of its speed."""
-    speeds = [v for run in arm.counted for v in run.metrics.points("tokens_per_second")[2].tolist()]
-    return number(median(speeds) if speeds else None, ",.0f")
+def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[Part]:
+    """The results of a ``probe`` of the runs of ``arms``: how it was measured, a table, and what it says
+    about each part of each memory."""
+    of_runs = {run.folder.name: arm for arm in arms for run in arm.runs}
+    probed, ablation = {name: of_runs[name] for name in probe["checkpoints"]}, probe["memory_ablation"]
+    left_out = [arm.label for arm in arms if arm not in probed.values()]
+    parts: list[Part] = [prose("not_probed", labels=left_out)] if left_out else []
+    if not ablation:
+        return [*parts, prose("no_ablation")]
+    results = (result for arm in arms for result in arm.results.values())
+    measure = replace(BITS, scale=next(map(bits, results), 1 / math.log(2)))  # of a nat per token
+    rows, findings = [], []
+    for run, arm in probed.items():
+        costs = {name: Mean.from_json(mean) for name, mean in ablation["costs"][run].items()}
+        cells = [measure.cell(costs.get(control)) for control in CONTROLS]
+        rows.append([arm.label, measure.shown(ablation["loss"][run]), *cells])
+        for part in ("slots", "memory"):
+            if f"{part} zeroed" in costs:
+                means = {how: costs[f"{part} {how}"] for how in ("zeroed", "swapped")}
+                show = measure.shown_difference
+                findings.append(prose("finding", label=arm.label, part=part, show=show, **means))
+    about = {name: ablation[name] for name in ("tokens", "streams", "warm_up", "of_documents")}
+    parts += [prose("ablation", unit=measure.label, **about)]
+    parts.append(table(["model", "loss", *CONTROLS], rows, numbers=True))
+    return [*parts, bullets(findings or [prose("no_memory")])]
 
 
-def time_ratio(arm: ArmRuns, base: ArmRuns) -> Mean | None:
-    """The training time of ``arm`` divided by that of ``base`` from the same seed."""
-    ours, theirs = arm.values("seconds"), base.values("seconds")
-    return mean_of_known(ours[seed] / theirs[seed] for seed in ours if seed in theirs)
+def how_it_was_made(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, method: str) -> list[Part]:
+    """The last section of the report of ``folder``; ``method`` says how its task is measured."""
+    alike = [prose("fairness")] if len(arms) > 1 and not unfair_settings(arms, base) else []
+    level = base.first.facts["parameters"]
+    more = {arm.label: n for arm in arms if (n := arm.first.facts["parameters"] - level)}
+    sizes = [prose("unequal_size", more=more, base=base.label, level=level)] if more else []
+    tables = [facts_table(arms, folder), "### Settings", *settings_tables(arms)]
+    return ["## How it was made", " ".join([*alike, *sizes, method, prose("costs")]), *tables]
 
 
-def not_comparable(arms: Sequence[ArmRuns]) -> str:
-    """Why training times can't be compared, in words; empty if they can."""
+def write_results(
+    folder: Path, arms: Sequence[ArmRuns], base: ArmRuns, numbers: Callable[[ArmRuns], dict[str, Any]],
+    head: Sequence[str], lines: Sequence[Sequence[Any]], **about: Any,
+) -> None:  # fmt: skip
+    """Write the ``numbers`` of each arm, its means over seeds with half the widths of their 95 % intervals,
+    and ``about`` all, as ``results.json``, and the results of each training run as ``results.csv``."""
+    of_arms = [
+        {"name": arm.name, "label": arm.label, "seeds": list(arm.results), **numbers(arm)} for arm in arms
+    ]
+    write_json(folder / RESULTS, {"base": base.name, **about, "arms": of_arms})
+    write_text(folder / TABLE, csv_text(head, lines))
+
+
+def facts_table(arms: Sequence[ArmRuns], folder: Path) -> str:
+    """[`facts_of`][], the command in a block from which it can be copied."""
+    facts = facts_of(arms, folder)
+    command = fenced(facts.pop("command")) if "command" in facts else ""
+    return "\n\n".join(filter(None, [command, table(["", "value"], [*map(list, facts.items())])]))
+
+
+def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
+    """Name, date, commands, a line for each, commit, data and machine."""
     runs = all_runs(arms)
-    if not on_one_machine(runs):
-        return prose("other_machine")
-    for run in runs:
-        if len(speeds := steady_speeds(run)) < FEWEST_SPEEDS:
-            return prose("too_short", run=run.folder.name)
-        if (factor := max(speeds) / max(min(speeds), 1e-9)) > STEADY:
-            return prose("unsteady", run=run.folder.name, factor=f"{factor:.1f}")
-    return ""
-
-
-def on_one_machine(runs: Sequence[Run]) -> bool:
-    """Whether all runs, from beginning to end, had the same hardware and versions."""
+    corpus = runs[0].facts["corpus"]
     environments = [e for run in runs for e in run.facts.get("environments", [run.facts["environment"]])]
-    return len({json.dumps(environment, sort_keys=True) for environment in environments}) == 1
+    plan = read_plan(folder)
+    commands = plan.commands if plan and plan.commands else (run.facts.get("command") for run in runs)
+    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
+    times = min(card.started for card in cards), max(card.ended for card in cards)
+    dates = [f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t]
+
+    def distinct(values: Iterable[str | None], between: str = "; ") -> str:
+        return between.join(dict.fromkeys(value for value in values if value))
+
+    rows = {
+        "command": distinct(commands, "\n"),
+        "name": folder.resolve().name,
+        "trained": " to ".join(dates),
+        "git commit": distinct(run.facts.get("commit") for run in runs),
+        "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
+        "characters, sha256": f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else "",
+        "runs at the same time": distinct(f"{e['jobs']}" for e in environments if "jobs" in e),
+        "device": distinct(f"{e['device']}, {e['threads']} threads" for e in environments),
+        "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
+        "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),
+    }
+    return {name: value for name, value in rows.items() if value}
 
 
-def steady_speeds(run: Run) -> list[float]:
-    """The tokens/s of a run's records since its memory had its final length, since a longer one takes more
-    time; except the first of them, in which it warms up."""
-    speeds, keys = run.metrics.column("tokens_per_second"), keys_in_records(run)
-    is_said = ~np.isnan(speeds)
-    return speeds[is_said & (keys == keys[is_said][-1])][1:].tolist() if is_said.any() else []
+def settings_tables(arms: Sequence[ArmRuns]) -> list[Part]:
+    """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
+    uses is left out."""
+    of_arms = [shown_settings(arm) for arm in arms]
+    differing = differing_settings(of_arms)
+    shared = {name: value for name, value in of_arms[0].items() if name not in differing and value != DASH}
+    rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
+    head = ["setting", *(arm.label for arm in arms)]
+    parts = [prose("settings_differ"), table(head, rows, numbers=True)] if rows else []
+    title = "Settings of all models:" if len(arms) > 1 else "Settings:"
+    return [*parts, title, table(["setting", "value"], [*shared.items()])]
 
 
-def keys_in_records(run: Run) -> NDArray[np.float64]:
-    """The number of keys per layer in memory at each record; 0 where a record doesn't say it."""
-    lengths = (run.metrics.column(f"memory.{name}") for name in ("length", "compressed_length"))
-    return sum((np.nan_to_num(length) for length in lengths), start=np.zeros(run.metrics.rows))
+def shown_settings(arm: ArmRuns) -> dict[str, str]:
+    """An arm's settings by their names, as a report shows them."""
+    run, config = arm.first, dict(flatten(arm.first.config))
+    seeds = ", ".join(str(run.seed) for run in arm.runs)
+    used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}
+    unused = run.facts.get("unused", ())
+    return {name: DASH if name in unused else in_words(value) for name, value in used.items()}
 
 
-def stages_of(arms: Sequence[ArmRuns]) -> list[float]:
-    """The tokens at which the memory of any arm became longer during its training, as the middle between two
-    training records."""
-    found = set()
-    for run in (arm.first for arm in arms):
-        is_said = ~np.isnan(run.metrics.column("memory.length"))
-        tokens, keys = run.metrics.column("tokens")[is_said], keys_in_records(run)[is_said]
-        pairs = pairwise(zip(tokens.tolist(), keys.tolist(), strict=True))
-        found |= {(at + later) / 2 for (at, before), (later, after) in pairs if after > before}
-    return sorted(found)
+def in_words(value: Any) -> str:
+    """A setting's value; of an absolute path only the name."""
+    if value is None:
+        return "not given"
+    if isinstance(value, str):
+        return name_of(value) or "none" if value == value.strip() else json.dumps(value)
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
+
+
+def name_of(path: str) -> str:
+    """The name of an absolute path; any other text unchanged."""
+    return Path(path).name if Path(path).is_absolute() else path

@@ -216,6 +216,8 @@ class Plan:
     """By the names of their folders, in the order in which they are trained."""
     commands: tuple[str, ...] = ()
     """The command that started it, and those that resumed it."""
+    scale: float = 1.0
+    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
     @property
     def seeds(self) -> int:

@@ -73,7 +73,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text": (TEXT_FACTS_HAVE, RESULT_HAS),
 }
 """What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
-PROBE_HAS = dict.fromkeys(("effective_context", "attention", "memory_ablation"), dict[str, Any] | None)
+PROBE_HAS = {"memory_ablation": dict[str, Any] | None}
 PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped"
 
 
@@ -277,7 +277,11 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
         place.resolve().name == name and newest_checkpoint(place) == probed[name]
         for name, place in places.items()
     )
-    return read_json(folder / PROBE, PROBE_HAS) if probed and is_current else None
+    if not probed or not is_current:
+        return None
+    probe = read_json(folder / PROBE, PROBE_HAS)
+    is_readable = "costs" in (probe["memory_ablation"] or ("costs",))  # not of an earlier version
+    return probe if is_readable else None
 
 
 def newest_checkpoint(folder: Path) -> str:

@@ -8,12 +8,13 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.network import ask_json, get
+from memformers.common.text import UserError
 
 AUTO, OFF = "auto", "off"
 WHO = "/memformers"
@@ -28,14 +29,14 @@ DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
 labml's own."""
 
 
-def find_dashboard(wish: str) -> str:
+def find_dashboard(dashboard: str) -> str:
     """Where a run is sent: to a labml server's address, ``http://host:port/api/v1/token``; nowhere, "off"; or
-    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``wish`` is that of the
-    environment, else "auto". ValueError for any other word."""
-    wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
-    if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
-        raise UserError(f"dashboard={wish!r} must be auto, off or an address with http:// or https://.")
-    return wish
+    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``dashboard`` means what
+    the environment says, else "auto". ValueError for any other word."""
+    name = dashboard or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
+    if name not in (AUTO, OFF) and not name.startswith(("http://", "https://")):
+        raise UserError(f"dashboard={name!r} must be auto, off or an address with http:// or https://.")
+    return name
 
 
 def sent_to(dashboard: str) -> str:
@@ -78,7 +79,6 @@ def page_address(api: str) -> str:
 
 
 def state_folder() -> Path:
-    """The folder of these files."""
     return platformdirs.user_state_path("memformers")
 
 
@@ -89,13 +89,19 @@ def announce(url: str) -> None:
     write_json(state_folder() / "dashboard.json", {"url": url, "process": os.getpid()})
 
 
+def running() -> dict[str, Any]:
+    """The ``url`` and the ``process`` of the dashboard that was started last; empty if it doesn't run."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        note = read_json(state_folder() / "dashboard.json")
+        if ask_json(note["url"] + WHO, ANSWER_SECONDS)["process"] == note["process"]:
+            return note
+    return {}
+
+
 def find_running() -> str:
     """The address for runs of the dashboard that was started last, if it runs; else an empty string."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = read_json(state_folder() / "dashboard.json")
-        if ask_json(said["url"] + WHO, ANSWER_SECONDS)["process"] == said["process"]:
-            return api_address(said["url"])
-    return ""
+    note = running()
+    return api_address(note["url"]) if note else ""
 
 
 def comparison_id(folder: Path) -> str:
@@ -115,23 +121,24 @@ def note_comparison(folder: Path) -> None:
 
 
 def noted_comparisons() -> dict[str, Path]:
-    """The folders of all comparisons, by their ids; that which was begun last comes first."""
-    found = []
+    """The folders of all comparisons, by their ids, newest first."""
+    notes = []
     for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = Path(read_json(note)["folder"])
             if comparison_id(folder) == note.stem:
-                found.append((note.stat().st_mtime, note.stem, folder))
-    return {identity: folder for _, identity, folder in sorted(found, reverse=True)}
+                notes.append((note.stat().st_mtime, note.stem, folder))
+    return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 
 
-def show_comparison(folder: Path, dashboard: str) -> None:
-    """Let dashboards on this machine show all runs in ``folder`` in one chart, and print where one does so;
-    ``dashboard`` is what [`find_dashboard`][] gave."""
+def show_comparison(folder: Path, dashboard: str) -> bool:
+    """Let dashboards on this machine show the run, or all runs, in ``folder`` in one chart, and print where
+    one does so; returns whether one does. ``dashboard`` is what [`find_dashboard`][] gave."""
     if dashboard == OFF:
-        return
+        return False
     with contextlib.suppress(OSError):  # where the user's own folders can't be written
         note_comparison(folder)
     api, path = sent_to(dashboard), f"{COMPARISONS}/{comparison_id(folder)}"
-    if api and answers(api.partition("/api/")[0] + path):
-        print(f"dashboard: {page_address(api)}{path}  (all runs in one chart)", flush=True)
+    if is_shown := bool(api) and answers(api.partition("/api/")[0] + path):
+        print(f"dashboard: {page_address(api)}{path}", flush=True)
+    return is_shown

@@ -1,22 +1,59 @@
 """Metrics of a run: written to its folder, and shown by labml.
 
-``metrics.jsonl`` is the source of truth: one JSON object per line, flushed when it is recorded. A separate
-process sends the same records to labml and its dashboard ([`memformers.tracking.relay`][]).
+``metrics.jsonl`` is the source of truth: one JSON object per line, flushed when it is recorded. Unless the
+dashboard is off, a second process, the relay, copies it to labml's own files and to a labml server. Whatever
+labml or a server does (wait, retry, fail, keep a copy of all output), no training stops, slows down or
+crashes. The relay ends by itself when the training is killed.
 """
 
 import contextlib
 import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
 import sys
+import threading
+import time
+import traceback
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from memformers.runs.folder import LOG, METRICS, close_card, flatten, open_card
+from memformers.common.command_line import command_here
+from memformers.common.network import ask_json, split_login
+from memformers.common.processes import module_command, module_environment
+from memformers.runs.folder import (
+    CARD,
+    EXPERIMENT,
+    LOG,
+    METRICS,
+    TOKENS,
+    Card,
+    Metrics,
+    close_card,
+    flatten,
+    open_card,
+    read_card,
+    short_names,
+)
 from memformers.tracking import discovery
-from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, OFF, page_address
-from memformers.tracking.feeding import introduction, post
-from memformers.tracking.relay import UNSENT, start_relay, stop_relay
+from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, DASHBOARD, LABML_URL, OFF, page_address
+
+LABML = "labml"
+"""The folder of labml's own files, in a run's."""
+POLL_SECONDS, RETRY_SECONDS = 2.0, 3.0
+"""The time between two looks at the metrics, and before labml starts again after an error."""
+DRAIN_SECONDS, IMPORT_SECONDS = 3.0, 60.0
+"""How long labml may take after the last record, and for a whole run; then the relay ends."""
+UNSENT, LAST_TRY = 3, "last"
+"""The relay's exit code when a server didn't take everything, and the argument of a relay that must not start
+again."""
 
 
 @dataclass
@@ -39,21 +76,24 @@ class Tracking:
         self.dashboard = discovery.find_dashboard(self.dashboard)
 
     def __enter__(self) -> "Tracking":
-        trouble = "" if self.dashboard in (AUTO, OFF) else discovery.check_dashboard(self.dashboard)
-        if trouble:
-            host = page_address(self.dashboard).partition("://")[2]
-            _say(f"the dashboard at {host} {trouble}; the training continues without it.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
         card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
-        if not trouble and (api := discovery.sent_to(self.dashboard)):
-            with contextlib.suppress(OSError):  # no link, unless it leads somewhere
-                post(api.rstrip("/"), card.run, introduction(card), ANSWER_SECONDS)
-                print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         self._relay = None
+        if self.dashboard == OFF:
+            return self
+        trouble = "" if self.dashboard == AUTO else discovery.check_dashboard(self.dashboard)
+        if trouble:
+            host = page_address(self.dashboard).partition("://")[2]
+            _warn(f"the dashboard at {host} {trouble}; the training continues without it.")
+        else:
+            is_alone = not (self.folder.parent / EXPERIMENT).exists()
+            is_shown = is_alone and discovery.show_comparison(self.folder, self.dashboard)
+            if not is_shown and (api := discovery.sent_to(self.dashboard)):
+                print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         try:
             self._relay = start_relay(self.folder, self.dashboard)
         except OSError as error:  # there may be no process left for this user
-            _say(f"labml gets nothing, since no process could be started for it: {error}.")
+            _warn(f"labml gets nothing, since no process could be started for it: {error}.")
         return self
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -62,21 +102,184 @@ class Tracking:
         self._file.flush()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk was said when the record was written
+        with contextlib.suppress(OSError):  # record() has raised the error of a full disk already
             self._file.close()
         status = "completed" if error is None else f"crashed: {type(error).__name__} {error}"
         with contextlib.suppress(OSError, ValueError):
             close_card(self.folder, status)
-        exit_code = stop_relay(self._relay, status) if self._relay else 0
-        if exit_code == UNSENT and self.dashboard != OFF:
-            _say(
+        exit_code = stop_relay(self._relay, DRAIN_SECONDS + 1.0) if self._relay else 0
+        if exit_code == UNSENT:
+            _warn(
                 f"not all metrics reached the dashboard; all are in {self._file.name}, and "
-                f"memformers dashboard --import {self.folder} brings them there."
+                f"{command_here(f'dashboard --import {shlex.quote(str(self.folder))}')} sends them again."
             )
-        elif exit_code not in (0, UNSENT):
+        elif exit_code:
             why = f"exit code {exit_code} (see {self.folder / LOG})"
-            _say(f"labml stopped with {why}; all metrics are in {self._file.name}.")
+            _warn(f"labml stopped with {why}; all metrics are in {self._file.name}.")
 
 
-def _say(message: str) -> None:
+def _warn(message: str) -> None:
     print(f"tracking: {message}", file=sys.stderr)
+
+
+def start_relay(folder: Path, dashboard: str, files: Path | None = None) -> "subprocess.Popen[bytes]":
+    """Start the process that copies the run in ``folder`` to labml until its standard input ends. labml's own
+    files go into the run's folder; or, for the import of a run, into ``files``. Raises OSError if no process
+    can be started."""
+    arguments = map(str, (folder, files or folder / LABML))
+    with open(folder / LOG, "a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            module_command("memformers.tracking.recorder", *arguments),
+            env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},
+            stdin=subprocess.PIPE, stdout=log, stderr=log,
+            start_new_session=True,  # Ctrl-C is for the training, which then ends the relay
+        )  # fmt: skip
+
+
+def stop_relay(process: "subprocess.Popen[bytes]", seconds: float) -> int:
+    """End the relay's input, wait at most ``seconds`` for its end, and return its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=seconds)
+    process.kill()
+    return process.wait()
+
+
+def import_run(folder: Path, api: str) -> bool:
+    """Send the whole run in ``folder`` to the labml server at ``api``; whether everything arrived."""
+    with TemporaryDirectory() as files:
+        return stop_relay(start_relay(folder, api, Path(files)), IMPORT_SECONDS + 1.0) == 0
+
+
+def relay(folder: Path, files: Path, is_last_try: bool) -> int:
+    """Copy a run's records to labml until standard input ends, then end within DRAIN_SECONDS. labml starts
+    again, from the first record, when a new dashboard is found or after a server's error; our dashboard
+    ignores what it has already. The exit code: UNSENT if a server didn't get everything."""
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        is_import = files != folder / LABML
+        with contextlib.suppress(OSError, ValueError):
+            if not (is_import or read_card(folder).status):  # else the training has written it itself
+                close_card(folder, "killed")
+        ended.set()
+        time.sleep(IMPORT_SECONDS if is_import else DRAIN_SECONDS)
+        os._exit(UNSENT)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    try:
+        copy_to_labml(folder, files, os.environ[DASHBOARD], ended)
+    except RuntimeError:  # labml's client stops at the first answer with an error
+        traceback.print_exc()
+        if is_last_try:
+            return UNSENT
+        restart(LAST_TRY * ended.wait(RETRY_SECONDS))
+    return 0
+
+
+def restart(*more: str) -> None:
+    sys.stderr.flush()
+    command = module_command("memformers.tracking.recorder", *sys.argv[1:3], *filter(None, more))
+    os.execv(command[0], command)
+
+
+def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Event) -> None:
+    """Track the run in ``folder`` as an experiment of labml's until it has ``ended``. RuntimeError for a
+    server that refuses it."""
+    from labml import experiment, tracker
+    from labml.internal.experiment import experiment_singleton
+
+    import_module("labml.internal.app.logs")
+    for stream in (sys.stdout, sys.stderr):
+        vars(stream).pop("write", None)  # labml's, which sends this process's output too
+    card = read_card(folder)
+    running = discovery.running() if dashboard == AUTO else {}
+    api = discovery.sent_to(dashboard)
+    create_experiment(card, folder, files, api)
+    experiment.start()
+    labml = experiment_singleton()
+    if labml.app_experiment:
+        labml.app_experiment.data["started"] = card.started  # which our dashboard shows
+    metrics, is_over, is_paired = Metrics(folder / METRICS), False, not (api and card.compare_with)
+    while not is_over:
+        is_over = ended.wait(POLL_SECONDS)
+        for record in metrics.read():
+            values = {n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}
+            tracker.save(int(record[TOKENS]), values)
+        metrics.check()
+        check_accepted(labml)
+        is_paired = is_paired or pair(card, api)
+        if dashboard == AUTO and not is_over and discovery.running() not in ({}, running):
+            restart()
+    status = read_card(folder).status or "in progress"
+    kind = {
+        "completed": "completed",
+        "in progress": "in progress",
+        "crashed: KeyboardInterrupt": "interrupted",
+    }
+    labml.finish(kind.get(status.strip(), "crashed"), status)
+    while [thread for thread in threading.enumerate() if not thread.daemon][1:]:  # labml's, which still send
+        check_accepted(labml)
+        time.sleep(0.05)
+    if not is_paired:
+        pair(card, api)
+
+
+def check_accepted(labml: Any) -> None:
+    """RuntimeError if the server has answered a part of the run with an error."""
+    if labml.app_experiment and labml.app_experiment.app_tracker.thread.errored:
+        raise RuntimeError("the server refuses the run")
+
+
+def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
+    """Let labml write to ``files``, and send to the server at ``api`` if there is one."""
+    from labml import experiment, lab
+    from labml.internal.computer.configs import computer_singleton
+
+    shutil.rmtree(files, ignore_errors=True)  # an earlier copy: all records are copied again
+    files.mkdir()
+    # labml lists the projects of this computer in the user's home. Some homes can't be written, and of runs
+    # that begin at once, one fails at an entry that another has just removed. So it gets a home of its own.
+    home = os.environ.get("HOME", "")
+    os.environ["HOME"] = str(files)
+    computer_singleton()  # looks for the home once, here
+    os.environ["HOME"] = home
+    settings = {"path": str(files), "experiments_path": ".", "check_repo_dirty": False}
+    if api:
+        url, opener = split_login(api)
+        urllib.request.install_opener(opener)
+        settings |= {"app_url": url, "app_open_browser": False}
+    lab.configure(settings)
+    experiment.create(
+        uuid=card.run, name=card.name, comment=card.comment, python_file=str(folder / CARD),
+        writers={"file", "app"} if api else {"file"},
+    )  # fmt: skip
+    names = short_names(card.config)
+    config = {names[name]: value for name, value in card.config.items()}
+    chosen = [names[name] for name in card.given if name in names]
+    experiment.configs(config, {name: config[name] for name in chosen})
+
+
+def pair(card: Card, api: str) -> bool:
+    """Let labml's comparison show a run and its baseline beside each other, unless the user chose other runs;
+    whether the server has both."""
+    home = f"{api.rstrip('/').rpartition('/')[0]}/compare/preferences"
+    try:
+        both = {run: ask_json(f"{home}/{run}", ANSWER_SECONDS) for run in (card.run, card.compare_with)}
+        for (run, preferences), other in zip(both.items(), reversed(both), strict=True):
+            if not preferences["base_experiment"]:
+                ask_json(f"{home}/{run}", ANSWER_SECONDS, {**preferences, "base_experiment": other})
+    except (OSError, KeyError, TypeError):  # it isn't there yet, or the server isn't ours
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    try:
+        code = relay(Path(sys.argv[1]), Path(sys.argv[2]), LAST_TRY in sys.argv[3:])
+    except BaseException:  # the training must not care; the log says it, and the exit code
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # labml's threads may still wait

@@ -19,9 +19,8 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import Segment, training_segments
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.evaluation.evaluate import summary
+from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RESULT, alone_in, flatten, new_folder, read_metrics
@@ -248,13 +247,13 @@ def evaluate(
 
     Examples:
         >>> from memformers import MemoryLM, ModelConfig, evaluate
-        >>> from memformers.data.tokenizers import ByteTokenizer
+        >>> from memformers.data.tokenizer import ByteTokenizer
         >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
         >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
         >>> numbers["tokens"]
         1049
     """
-    parts = [tokenizer.numbers(tokenizer.ended(t)) for t in ([text] if isinstance(text, str) else text)]
+    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
     tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
     measured = evaluate_tokens(model, tokens, streams, documents=documents)
     return summary(measured, tokenizer, units(tokenizer, tokens, documents))

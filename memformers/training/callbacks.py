@@ -101,7 +101,7 @@ class Callbacks:
             metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
         self._write(state, metrics)
         if self.last is None:
-            self.bar.say(f"{self._over(measured)}:")
+            self.bar.say(f"Evaluations during the training read {self._over(measured)}:")
         self.last, self.last_at = measured, state.tokens
         if state.lowest_loss is None or evaluation.loss < state.lowest_loss:
             state.lowest_loss, state.evaluations_without_improvement = evaluation.loss, 0
@@ -152,7 +152,7 @@ class Callbacks:
             if measured is None or not self.validation.final_is_first:
                 measured = self._evaluation(final=True)
                 bits = measured.in_units["bits_per_character"]
-                self.bar.say(f"{self._over(measured)}: {bits:.4f} {self.unit}")
+                self.bar.say(f"The last evaluation reads {self._over(measured)}: {bits:.4f} {self.unit}")
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
         evaluation = measured.evaluation
@@ -204,7 +204,7 @@ class Callbacks:
 
     def _over(self, measured: Measured) -> str:
         n, whole = measured.evaluation.tokens, self.validation.predictable
-        return f"over {f'all {n:,}' if n == whole else f'{n:,} of {whole:,}'} held-out tokens"
+        return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank

@@ -9,12 +9,11 @@ import numpy as np
 from memformers.common.errors import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
-from memformers.data.ids import Ids
+from memformers.data.files import Ids
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.evaluation.bits_per_byte import comparable, units
-from memformers.evaluation.evaluate import Evaluation, evaluate_reading, reading_of
+from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed

@@ -124,7 +124,7 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     if not (folder / TOKENIZER).exists():
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)
-    elif load_tokenizer(folder).saved() != tokenizer.saved():
+    elif load_tokenizer(folder).to_json() != tokenizer.to_json():
         raise UserError(f"{folder / TOKENIZER} is another tokenizer; name a new folder.")
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from memformers.cli import COMMANDS
+from memformers.commands import options
+from memformers.commands.train import Train, parse_train
 from memformers.common.files import read_json
-from memformers.data.utf8 import bytes_of
+from memformers.common.text import UserError
+from memformers.data.files import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 
@@ -33,22 +36,35 @@ def test_help_has_readable_values_no_empty_defaults_and_no_errors(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "first"),
-    [("train", "model data tokenizer tokens n-layers d-model mem-len preset init-from out resume dashboard"),
-     ("compare", "data scale seeds models out dashboard resume")],
+    ("command", "shown"),
+    [("train", "out resume preset init-from dashboard data tokenizer tokens batch-size seed model n-layers "
+               "d-model segment-len mem-len vocab-size learning-rate"),
+     ("compare", "out resume dashboard scale seeds models data tokenizer tokens batch-size seed model "
+                 "n-layers d-model segment-len mem-len vocab-size learning-rate")],
 )  # fmt: skip
-def test_help_has_a_dozen_options_and_the_names_of_the_groups_of_all_others(command, first, monkeypatch):
+def test_help_shows_what_a_newcomer_needs_and_help_all_everything(command, shown, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    box, *others = run(command, "--help").out.split("╭─ ")[1:]
-    assert not others
-    assert re.findall(r"^│ --([a-z-]+)", box, re.MULTILINE) == first.split()
-    assert f"\nmemformers {command} --help-all shows all options\n" in box
-    listed = re.findall(r"^  (\w+) +[A-Z]", box, re.MULTILINE)
-    boxes = run(command, "--help-all").out.split("╭─ ")[1:]
-    assert boxes[0].split()[0] == "options"
-    assert [each.partition(" options")[0] for each in boxes[1:]] == listed
-    assert {"network", "memory", "compression", "optim", "checkpoint"} <= set(listed)
-    assert sum(len(re.findall("^│ --", each, re.MULTILINE)) for each in boxes) > 60
+    brief, everything = (
+        re.findall(r"^│ --([a-z-]+)", run(command, option).out, re.MULTILINE)
+        for option in ("--help", "--help-all")
+    )
+    assert brief == shown.split()
+    assert set(brief) < set(everything)
+    assert len(everything) > 55
+    assert f"\nmemformers {command} --help-all shows all options.\n" in run(command, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [("generate", "checkpoint pretrained prompt prompt-file tokens"),
+     ("evaluate", "checkpoint pretrained text split"), ("probe", "")],
+)  # fmt: skip
+def test_help_begins_with_where_the_model_is_and_the_text(command, first, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    help = run(command, "--help").out
+    options = re.findall(r"^│ --([a-z-]+)", help, re.MULTILINE)
+    assert options[: len(first.split())] == first.split()
+    assert first or help.index("FOLDER ") < help.index("--")
 
 
 def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
@@ -62,14 +78,26 @@ def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
     assert ended.returncode == 0, ended.stderr
 
 
-def test_train_in_a_process_of_its_own_then_generate_then_report(tmp_path):
-    """The training without standard input and errors, which are then as the null device."""
+@pytest.mark.parametrize("words", [["64", "64", "64", "832"], ["64,64,64,832"]])
+def test_lengths_with_blanks_or_commas_are_those_of_the_layers(words):
+    config = parse_train(["--mem-len", *words], Train()).config.model
+    assert [size.mem_len for size in config.memory_sizes] == [64, 64, 64, 832]
+    with pytest.raises(UserError, match="n_layers=3"):
+        parse_train(["--n-layers", "3", "--mem-len", *words], Train())
+
+
+def test_train_in_another_process_then_generate_then_report(tmp_path):
     folder = tmp_path / "run"
-    command = shlex.join(program("train", "--model", "compressive", "--out", folder, *SMALL_RUN))
-    trained = finish(["sh", "-c", f"{command} <&- 2>&-"])
-    assert (trained.returncode, trained.stderr) == (0, "")
+    trained = finish(program("train", "--model", "compressive", "--out", folder, *SMALL_RUN))
+    assert trained.returncode == 0, trained.stderr
     assert f"run: {folder}" in trained.stdout
     assert "corpus: built-in play" in trained.stdout
+    advice = trained.stdout.partition("next: ")[2].splitlines()
+    assert [shlex.split(line)[-3:] for line in advice] == [
+        [command, "--checkpoint", str(folder)] for command in ("generate", "evaluate")
+    ]
+    for line in advice:
+        assert finish(["sh", "-c", f"{line} --help"]).returncode == 0, "it runs from here"
     assert read_json(folder / "config.json")["model"]["model"] == "compressive"
     text = run("generate", "--checkpoint", folder, "--prompt", "BANQUO:", "--tokens", 30).out
     assert text.startswith("BANQUO:")
@@ -118,7 +146,7 @@ recall --arms compresive | 'compresive'
 recall --resume | --out
 recall --device warp | device='warp'
 recall --dashboard nowhere | http://
-doctor --device cuda:77 | device='cuda:77'
+train --device cuda:77 --data builtin | device='cuda:77'
 report /gone | error: /gone
 generate --prompt= | prompt
 generate --prompt ΩmegaΩ | 53: 'Ω' at 0 (2x)
@@ -128,8 +156,8 @@ evaluate --text /gone.txt | /gone.txt
 evaluate --text - --out= | out=''
 evaluate --text - --streams 0 | streams=0
 evaluate --text - | no text
-evaluate --text - --model compressive | model=compressive
-generate --gate gru | gate=gru
+evaluate --text - --model compressive | was trained with model=
+generate --gate gru | --gate
 train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
 """
 
@@ -144,20 +172,30 @@ def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, train
     assert not list(tmp_path.iterdir())
 
 
-def test_generate_reads_a_book_keeps_its_memory_and_goes_on_from_there(trained, tmp_path):
-    book, memory = tmp_path / "book.txt", tmp_path / "memory.safetensors"
+def test_generate_reads_a_book(trained, tmp_path):
+    book = tmp_path / "book.txt"
     book.write_text("BANQUO: well met.\n" * 200)
+    ended = run("generate", "--checkpoint", trained, "--tokens", 20, "--prompt-file", book)
+    assert ended.code == 0, ended.err
+    assert len(ended.out) == 21
+    assert "prefill" in ended.err
 
-    def written(tokens, *options):
-        ended = run("generate", "--checkpoint", trained, "--tokens", tokens, "--temperature", 0, *options)
-        assert ended.code == 0, ended.err
-        return ended
 
-    first = written(20, "--prompt-file", book, "--save-memory", memory)
-    assert len(first.out) == 21
-    assert "prefill" in first.err
-    second = written(20, "--load-memory", memory, "--save-memory", memory)
-    assert written(40, "--prompt-file", book).out == first.out[:-1] + second.out
+@pytest.mark.parametrize(
+    ("on_path", "extra", "advice"),
+    [(True, True, "memformers dashboard"), (False, True, "{program} dashboard"),
+     (False, False, "{program} dashboard, after pip install '.[dashboard]' in a clone of the repository")],
+)  # fmt: skip
+def test_the_advice_names_a_command_that_works_from_here(on_path, extra, advice, monkeypatch, tmp_path):
+    program = Path(sys.executable).with_name("memformers")
+    monkeypatch.setenv("PATH", str(program.parent) if on_path else "")
+    monkeypatch.setattr(options, "find_spec", lambda name: extra or None)
+    assert options.dashboard_here() == advice.format(program=program)
+    monkeypatch.chdir(Path(options.__file__).parents[2])
+    if not extra:
+        assert options.dashboard_here() == "make dashboard"
+    elif not on_path and program.is_relative_to(Path.cwd()):
+        assert options.dashboard_here() == f"{program.relative_to(Path.cwd())} dashboard"
 
 
 def test_generate_reads_from_a_pipe_and_answers_line_by_line(trained):
@@ -192,6 +230,20 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     (out / "evaluation.json").write_text('{"mine": 1}')
     assert run(*again).said("has a evaluation.json that no run wrote")
     assert read_json(out / "evaluation.json") == {"mine": 1}
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_changed(tmp_path):
+    text, lines = tmp_path / "text.txt", [f"BANQUO: well met, {i}.\n" for i in range(600)]
+    text.write_text("".join(lines))
+    assert run("train", *SMALL_SIZES, "--data", text, "--out", "run").code == 0
+    again = run("evaluate", "--checkpoint", "run", "--streams", 16)
+    loss = read_json(Path("run", "result.json"))["loss"]
+    assert f"loss            {loss:.4f} ± " in again.out, again.err
+    for option in (["--text-field", "body"], ["--document-separator", "x"]):
+        assert run("evaluate", "--checkpoint", "run", *option).said("are for the file of --text")
+    text.write_text("".join(reversed(lines)))
+    assert run("evaluate", "--checkpoint", "run").said("restore the text if it was changed")
 
 
 @pytest.mark.usefixtures("quick_runs")

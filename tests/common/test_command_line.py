@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from memformers.common.command_line import command_as_given, parse_arguments, plain_errors, whole_number
-from memformers.common.errors import UserError
+from memformers.common.command_line import cli_errors, command_as_given, parse_arguments, whole_number
 from memformers.common.fields import Checked, Count
+from memformers.common.text import UserError
 from tests.processes import ended
 
 
@@ -19,11 +19,11 @@ from tests.processes import ended
      (OSError("the disk is full"), 2, "error: the disk is full\n"),
      (MemoryError(), 2, "(out of memory)\n"),
      (KeyboardInterrupt(), 130, "interrupted\n"),
-     *((error, 1, "report the lines above.\n") for error in (ValueError("x"), RuntimeError("y")))],
+     *((error, 1, "report the traceback above.\n") for error in (ValueError("x"), RuntimeError("y")))],
 )  # fmt: skip
-def test_an_error_is_one_line_and_a_mistake_of_ours_shows_its_traceback(error, code, end):
+def test_an_error_is_one_line_and_a_bug_shows_its_traceback(error, code, end):
     def program():
-        with plain_errors():
+        with cli_errors():
             raise error
 
     said = ended(program)
@@ -39,6 +39,7 @@ class Inner(Checked):
     """How wide
     it is."""
     cutoffs: tuple[int, ...] = ()
+    lengths: int | tuple[int, ...] = 0
     depth: int | None = None
 
 
@@ -52,9 +53,10 @@ class Base:
 class Outer(Base):
     """What it is for."""
 
-    first: ClassVar = ("name",)
-    groups: ClassVar = {"width": ("size", "How large it is."), "depth": ("place", "Where it is.")}
+    first: ClassVar = ("name", "width")
+    brief: ClassVar = True
     inner: Inner = field(default_factory=Inner)
+    """How large it is."""
     name: str = ""
     """What it is called."""
     scale: float = 1.0
@@ -62,7 +64,7 @@ class Outer(Base):
 
 def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponent():
     given = ["--width", "1.5e1", "--cutoffs", "1e3", "20", "--depth", "1e6", "--scale", "1e-1", "--name", "x"]
-    made = Outer(Inner(15, (1000, 20), 1_000_000), "x", 0.1)
+    made = Outer(Inner(15, (1000, 20), 0, 1_000_000), "x", 0.1)
     assert parse_arguments(Outer, given) == made
     assert parse_arguments(Outer, ["--color", "red"], default=made).inner.width == 15
     assert whole_number("9007199254740993e0") == 9007199254740993, "which no float is"
@@ -77,32 +79,38 @@ def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
     assert "not a whole number; write one such as 1000" in " ".join(capsys.readouterr().err.split())
 
 
-def test_help_shows_what_matters_first_and_help_all_everything_in_groups(monkeypatch):
+@pytest.mark.parametrize("words", [["64", "64", "832"], ["64,64,832"], ["64,64", "832"]])
+def test_lengths_by_layer_have_blanks_or_commas_between_them(words):
+    assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)
+    assert parse_arguments(Outer, ["--lengths", "1e3"]).inner.lengths == 1000
+
+
+def test_help_begins_with_what_is_first_and_help_all_shows_everything_in_groups(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    first = ["─ options", "--name STR", "What it is called.", "--color STR", "Which color."]
-    brief = [*first, "size ", "How large", "place ", "Where it is.", "it --help-all shows all options"]
-    full = [*first, "─ size options", "How large", "--width INT", "How wide it is. (default: 3)",
-            "--cutoffs [INT ...]", "─ place options", "Where it is.", "--depth INT",
-            "--scale FLOAT"]  # fmt: skip
-    for option, parts in (("-h", brief), ("--help-all", full)):
-        said = ended(lambda option=option: parse_arguments(Outer, [option], prog="it")).out
-        usage, _, boxes = said.partition("╭")
+    brief = ["─ options", "--name STR", "What it is called.", "--color STR", "Which color.",
+             "--scale FLOAT", "─ inner options", "How large it is.", "--width INT",
+             "How wide it is. (default: 3)"]  # fmt: skip
+    full = [*brief, "--cutoffs [INT [INT ...]]", "--lengths INT [INT ...]", "--depth INT"]
+    for option, parts in (("-h", [*brief, "it --help-all shows all options"]), ("--help-all", full)):
+        shown = ended(lambda option=option: parse_arguments(Outer, [option], prog="it"))
+        usage, _, boxes = shown.out.partition("╭")
         assert "What it is for." in usage
         assert [part for part in parts if part not in boxes] == []
         assert sorted(parts, key=boxes.index) == parts
         assert "None" not in boxes
-        assert ("--width" in boxes) == (option == "--help-all")
+        assert ("--depth" in boxes) == (option == "--help-all")
+        assert shown.code == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "module", "said"),
-    [("/home/me/bin/memformers compare --data /home/me/b.txt", "", "memformers compare --data b.txt"),
-     ("experiments/compare.py --data=/home/me/b.txt", "", "python experiments/compare.py --data=b.txt"),
+    ("arguments", "module", "shown"),
+    [("/home/me/bin/memformers compare --data /home/me/b.txt", "", "memformers compare --data /home/me/b.txt"),
+     ("experiments/compare.py --data=my$b.txt", "", "python experiments/compare.py '--data=my$b.txt'"),
      ("memformers train --dashboard http://me:me@host/ --out runs/x", "", "memformers train --out runs/x"),
      ("memformers train --dashboard=http://secret/ --seed 1", "", "memformers train --seed 1"),
      ("/home/me/training/__main__.py run", "memformers.x.__main__", "python -m memformers.x run")],
 )  # fmt: skip
-def test_a_command_is_shown_without_places_and_addresses(arguments, module, said, monkeypatch):
+def test_a_command_is_shown_as_it_runs_again_without_addresses(arguments, module, shown, monkeypatch):
     monkeypatch.setattr(sys, "argv", arguments.split())
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(module, None) if module else None)
-    assert command_as_given() == said
+    assert command_as_given() == shown

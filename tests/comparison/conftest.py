@@ -8,13 +8,14 @@ from filelock import FileLock
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.report import document, plotting
+from memformers.report.markdown import Report
 from tests.conftest import make_tiny
 
 
 @pytest.fixture
 def unreported(monkeypatch):
     """Figures take longer than tiny trainings."""
-    monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(document, "write_report", lambda folder: Report(folder / "report.html", ""))
 
 
 @pytest.fixture(scope="session")
@@ -25,5 +26,5 @@ def done(for_all):
         make_tiny(patch)
         patch.setattr(plotting, "save", lambda _, path: path.touch())
         if not (folder / "report.html").exists():
-            run_experiment(RecallConfig().experiment, folder)
+            run_experiment(RecallConfig(seeds=2).experiment, folder)
     return folder

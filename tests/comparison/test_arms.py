@@ -38,11 +38,11 @@ def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_fil
     ("arms", "word"),
     [(["long: mem_lem=320"], "'long'.*'mem_len'"), (["long: mem_len=-1"], "mem_len=-1"),
      (["long: mem_len=x"], "'long'.*model.mem_len"), (["long: model=lstm"], "'long'.*expected model"),
-     (["long: heads=5"], "'long'.*heads=5"), (["a: mem_len=7", "a: mem_len=8"], "'a' came twice"),
-     (["a: mem_len=7", "b: mem_len=7"], "'a' and 'b' are the same"),
+     (["long: heads=5"], "'long'.*heads=5"), (["a: mem_len=7", "a: mem_len=8"], "'a' is there twice"),
+     (["a: mem_len=7", "b: mem_len=7"], "'a' and 'b' have the same settings"),
      (["a: seed=7"], "'a': seed is the same.*seeds"),
      (["a: mem_len"], "'a': 'mem_len' is not setting=value"), (["a: mem_len='7"], "closing quotation"),
-     (["a: model=transformer-xl bptt=1"], "'a': bptt=1 is for model='compressive'"),
+     (["a: model=transformer-xl bptt=1"], "'a': bptt=1 needs model='compressive'"),
      (["long"], "'long' has no colon"), (["../a: mem_len=7"], "'../a' can't have this name"),
      (["figures: mem_len=7"], "'figures' can't have this name"), (["a-seed1: mem_len=7"], "'-seed1'"),
      ({"models": ()}, "needs an arm"),
@@ -56,8 +56,8 @@ def test_arms_and_comparisons_that_cannot_be_get_one_line(arms, word):
 
 def test_arms_share_the_settings_that_their_models_use():
     """And the lengths, from which Transformer-XL's are computed."""
-    own = replace(TRAIN.model, compression="mean", c_mem_len=9)
-    experiment = CompareConfig(replace(TRAIN, model=own)).experiment()
+    model = replace(TRAIN.model, compression="mean", c_mem_len=9)
+    experiment = CompareConfig(replace(TRAIN, model=model)).experiment()
     found = {}
     for arm in experiment.arms:
         run = TEXT.parse(settings_of(arm, experiment.shared), arm.name)

@@ -13,7 +13,7 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment, text
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
-from memformers.comparison.text import CompareConfig, compare, pinned
+from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
 from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
@@ -23,7 +23,9 @@ from tests.processes import program, start, wait_for
 
 
 def small_comparison(train=None, **changes):
-    return CompareConfig(train=small_training(model="compressive", tokens=1_024, **(train or {})), **changes)
+    return CompareConfig(
+        train=small_training(model="compressive", **{"tokens": 1_024, **(train or {})}), **changes
+    )
 
 
 pytestmark = pytest.mark.filterwarnings("default:not probed")  # what is pretended has no checkpoints
@@ -143,11 +145,25 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
     card = (folder / "transformer" / "labml.json").read_text()
-    assert compare(small_comparison(), folder, resume=True).exists()
+    assert compare(small_comparison(), folder, resume=True).page.exists()
     losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
     assert losses[0] == losses[1]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
     assert (folder / "transformer" / "labml.json").read_text() == card
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_an_arm_with_another_document_separator_is_resumed(tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be\n\nthat is the question\n\n" * 300)
+    config = small_comparison(
+        {"data": str(tmp_path / "a.txt"), "tokens": 64, "evaluations": 1}, models=("transformer",),
+        arms=("docs: model=transformer document_separator='\n\n'",),
+    )  # fmt: skip
+    compare(config, tmp_path / "run")
+    (tmp_path / "run/docs/result.json").unlink()
+    compare(config, tmp_path / "run", resume=True)
+    assert read_json(tmp_path / "run/docs/run.json")["corpus"]["documents"] > 1
+    assert (tmp_path / "run/docs/result.json").exists()
 
 
 def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):
@@ -164,7 +180,7 @@ def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, t
 
 @pytest.fixture
 def same(tmp_path, monkeypatch):
-    """Pins the text of a training, and checks that what is pinned gives it again."""
+    """Resolves the text of a training, and checks that the result gives it again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
     monkeypatch.setattr(sources.platformdirs, "user_cache_dir", lambda name: "/dev/null")
@@ -172,7 +188,7 @@ def same(tmp_path, monkeypatch):
     def check(data="", **how):
         train = small_training(data=data, **how)
         corpus = find_text(train).info
-        settings = pinned(train, corpus, tmp_path)
+        settings = resolve_data(train, corpus, tmp_path)
         text = {"text": replace(train.text, **settings["text"])} if "text" in settings else {}
         again = find_text(replace(train, **settings | text)).info
         assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
@@ -236,5 +252,4 @@ def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(send, nu
     assert "at token" in errors
     assert numbered(tmp_path / "transformer" / "checkpoints")
     if send is os.killpg:
-        status = next((tmp_path / "transformer" / "labml").glob("*/*/run_log.jsonl")).read_text()
-        assert "KeyboardInterrupt" in status or "crashed" in status
+        assert read_json(tmp_path / "transformer" / "labml.json")["status"].startswith("crashed")

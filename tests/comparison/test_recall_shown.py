@@ -5,12 +5,22 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+import torch
 
 from memformers.commands.compare import Recall
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.comparison.recall_shown import PLACES, in_terminal, place_of, read_stream, write_page
-from memformers.comparison.recall_training import CLAIMING_SEED, RECALL
+from memformers.comparison.recall import CLAIMING_SEED, RECALL
+from memformers.comparison.recall_shown import (
+    PLACES,
+    STREAMS,
+    in_terminal,
+    in_words,
+    place_of,
+    read_stream,
+    shares,
+    write_page,
+)
 from memformers.data.recall_stream import recall_segments
 from memformers.evaluation import recall_by_distance
 from memformers.models.language_model import MemoryLM
@@ -40,21 +50,33 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
     run = RECALL.parse(read_json(done / arm / "config.json"), arm)
     S, model = run.train.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
     warm_up = -(-run.recall.reach // S)
-    drawn = recall_segments(run.recall.stream, 1, S, CLAIMING_SEED)
-    segments = islice(drawn, warm_up + 1024 // S)
-    [measured] = recall_by_distance.recall_by_distance(
-        model, segments, (0, 9999), warm_up=warm_up * S
-    ).values()
+    drawn = recall_segments(run.recall.stream, STREAMS, S, CLAIMING_SEED)
+    first = [
+        (segment.with_streams(lambda x: x[:, :1]), distances[:, :1])
+        for segment, distances in islice(drawn, warm_up + 1024 // S)
+    ]
+    [measured] = recall_by_distance.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
     asks, right = Counter(), Counter()
     for ask in shown["asks"]:
         place = place_of(ask["at"] - ask["distance"], ask, number)
         asks[place] += 1
         right[place] += ask["of"][number][0]
-    for place, own in zip(recall_by_distance.PLACES, PLACES, strict=True):
-        assert measured.asks_by_place[place] == asks[own]
-        if asks[own]:
-            assert measured.by_place[place] == right[own] / asks[own]
+    for place, shown_place in zip(recall_by_distance.PLACES, PLACES, strict=True):
+        assert measured.asks_by_place[place] == asks[shown_place]
+        if asks[shown_place]:
+            assert measured.by_place[place] == right[shown_place] / asks[shown_place]
     assert (asks["slots"] > 50) == (arm == "compressive")
+
+
+def test_a_model_that_always_guesses_the_same_is_right_by_chance_however_often_it_is_asked_for(shown):
+    distances = torch.arange(1, 81)[:, None]
+    values = torch.tensor([0] * 5 + [1, 2, 3] + [0] * 72)[:, None]
+    constant, knows = values == 0, torch.ones_like(values, dtype=torch.bool)
+    rows = shares(distances, values, [constant, knows], 4)
+    assert rows[0] == {"from": 1, "to": 10, "questions": 10, "correct": [0.25, 1.0]}
+    for row in shown["shares"]:
+        assert row["questions"] > 1000
+        assert row["correct"][0] < 0.4, "no memory, at any distance"
 
 
 def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
@@ -63,9 +85,17 @@ def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
     assert max(map(len, plain.splitlines())) <= 80
     [asked] = re.findall(r"(\w=\d) was set", plain)
     assert plain.count(f"[{asked}]") == 3
-    rows = re.findall(r"^(\d+) – (\d+) .*%$", plain, re.MULTILINE)
-    assert len(rows) == 8
-    assert int(rows[0][0]) < int(rows[-1][1]) == shown["asks"][-1]["distance"]
+    assert "of guesses, 25% are correct" in " ".join(plain.split())
+    rows = re.findall(r"^(\d+) – (\d+) +([\d,]+) .*%$", plain, re.MULTILINE)
+    assert [int(n.replace(",", "")) for _, _, n in rows] == [row["questions"] for row in shown["shares"]]
+    assert int(rows[0][0]) < int(rows[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("correct", "probability", "word"), [(True, 0.9, "right"), (True, 0.3, "a guess"), (False, 0.2, "wrong")]
+)
+def test_an_answer_that_is_a_guess_is_not_called_right(correct, probability, word):
+    assert in_words(correct, probability) == word
 
 
 def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):

@@ -19,8 +19,8 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.labml import build, open_records
-from memformers.dashboard.server import listen
+from memformers.dashboard.labml import open_records
+from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs, print_links
-from memformers.dashboard.server import bring_in
+from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import alone_in, close_card, read_card, runs_of
 from memformers.tracking.discovery import (
     api_address,
@@ -186,6 +186,41 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     show_comparison(tmp_path / "nowhere", "off")
     assert capsys.readouterr().out == ""
     assert tmp_path / "nowhere" not in noted_comparisons().values()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_evaluated(
+    width, page, quick_runs, troubles, tmp_path, capsys
+):
+    page.set_viewport_size({"width": width, "height": 900})
+    folder = tmp_path / f"alone-{width}"
+    folder.mkdir()
+    with DashboardHere(tmp_path / "records") as dashboard:
+        link = page_of(dashboard, folder)
+        with Tracking(folder, "alone", {}, api_address(dashboard.url)) as tracking:
+            assert capsys.readouterr().out == f"dashboard: {link}\n"
+            for step in range(1, 9):
+                tracking.record({"tokens": 10 * step, "seconds": step, "loss.train": 4 - step / 9})
+            page.goto(f"{dashboard.url}/comparisons")
+            page.get_by_role("link", name=folder.name).click()
+            assert page.url == link
+            page.get_by_text("1 run, 0 finished, 1 running").wait_for()
+            page.wait_for_selector("#chart .js-line", state="attached")
+            assert page.input_value("#metric") == "loss.train"
+            chart = page.locator("#chart .nsewdrag").first
+            chart.hover()
+            if buttons := page.locator("#chart .modebar").all():
+                right = chart.bounding_box()["x"] + chart.bounding_box()["width"]
+                assert buttons[0].bounding_box()["x"] >= right, "they lie beside the curve"
+            assert len(buttons) == (width == 1280)
+            tracking.record({"tokens": 80, "seconds": 8, "loss.valid": 3.5})
+            page.locator("#metric option:checked[value='loss.valid']").wait_for(state="attached")
+            page.select_option("#metric", "loss.train")
+            page.wait_for_url("**metric=loss.train*")
+            tracking.record({"tokens": 90, "seconds": 9, "loss.valid": 3.25})
+            page.get_by_text("3.250").first.wait_for()
+            assert page.input_value("#metric") == "loss.train", "the reader's choice stays"
+    assert troubles == []
 
 
 @pytest.mark.long

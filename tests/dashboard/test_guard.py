@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from memformers.dashboard.guard import MOST_BYTES
+from memformers.dashboard.pages import MAX_BYTES
 from tests.dashboard.conftest import DashboardHere
 
 LINK = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate")
@@ -110,7 +110,7 @@ def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
 
 
 def test_a_body_has_at_most_a_megabyte_stated_or_not(dashboard):
-    large = b'[{"name": "' + b"x" * MOST_BYTES + b'"}]'
+    large = b'[{"name": "' + b"x" * MAX_BYTES + b'"}]'
     assert send(dashboard, TRACK + RUN, method="POST", body=large)[0] == 413
     chunks = b"".join(b"10000\r\n" + b" " * 0x10000 + b"\r\n" for _ in range(16)) + b"0\r\n\r\n"
     header = "Transfer-Encoding: chunked"

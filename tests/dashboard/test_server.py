@@ -1,22 +1,17 @@
 """The dashboard is started, found, stopped and started again, and no run loses a point by that."""
 
 import json
-import math
 import signal
 import socket
-import threading
 
 import pytest
 
 from memformers.comparison.experiment import plan_runs
-from memformers.dashboard.guard import MOST_BYTES
 from memformers.dashboard.labml import open_records
-from memformers.dashboard.server import bring_in
+from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
-from memformers.tracking import feeding
-from memformers.tracking.discovery import api_address, find_running
-from memformers.tracking.feeding import feed
+from memformers.tracking.discovery import api_address, comparison_id, find_running
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
 from tests.processes import run, wait_for
@@ -49,8 +44,9 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     assert "has no login" in dashboard.errors()  # it is said where others than this machine reach it
     settings = {"model": {"mem_len": 7, "dropout": 0.0}}
     with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
-        (listed,) = dashboard.runs()  # from the first moment, so that the link leads somewhere
-        assert f"/run/{listed['run_uuid']}" in capsys.readouterr().out
+        (listed,) = wait_for(dashboard.runs)
+        page = f"{dashboard.url}/comparisons/{comparison_id(tmp_path)}"
+        assert capsys.readouterr().out == f"dashboard: {page}\n"
         record(tracking, range(1, 20))
         assert listed["name"] == "my-model"
         assert listed["run_status"]["status"] == "in progress"
@@ -85,21 +81,32 @@ def test_a_dashboard_killed_and_started_again_in_the_middle_misses_nothing(start
     assert "not all metrics" not in capfd.readouterr().err
 
 
-def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(quick_runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(feeding, "POINTS_A_POST", 7)  # it is sent in pieces
-    folder, over = recorded(tmp_path / "model", range(1, 60)), threading.Event()
-    run = read_card(folder).run
-    with DashboardHere(tmp_path / "records") as dashboard:
-        sender = threading.Thread(target=feed, args=(folder, lambda: api_address(dashboard.url), over))
-        sender.start()
+def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with (
+        DashboardHere(tmp_path / "records") as dashboard,
+        Tracking(folder, "model", {}, api_address(dashboard.url)) as tracking,
+    ):
+        run = read_card(folder).run
+        record(tracking, range(1, 60))
         wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 59)
         open_records(tmp_path / "other", print)
-        with open(folder / "metrics.jsonl", "a") as file:
-            file.write('{"tokens": 61, "loss.train": 1.0}\n')
-        over.set()
-        sender.join()
+        record(tracking, range(60, 64))
+        wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 63)
         for name in ("loss.train", "loss.valid", "gradient_norm"):
             assert dashboard.curve(run, name) == expected(folder, name)
+
+
+def test_a_training_that_began_first_finds_the_dashboard(start, tmp_path, capfd):
+    with Tracking(tmp_path, "model", {}, "auto") as tracking:
+        record(tracking, range(1, 30))
+        dashboard = start()
+        wait_for(dashboard.runs)
+        record(tracking, range(30, 60))
+    assert dashboard.curve(read_card(tmp_path).run) == expected(tmp_path)
+    assert dashboard.runs()[0]["run_status"]["status"] == "completed"
+    assert "not all metrics" not in capfd.readouterr().err
 
 
 @pytest.mark.filterwarnings("default:.*labml.json")
@@ -128,17 +135,20 @@ def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_na
         assert len([run for run in dashboard.runs() if run["name"] == "first"]) == 1
 
 
-def test_the_largest_post_is_one_that_the_dashboard_takes_and_a_flood_keeps_every_evaluation():
-    numbers = {"tokens": 1.5e9 / 7, "loss.valid": -math.pi * 1e-101, "two": -math.pi * 1e-101}
-    pieces = feeding.in_posts([numbers] * 50_000)
-    assert sum(len(one["step"]) for piece in pieces for one in piece["track"].values()) == 100_000
-    assert max(len(json.dumps(piece)) for piece in pieces) < MOST_BYTES - 1_000
-    flood = [{"tokens": i, "loss.train": 1.0} for i in range(50_000)]
-    flood[777] = {"tokens": 777, "loss.valid": 1.0}
-    tracks = [track for piece in feeding.in_posts(flood) for track in piece["track"].items()]
-    found = [(name, len(one["step"])) for name, one in tracks]
-    assert sum(n for name, n in found if name == "loss.train") == 10_000
-    assert ("loss.valid", 1) in found
+def test_a_long_run_with_many_metrics_is_imported_within_what_a_request_may_hold(tmp_path):
+    folder = recorded(tmp_path / "long", ())
+    with open(folder / "metrics.jsonl", "w") as file:
+        for step in range(1, 3000):
+            values = {f"loss.{n}": step / 3 for n in range(20)}
+            file.write(
+                json.dumps({"tokens": step, **values, **({"loss.valid": 2.0} if step % 300 == 0 else {})})
+            )
+            file.write("\n")
+    with DashboardHere(tmp_path / "records") as dashboard:
+        bring_in([folder], dashboard.url)
+        run = read_card(folder).run
+        assert max(dashboard.curve(run, "loss.19")) > 2990
+        assert dashboard.curve(run, "loss.valid") == expected(folder, "loss.valid")
 
 
 def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(quick_runs, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from memformers.common.errors import UserError
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.data.tokenizers import ByteTokenizer
+from memformers.data.tokenizer import ByteTokenizer
 
 
 def write(folder, files):

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from memformers.common.errors import UserError
 from memformers.data import sources, tokenize_corpus
-from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.builtin import write_play
-from memformers.data.sources import CorpusSpec
+from memformers.data.sources import BENCHMARKS, CorpusSpec, find
 from memformers.data.tokenize_corpus import dataset_of, prepare
 from memformers.data.tokenizers import OWN
 from tests.data.reading import as_text, contents, dataset, refused, whole, write
@@ -66,7 +65,7 @@ def checksum(found):
         for part in (name.encode(), np.asarray(split.tokens).astype("<i8"), split.documents.astype("<i8")):
             digest.update(part)
     sizes = {n: (c.bytes, c.characters, c.words, c.tokens, c.documents) for n, c in found.info.splits.items()}
-    digest.update(f"{json.dumps(found.tokenizer.saved())}{sizes}".encode())
+    digest.update(f"{json.dumps(found.tokenizer.to_json())}{sizes}".encode())
     return digest.hexdigest()[:8]
 
 
@@ -121,7 +120,7 @@ def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, said, 
 
 
 @pytest.mark.parametrize(
-    "names", [("train.txt", "valid.txt", "test.txt"), ("a.train.raw", "a.val.raw", "a.test.raw"),
+    "names", [("train.txt", "valid.txt", "test.txt"), ("wiki.train.raw", "wiki.val.raw", "wiki.test.raw"),
               ("train.jsonl", "validation.jsonl", "test.jsonl"), ("Train/a", "VALID/b", "test/c"), "xyz"],
 )  # fmt: skip
 def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monkeypatch):
@@ -134,6 +133,12 @@ def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monke
             found = dataset(".")
     assert [whole(found, split) for split in ("train", "validation", "test")] == TEXTS
     assert dataset("same").info.sha256 != found.info.sha256
+
+
+def test_a_document_whose_name_ends_like_that_of_a_split_is_none(tmp_path):
+    names = ["loire.val.txt", "orient_express_train.txt", "the-test.txt", *(f"{n}.txt" for n in "xyz")]
+    found = find(CorpusSpec(str(write(tmp_path, dict.fromkeys(names, TEXT)))))
+    assert [(part.split, part.name) for part in found.parts] == [("", name) for name in names]
 
 
 def test_a_text_of_another_machine_is_copied_and_copied_again_when_it_has_changed():
@@ -199,7 +204,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
     path = write(tmp_path, {"x.txt": TEXT * 200}) / "x.txt"
     changing = start(["sh", "-c", 'while :; do echo more >> "$0"; done', path])
     try:
-        with refused(r"x\.txt has changed while it was read"):
+        with refused(r"x\.txt changed while it was read"):
             contents(path)
     finally:
         changing.kill()
@@ -236,18 +241,25 @@ def test_another_preparation_waits_for_one_and_takes_its_place_if_it_ends_early(
     assert dataset(tmp_path / "x", tokenizer="bpe").info.source == ("x.txt" if how else "-")
 
 
-def test_a_large_text_is_prepared_in_the_cache_once_for_each_of_its_states(tmp_path, monkeypatch, capsys):
+def test_a_large_text_is_in_the_cache_once_as_it_is_now(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenize_corpus, "BIG", 0)
-    path = write(tmp_path, {"x.txt": TEXT}) / "x.txt"
+    path = write(tmp_path, {"x.txt": TEXT, "y.txt": TEXT}) / "x.txt"
 
-    def made(**changes):
+    def made(path=path, **changes):
         return Path(dataset(path, **changes).train.tokens.filename).parent
 
     first, second = made(), made()
     assert first == second == made(vocab_size=len({*TEXT}))
     assert capsys.readouterr().err.count("prepared once") == 1
+    others = {made(path.with_name("y.txt")), made(tokenizer="byte"), made(document_separator="naïve")}
+    for n in range(3):
+        os.utime(path, (n, n))
+        newest = made()
     path.write_text(TEXT + "more")
-    assert len({made(), made(tokenizer="byte"), made(document_separator="naïve"), first}) == 4
+    assert whole(dataset(path)).endswith("more")
+    kept = {folder.parent for folder in (tmp_path.with_name(f"{tmp_path.name}-cache")).rglob("card.json")}
+    assert kept == {made(), *others}
+    assert len({first, newest, *kept}) == 6
 
 
 @pytest.mark.parametrize(

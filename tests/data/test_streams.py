@@ -69,7 +69,6 @@ def test_streams_start_over_together_in_a_new_order_and_go_on_from_any_place(kin
      (lambda: plain_reading(1, 2, 7), "use at least 2"), (lambda: documents_reading([1], 2, 7), "at least 2"),
      *[(lambda name=name, wrong=wrong: RecallStream(**{name: wrong}), f"{name}={wrong}")
        for name, wrong in (("keys", 0), ("values", 1), ("set_probability", 0.0))],
-     (lambda: RecallStream(values=16, value_tokens=16), "value_tokens=16"),
      (lambda: next(recall_segments(SMALL, 2, 8, 0, longest=lambda start: 0)), r"longest .* 0")],
 )  # fmt: skip
 def test_what_cannot_be_read_is_an_error_that_says_what_to_do(make, words):
@@ -167,27 +166,3 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
         assert stream is SMALL or min(asked["band", band] for band in range(4)) > 1_000, "most tokens ask"
         assert told[2].max() > 20
     assert (USUAL.vocab_size, USUAL.chance) == (84, 0.25)
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_values_of_tokens_of_their_own_follow_their_keys_and_answer_in_their_order(n):
-    stream, length = RecallStream(keys=5, values=3, set_probability=0.2, value_tokens=n), 40 * (1 + n)
-    inputs, targets, distances = recalled(stream, length * 5, 40, longest=lambda start: 40 + start // 9)
-    assert stream.vocab_size == 3 + 5 + 5 + 1
-    assert inputs.max() < stream.vocab_size
-    groups = (x.unfold(0, 1 + n, 1 + n).flatten(0, 1).tolist() for x in (inputs, targets, distances))
-    value_of, set_at, met = [{}, {}, {}], [{}, {}, {}], Counter()
-    for i, ((key, *value), (*answer, last), (*ago, none)) in enumerate(zip(*groups, strict=True)):
-        position, b = i // 3 * (1 + n), i % 3
-        assert (last, none) == (IGNORED, NOTHING)
-        if key < 3 + 5:
-            assert all(0 <= token < 3 for token in value)
-            assert (answer, ago) == ([IGNORED] * n, [NOTHING] * n)
-            value_of[b][key - 3], set_at[b][key - 3] = value, position
-        else:
-            assert answer == value_of[b][key - 8]
-            assert value == [13] * n, "what is read doesn't say the answer"
-            assert ago == [position - set_at[b][key - 8] - 1] * n
-            assert ago[0] <= 40 + position // 40 * 40 // 9
-        met[key, tuple(value)] += 1
-    assert len(met) >= 20, "every key is set and asked for, with many values"

@@ -13,15 +13,15 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers
 
 from memformers.data import tokenizers
-from memformers.data.subwords import LINE_END, PIECE, WORD_END, SubwordTokenizer, learn_bpe, pieces
-from memformers.data.tokenizers import IdTokenizer, build_tokenizer, load_tokenizer
-from memformers.data.utf8 import NOT_UTF8, bytes_of, text_of
+from memformers.data.files import LINE_END, NOT_UTF8, PIECE, WORD_END, bytes_as_text, bytes_of, pieces
+from memformers.data.tokenizer import IdTokenizer
+from memformers.data.tokenizers import SubwordTokenizer, build_tokenizer, learn_bpe, load_tokenizer
 from tests.data.reading import dataset, refused, write
 
 TEXT = "The king's crown, the king’s cröwn: 12 kings, 3¼ crowns!\n\n  The crown's\tlost…\r\nking kings\n" * 9
 ROWS = [row.split() for row in TEXT.replace("\r\n", "\n").splitlines()]
 BPE = learn_bpe([TEXT], 285)
-REFERENCE = Inner.from_str(json.dumps(BPE.saved()))
+REFERENCE = Inner.from_str(json.dumps(BPE.to_json()))
 
 
 @pytest.mark.parametrize("name", tokenizers.OWN)
@@ -30,7 +30,7 @@ def test_a_text_comes_back_from_a_tokenizer_that_was_learned_again_or_saved(name
     tokenizers.save_tokenizer(tokenizer, tmp_path)
     tokens = tokenizer.encode(TEXT)
     for again in (load_tokenizer(tmp_path), build_tokenizer(str(tmp_path / "tokenizer.json"), ""), other):
-        assert again.saved() == tokenizer.saved()
+        assert again.to_json() == tokenizer.to_json()
         assert torch.equal(again.encode(TEXT), tokens)
     text = "".join(" ".join(row) + "\n" for row in ROWS) if name == "word" else TEXT
     assert tokenizer.decode(tokens) == "".join(map(tokenizer.decoder(), tokens.tolist())) == text
@@ -46,8 +46,8 @@ def test_characters_and_words_are_numbered_as_by_an_independent_count():
     words, tokenizer = sorted(counts, key=lambda word: -counts[word]), build_tokenizer("word", TEXT)
     assert tokenizer.vocabulary == ["<eos>", *words, "<unk>"], "as the original's"
     number = {word: i for i, word in enumerate(tokenizer.vocabulary)}
-    assert tokenizer.numbers(TEXT).tolist() == [number[word] for row in ROWS for word in [*row, "<eos>"]]
-    assert tokenizer.numbers("never\n").tolist() == [number["<unk>"], 0]
+    assert tokenizer.ids(TEXT).tolist() == [number[word] for row in ROWS for word in [*row, "<eos>"]]
+    assert tokenizer.ids("never\n").tolist() == [number["<unk>"], 0]
     assert build_tokenizer("word", TEXT, 5).vocabulary == ["<eos>", *words[:3], "<unk>"]
     known = build_tokenizer("word", TEXT + "<unk> " * 99, 5)
     assert known.vocabulary == ["<eos>", "<unk>", *words[:3]], "a word of the text, as in WikiText-103"
@@ -81,7 +81,8 @@ def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path):
 @example(b"\xff\xc3\xa9 \xc3")
 @example("it's  \x0b\x1c\u2003é½ \u2003…-—. RO\n\n é1  ".encode())
 def test_any_bytes_come_back_from_the_tokens_of_hugging_face_and_half_a_character_is_never_shown(raw):
-    text, tokens = text_of(raw), BPE.encode(text_of(raw))
+    text = "".join(bytes_as_text([raw]))
+    tokens = BPE.encode(text)
     assert BPE.bytes_of(tokens) == bytes_of(text) == raw.removeprefix(b"\xef\xbb\xbf")
     shown = [*accumulate(map(BPE.decoder(), tokens.tolist()), initial="")]
     assert all(map(BPE.decode(tokens).startswith, shown))
@@ -125,10 +126,10 @@ def kept(folder, **data):
 
 
 def test_ids_in_a_prompt_are_numbers_and_are_written_as_such(tmp_path):
-    tokenizer = kept(tmp_path, **IdTokenizer(300).saved())
-    assert tokenizer.numbers(" 12 0\n299").tolist() == [12, 0, 299]
+    tokenizer = kept(tmp_path, **IdTokenizer(300).to_json())
+    assert tokenizer.ids(" 12 0\n299").tolist() == [12, 0, 299]
     assert "".join(map(tokenizer.decoder(), [12, 0])) == tokenizer.decode(torch.tensor([12, 0])) == " 12 0"
-    assert tokenizer.numbers(tokenizer.line_break).tolist() == [0]
+    assert tokenizer.ids(tokenizer.line_break).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -136,16 +137,16 @@ def test_ids_in_a_prompt_are_numbers_and_are_written_as_such(tmp_path):
     [(lambda _: learn_bpe(["abab"], 300), r"vocab_size=300.* 2\d\d "),
      (lambda _: learn_bpe(["abab"], 255), "vocab_size.* 256.* 255"),
      (lambda _: SubwordTokenizer("{}", "x.json"), "x.json"), (lambda _: of(models.BPE()), "tokens"),
-     (lambda _: of(models.BPE({"a": 0}, [])).numbers("aéa"), "'é'"),
-     (lambda _: of(models.BPE({"a": 0}, [])).numbers("a\udcff"), "0xff"),
-     *[(lambda _, model=model: of(model({"a": 0})).numbers("a c"), r"Missing \[UNK\] token.*; give it an unk")
+     (lambda _: of(models.BPE({"a": 0}, [])).ids("aéa"), "'é'"),
+     (lambda _: of(models.BPE({"a": 0}, [])).ids("a\udcff"), "0xff"),
+     *[(lambda _, model=model: of(model({"a": 0})).ids("a c"), r"Missing \[UNK\] token.*; give it an unk")
        for model in (models.WordLevel, models.WordPiece)],
      (lambda _: build_tokenizer("character", "abc").encode("aXbéX"), r"'X' at 1 \(2x\), 'é' at 3 \(1x\).*'a"),
      (lambda _: tokenizers.check_name("words"), "'words'"), (kept, "is missing"),
      (lambda _: build_tokenizer("x.json", ""), "x.json"), (lambda path: kept(path, tokenizer="word"), "word"),
      (lambda path: kept(path, tokenizer="word", vocabulary=["a", "b"]), "<eos>"),
      (lambda path: kept(path, tokenizer="character", vocabulary="aba"), "aba"),
-     *[(lambda _, wrong=wrong: IdTokenizer(300).numbers(f"1 {wrong}"), f"ids from 0 to 299, got '{wrong}'")
+     *[(lambda _, wrong=wrong: IdTokenizer(300).ids(f"1 {wrong}"), f"ids from 0 to 299, got '{wrong}'")
        for wrong in ("300", "-1", "a", "1.5", "²")]],
 )  # fmt: skip
 def test_what_is_no_tokenizer_or_has_no_token_is_an_error_of_one_line(make, words, tmp_path):

@@ -38,7 +38,7 @@ TINY = {
     "compare": [*TINY_TRAINING, "--models", "compressive", "--c-mem-len", "8"],
     "generate": ["--tokens", "5", "--device", "cpu"],
     "evaluate": ["--device", "cpu"],
-    "probe": ["--positions", "20", "--device", "cpu"],
+    "probe": ["--tokens", "512", "--device", "cpu"],
 }
 OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
@@ -47,7 +47,6 @@ MIXED = "docs/how-to/token_ids.md"
 NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
 """What pages need beside the package; these take long."""
 OTHERS = (
-    "python -m memformers.integrations.lm_eval ",
     "python -m experiments.",
     "apt-get download ",
     "for package in doc-rfc-",
@@ -82,11 +81,6 @@ def run_command(arguments):
     assert ended.code == 0, f"memformers {shlex.join(arguments)}: {ended.err}"
 
 
-def own_parts():
-    """The gate, the compression and the loss that the guide shows."""
-    return next(code for _, code in blocks(ROOT / "docs/how-to/own_memory.md") if "class Gated" in code)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     """Tiny models are no faster on several, and far slower where these have to wait for a core."""
@@ -101,7 +95,6 @@ def workplace(tmp_path_factory):
     """A folder with two texts, some documents, the memory of a guide and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(OWN_MEMORY, folder / "my_memory.py")
-    (folder / "my_parts.py").write_text(own_parts())
     text = string.printable + write_play(30_000)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(text, encoding="utf-8")

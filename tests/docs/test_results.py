@@ -4,17 +4,19 @@ import re
 import shlex
 from importlib import import_module
 
+import matplotlib
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from docs.building.__main__ import written
-from docs.building.cells import share
+from docs.building.figures import forest
 from docs.building.markdown import BLOCK
-from docs.building.plots import COLOURS, bar, line
-from docs.building.recall_tables import MODELS
+from docs.building.plots import COLOURS, STYLE, bar, line
 from docs.building.results import DATA, experiments, mean, measured, rows, seeds, state, verdicts
 from docs.building.source import ROOT
+from docs.building.tables import MODELS, share
 from memformers.commands import compare
 from memformers.common.command_line import parse_arguments
 from memformers.common.intervals import Mean
@@ -121,3 +123,19 @@ def test_intervals_of_shares_end_at_their_limits_and_colours_are_those_of_models
     assert curve.get_color() not in [
         COLOURS[model] for model in ("transformer", "transformer-xl", "compressive")
     ]
+
+
+def test_no_label_of_the_verdicts_lies_on_an_interval():
+    with matplotlib.rc_context(STYLE):
+        figure = forest()
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        for axes in figure.axes:
+            intervals = [
+                line.get_window_extent() for line in axes.get_lines() if len({*line.get_ydata()}) == 1
+            ]
+            for label in axes.texts:
+                box = label.get_window_extent()
+                assert not any(box.y0 < at.y0 + 2 and at.y0 - 2 < box.y1 for at in intervals), (
+                    label.get_text()
+                )

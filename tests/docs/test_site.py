@@ -235,6 +235,20 @@ def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_table
     assert "checkpoints.html" in page.get_attribute(".md-search-result__link", "href")
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_formula_is_cut_and_the_text_of_drawings_can_be_read(width, site, page):
+    page.set_viewport_size({"width": width, "height": 900})
+    for name in ("index", "method"):
+        page.goto((site / f"{name}.html").as_uri())
+        drawn = page.locator("article img[src$='.svg']")
+        assert drawn.count() >= 2
+        for shown, natural in drawn.evaluate_all("all => all.map(i => [i.clientWidth, i.naturalWidth])"):
+            assert shown >= 0.8 * natural, "12 pixels become 10"
+        cut = "all => all.filter(f => f.scrollWidth > f.clientWidth).map(f => f.textContent)"
+        assert page.locator(".formula").evaluate_all(cut) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_figures_of_results_follow_the_page_and_their_numbers_are_not_searched(site):
     for name in ("index", "results/index", "results/reach", "how-to/agents"):
         page = read(site, f"{name}.html")

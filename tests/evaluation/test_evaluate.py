@@ -138,6 +138,9 @@ def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positio
             with_lengths(small_lm(model), **lengths)
 
 
-def test_an_evaluation_does_not_grow_with_tokens():
+def test_an_evaluation_does_not_grow_with_tokens_and_little_with_documents():
     result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
     assert sum(sums.numel() for sums in result._sums.values()) < 100_000 / BLOCK + 200
+    result = evaluation_of(torch.rand(8_000), *[80] * 100, of_documents=True, segment_len=4, reach=64)
+    assert len(result.by_memory) == 64 / 4 + 1
+    assert sum(sums.numel() for sums in result._sums.values()) < 5 * 100 + 200

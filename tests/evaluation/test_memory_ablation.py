@@ -11,8 +11,8 @@ from torch import nn
 
 from memformers.common.intervals import mean_of_groups
 from memformers.evaluation.memory_ablation import (
-    AT_ONCE,
-    beginnings,
+    MAX_STREAMS,
+    choose_streams,
     memory_ablation,
 )
 from memformers.models.language_model import LMScores
@@ -21,7 +21,6 @@ from memformers.models.vocabulary import TokenLosses
 from tests.builders import SMALL, small_lm
 
 TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))
-WORDS = torch.randint(-1, 3, (3_000,), generator=torch.Generator().manual_seed(1))
 
 
 class Ignores(nn.Module):
@@ -39,39 +38,30 @@ class Ignores(nn.Module):
         return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
-def groups_of(found):
-    """Those that have tokens."""
-    groups = (found.overall, *found.by_occurrences, *found.by_repeat_distance)
-    return [group for group in groups if group.tokens]
-
-
-def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
+def test_models_are_measured_on_the_same_tokens_and_only_in_the_parts_that_they_have():
     models = {
         "xl": Ignores("transformer-xl", 0.25, segment_len=6),
         "none": Ignores("transformer", segment_len=5),
     }
-    found = memory_ablation(models, TEXT, WORDS, tokens=500)
-    assert found.baseline == "none"
-    for group in groups_of(found):
-        assert {name: d.mean for name, d in group.less_baseline.items()} == {
-            "xl": pytest.approx(0.25, abs=1e-6)
-        }
-    assert found.overall.less_untouched["none"] == {}, "what a model does not have is not measured"
-    assert set(found.overall.less_untouched["xl"]) == {"memory zeroed", "memory swapped"}
-    assert set(found.swapped_less_zeroed["xl"]) == {"memory"}
+    found = memory_ablation(models, TEXT, tokens=500)
+    assert found.loss["xl"] - found.loss["none"] == pytest.approx(0.25, abs=1e-6)
+    assert found.costs["none"] == {}
+    assert {name: cost.mean for name, cost in found.costs["xl"].items()} == {
+        "memory zeroed": 0.0, "memory swapped": 0.0
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])
 def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, streams):
     """21 tokens fill the memories, and a segment has 7."""
-    found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], WORDS, tokens=800)
+    found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], tokens=800)
     assert (found and found.streams) == streams
-    if parts := beginnings(n_tokens, warm_up=21, segment_len=7, tokens=800):
+    if parts := choose_streams(n_tokens, warm_up=21, segment_len=7, tokens=800):
         length = (n_tokens - 1) // streams
         assert parts.begins == tuple(range(0, length * streams, length))
         assert parts.lengths == (min(21 + 800 // streams, length),) * streams
     documents = (28, 28, 44)  # of which one fills the memory
-    assert memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS, tokens=800, documents=documents) is None
+    assert memory_ablation({"lm": Ignores()}, TEXT[:100], tokens=800, documents=documents) is None
 
 
 @given(
@@ -82,7 +72,7 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
 def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     documents, warm_up, segment_len, tokens
 ):
-    parts = beginnings(sum(documents), warm_up, segment_len, tokens, documents)
+    parts = choose_streams(sum(documents), warm_up, segment_len, tokens, documents)
     assert (parts is None) == (sum(length > warm_up + segment_len for length in documents) < 2)
     if parts is None:
         return
@@ -94,7 +84,7 @@ def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     for group in parts.groups:
         lengths = [parts.lengths[number] for number in group]
         assert lengths == [lengths[1], *sorted(lengths[1:], reverse=True)]
-        assert len(lengths) <= AT_ONCE
+        assert len(lengths) <= MAX_STREAMS
     counted = sum(parts.lengths) - len(parts.lengths) * warm_up
     assert counted <= max(tokens, len(parts.lengths) * segment_len)
 
@@ -110,7 +100,7 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     lm, S, warm_up, told = small_lm("compressive").train(), 7, 21, []
     text = TEXT[: sum(documents) or len(TEXT)]
     found = memory_ablation(
-        {"lm": lm}, text, WORDS[: len(text)], tokens=streams * counted, documents=documents,
+        {"lm": lm}, text, tokens=streams * counted, documents=documents,
         progress=told.append,
     )  # fmt: skip
     parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
@@ -137,21 +127,15 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
                     sums[name][i] += lm(inputs, memory, targets).scores.losses.sum().item()
             memories[i] = lm(inputs, own, targets).memory
 
-    def check(means, pairs):
-        assert means.keys() == pairs.keys()
-        for name, (changed, base) in pairs.items():
-            differences = [a - b for a, b in zip(sums[changed], sums[base], strict=True)]
-            wanted = mean_of_groups(differences, counts)
-            assert asdict(means[name]) == pytest.approx(asdict(wanted), abs=1e-9)
-
     n = sum(counts)
     assert found.of_documents == bool(documents)
     if not documents:  # which are padded
         assert sum(told) == streams * (warm_up + counted) + 4 * n, "only what counts is read under controls"
-    assert (found.streams, found.overall.tokens, found.warm_up) == (streams, n, warm_up)
-    assert found.overall.loss["lm"] == pytest.approx(sum(sums["plain"]) / n, abs=1e-9)
-    check(found.overall.less_untouched["lm"], {name: (name, "plain") for name in sums if name != "plain"})
-    of_parts = {part: (f"{part} swapped", f"{part} zeroed") for part in ("slots", "memory")}
-    check(found.swapped_less_zeroed["lm"], of_parts)
-    assert sum(group.tokens for group in found.by_occurrences) == n
+    assert (found.streams, found.tokens, found.warm_up) == (streams, n, warm_up)
+    assert found.loss["lm"] == pytest.approx(sum(sums["plain"]) / n, abs=1e-9)
+    costs = found.costs["lm"]
+    assert costs.keys() == sums.keys() - {"plain"}
+    for name, cost in costs.items():
+        differences = [a - b for a, b in zip(sums[name], sums["plain"], strict=True)]
+        assert asdict(cost) == pytest.approx(asdict(mean_of_groups(differences, counts)), abs=1e-9)
     assert lm.training

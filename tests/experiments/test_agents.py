@@ -29,7 +29,6 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import settings_of
 from memformers.runs.folder import read_metrics
-from memformers.tracking import relay
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
@@ -39,11 +38,6 @@ ARMS = {arm.name: arm for arm in Agents.listed()}
 
 def settings(name="transformer-xl", task="t-maze-3"):
     return settings_of(ARMS[name], asdict(TINY) | {"agent": asdict(AgentSettings(task, evaluated=12))})
-
-
-@pytest.fixture(autouse=True)
-def _no_labml(monkeypatch):
-    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 
 def walk(maze, turn, steps):

@@ -1,7 +1,5 @@
 """The benchmarks' own arithmetic, checks and reports; nothing is timed here."""
 
-import os
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +14,8 @@ from memformers import ModelConfig
 from memformers.common.files import read_json
 from memformers.kernels import naive
 from memformers.training.config import TrainConfig
-from tests.processes import finish
 
 HERE = Path(attention.__file__).parent
-MOST_STACK = {"sm_90": 0, "sm_80": 64}
-"""Bytes of stack per thread that a kernel in half precision may have."""
 
 
 def tiny(model="transformer-xl", **changes):
@@ -85,42 +80,10 @@ def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
 
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
     writers = {"results": report.write_speeds, "decoding": report.write_decoding}
-    for name, write in (writers | {"compiled": report.write_compiled}).items():
+    for name, write in writers.items():
         write(read_json(HERE / f"{name}.json"), tmp_path)
         page = f"{name.upper()}.md"
         assert (tmp_path / page).read_text("utf-8") == (HERE / page).read_text("utf-8"), page
-
-
-def check_kernels(rows):
-    """Every kernel fits, so that a program of it runs at all, and spills no more than it may."""
-    for row in rows:
-        assert row["programs"] >= 1, row
-        if row["dtype"] != "float32":
-            assert row["stack"] <= MOST_STACK.get(row["gpu"], row["stack"]), row
-
-
-def test_the_table_of_compiled_kernels_is_of_every_form_and_every_kernel_of_it_fits():
-    compiled = pytest.importorskip("experiments.benchmarks.compiled", reason="needs Triton")
-    rows, sizes = (
-        read_json(HERE / "compiled.json")["kernels"],
-        len(compiled.WIDTHS) * len(compiled.DTYPES) - 1,
-    )
-    assert len(rows) == 4 * len(compiled.GPUS) * len(compiled.FORMS) * sizes
-    check_kernels(rows)
-
-
-@pytest.mark.long
-def test_the_kernels_as_they_are_now_compile_and_are_as_the_table_says(tmp_path):
-    """With the interpreter, which other tests use, nothing is compiled; so in a process of its own."""
-    pytest.importorskip("triton")
-    command = ["python", "-m", "experiments.benchmarks", "--only", "compiled", "--quick", "--out", tmp_path]
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    ended = finish([sys.executable, *command[1:]], cwd=HERE.parents[1], env=environment)
-    assert ended.returncode == 0, ended.stderr
-    now, table = (read_json(folder / "compiled.json") for folder in (tmp_path, HERE))
-    check_kernels(now["kernels"])
-    if now["triton"] == table["triton"]:
-        assert all(row in table["kernels"] for row in now["kernels"])
 
 
 @pytest.mark.long

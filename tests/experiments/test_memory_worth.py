@@ -7,15 +7,14 @@ import pytest
 
 from experiments.memory_worth import __main__ as program
 from experiments.memory_worth.__main__ import MemoryWorth
-from experiments.memory_worth.arms import HEADS, KINDS
-from experiments.memory_worth.word_distances import word_distances, word_groups
+from experiments.memory_worth.arms import KINDS, LAST
+from experiments.memory_worth.word_distances import NEVER, NO_WORD, word_distances, word_groups
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.comparison.arms import settings_of
 from memformers.comparison.text import TEXT
-from memformers.data.subwords import learn_bpe
-from memformers.data.tokenizers import ByteTokenizer
-from memformers.evaluation.frequency_buckets import NEVER, NO_WORD
+from memformers.data.tokenizer import ByteTokenizer
+from memformers.data.tokenizers import learn_bpe
 from tests.builders import small_training
 
 ARMS = (
@@ -71,9 +70,6 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     assert found["made"]["name"] == "128"
     assert found["arms"]["no memory"]["state per stream"] == 0 < found["arms"]["mine"]["state per stream"]
     assert row["bits per byte, 128 tokens"]["mean"] == pytest.approx(sum(gains) / 2)
-    assert {*found["arms"]["mine"]["attention"]} == {"0", "1"}
-    for layer in found["arms"]["mine"]["attention"]["1"]["by_distance"]:
-        assert [sum(head) for head in layer] == pytest.approx([1.0] * program.BASE.model.heads)
     assert (out / "figures/memory-worth.svg").is_file()
     (out / "report.md").unlink()
     command.report(out)
@@ -90,13 +86,13 @@ def test_without_a_rival_there_is_no_difference_and_the_first_seed_can_be_chosen
 def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
     def keys(arm):
         sizes = TEXT.parse(settings_of(arm, asdict(program.BASE)), arm.name).model.memory_sizes
-        return sum(own.keys for own in sizes) / len(sizes)
+        return sum(size.keys for size in sizes) / len(sizes)
 
     rivals = MemoryWorth().rivals_of
     assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
     assert [*rivals("none")] == []
-    arms = {name: arm for name, arm in {**KINDS, **HEADS}.items() if name != "xl-832"}
-    assert {keys(arm) for name, arm in arms.items() if name in HEADS} == {112, 256}
+    arms = {name: arm for name, arm in {**KINDS, **LAST}.items() if name != "xl-832"}
+    assert {keys(arm) for arm in LAST.values()} == {256}
     assert keys(KINDS["xl-256"]) == 256
     for name, arm in arms.items():
         if arm.rival:

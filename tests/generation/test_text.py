@@ -2,7 +2,7 @@
 
 import pytest
 
-from memformers.data.tokenizers import CharacterTokenizer, WordTokenizer
+from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
 from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from tests.builders import small_lm
 

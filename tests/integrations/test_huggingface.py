@@ -14,7 +14,8 @@ import transformers
 
 from memformers import generate
 from memformers.data.builtin import write_play
-from memformers.data.tokenizers import ByteTokenizer, IdTokenizer, build_tokenizer
+from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
+from memformers.data.tokenizers import build_tokenizer
 from memformers.generation.generate import Sampling
 from memformers.generation.incremental import Stepper
 from memformers.integrations import huggingface
@@ -122,7 +123,7 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
         (lambda _: MemformerConfig(mem_len=-3), "at least 0"),
         (lambda _: MemformerConfig(embedding="adaptive", tie_word_embeddings=True), "tie_weights"),
         (lambda _: huggingface.rows_in_order(range(9), 2, 5), "at least 10"),
-        (lambda _: huggingface.tokenizer_of(IdTokenizer(9)), "no text"),
+        (lambda _: huggingface.tokenizer_of(IdTokenizer(9)), "not text"),
         (lambda _: huggingface.load("no such model"), "no pretrained model"),
     ],
 )
@@ -143,6 +144,8 @@ def test_auto_classes_load_what_was_saved_and_a_folder_that_lacks_a_weight_is_re
     assert type(again) is MemformerForCausalLM
     assert again.model.config == own.config
     assert (again.model.head.weight is again.model.embed.weight) is tied
+    for parameter in again.parameters():  # mapped from the file, where they may be unaligned: other rounding
+        parameter.data = parameter.data.clone()
     assert torch.equal(again(PROMPTS[1][None]).logits, adapter(PROMPTS[1][None]).logits)
     assert MemformerForCausalLM.from_pretrained(tmp_path, mem_len=3).model.config.mem_len == 3
     safetensors = pytest.importorskip("safetensors.torch")
@@ -170,7 +173,7 @@ def test_tokens_have_the_same_ids_in_transformers(name):
     text = write_play(3_000) + ("" if name == "character" else "\r\nnaïve – Ā 北京\n")
     own = ByteTokenizer() if name == "byte" else build_tokenizer(name, text, 300)
     theirs = huggingface.tokenizer_of(own)
-    assert theirs(text)["input_ids"] == own.numbers(text).tolist()
+    assert theirs(text)["input_ids"] == own.ids(text).tolist()
     assert theirs.pad_token_id == own.vocab_size
     if name in ("character", "byte", "bpe"):
         assert theirs.decode(theirs(text)["input_ids"]) == text

@@ -1,26 +1,31 @@
-"""lm-evaluation-harness with our models, on tasks of a few lines that need no network."""
+"""lm-evaluation-harness's class for Hugging Face models around ours, on tasks of a few lines, without a
+network."""
 
 import json
 import math
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-pytest.importorskip("lm_eval", reason="lm_eval is not installed; use pip install '.[lm-eval]' in a clone")
+pytest.importorskip("lm_eval", reason="lm_eval is not installed; make test-integrations installs it")
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; use pip install '.[hf]' in a clone"
+)
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-from memformers.convert.load import load_checkpoint
+import lm_eval
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
 from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate
-from memformers.integrations.lm_eval import MemformersLM
-from tests.convert.test_hf_files import FOLDER as TRANSFO_XL
+from memformers.integrations import huggingface
+from tests.convert.test_transfo_xl_files import FOLDER as TRANSFO_XL
 
 pytestmark = pytest.mark.long
-TEXTS = [write_play(n, seed=n) for n in (900, 2_000, 300)]
+TEXTS = [write_play(n, seed=n) for n in (900, 2_500, 300)]
 QUESTIONS = [("ROMEO:\nI love ", "thee", "xqz"), ("KING HENRY:\n", "The king", "jj jj")]
 PLAY = """\
 task: play
@@ -45,98 +50,95 @@ metric_list: [{metric: acc}]
 """
 
 
+def harness(pretrained="compressive-shakespeare", prefix="\n", batch_size=1, max_length=1_000_000):
+    """The harness's model, and the MemoryLM and tokenizer in it."""
+    model, tokenizer = huggingface.load(pretrained)
+    (prefix_id,) = tokenizer(prefix).input_ids
+    lm = HFLM(
+        pretrained=model,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        prefix_token_id=prefix_id,
+        batch_size=batch_size,
+    )
+    return lm, model.model, tokenizer
+
+
+def nats_of(model, tokenizer, text, prefix="\n"):
+    """By our own evaluation, after the prefix and with one memory for the whole text."""
+    return evaluate(model, torch.tensor(tokenizer(prefix + text).input_ids), 1).nats
+
+
+def requests(*arguments):
+    return [SimpleNamespace(args=args) for args in arguments]
+
+
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """A folder of two tasks and what they ask."""
+    """A folder of two tasks and their texts."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    asked = [dict(zip(("question", "right", "wrong"), each, strict=True)) for each in QUESTIONS]
-    for name, task, rows in (("play", PLAY, [{"text": text} for text in TEXTS]), ("choose", CHOOSE, asked)):
+    questions = [dict(zip(("question", "right", "wrong"), row, strict=True)) for row in QUESTIONS]
+    texts = [{"text": text} for text in TEXTS]
+    for name, task, rows in (("play", PLAY, texts), ("choose", CHOOSE, questions)):
         (tmp_path / f"{name}.yaml").write_text(task.replace("FOLDER", tmp_path.as_posix()))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
-def bits_of(lm, texts):
-    """Bits per byte, by our own evaluation of each text after a line break."""
-    read = [torch.tensor([lm.eot_token_id, *lm.tok_encode(text)]) for text in texts]
-    return sum(evaluate(lm.model, tokens, 1).nats for tokens in read) / math.log(2) / len("".join(texts))
-
-
-def requests(*arguments):
-    return [SimpleNamespace(args=each) for each in arguments]
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_each_text(tasks, batch_size):
-    import lm_eval
-    from lm_eval.tasks import TaskManager
-
-    asked = {"model_args": {"pretrained": "compressive-shakespeare"}, "batch_size": batch_size}
+    lm, model, tokenizer = harness(batch_size=batch_size)
     manager = TaskManager(include_path=str(tasks))
-    results = lm_eval.simple_evaluate(
-        "memformers", tasks=["play", "choose"], task_manager=manager, bootstrap_iters=0, **asked
-    )
-    found, lm = results["results"], MemformersLM("compressive-shakespeare")
-    assert found["play"]["bits_per_byte,none"] == pytest.approx(bits_of(lm, TEXTS), rel=1e-6)
-    assert found["choose"]["acc,none"] == 1.0
-    forgetful = MemformersLM("compressive-shakespeare", mem_len=0, c_mem_len=0)
-    assert bits_of(forgetful, TEXTS) != pytest.approx(bits_of(lm, TEXTS), rel=1e-4)
+    results = lm_eval.simple_evaluate(lm, tasks=["play", "choose"], task_manager=manager, bootstrap_iters=0)[
+        "results"
+    ]
+    nats = sum(nats_of(model, tokenizer, text) for text in TEXTS)
+    bits = nats / math.log(2) / len("".join(TEXTS))
+    assert results["play"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
+    assert results["choose"]["acc,none"] == 1.0
 
 
-def test_the_harnesss_own_command_knows_the_model(tasks):
-    arguments = ["--model", "memformers", "--model_args", "pretrained=compressive-shakespeare,mem_len=16"]
-    more = ["--tasks", "choose", "--include_path", str(tasks)]
-    command = [sys.executable, "-m", "memformers.integrations.lm_eval", "run", *arguments, *more]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tasks, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "|choose|" in ended.stdout
+def test_without_a_length_above_the_texts_memory_is_lost_every_2048_tokens():
+    lm, model, tokenizer = harness(max_length=None)
+    assert lm.max_length == 2048
+    short, long = lm.loglikelihood_rolling(requests((TEXTS[0],), (TEXTS[1],)), disable_tqdm=True)
+    assert short == pytest.approx(-nats_of(model, tokenizer, TEXTS[0]), rel=1e-6)
+    assert long != pytest.approx(-nats_of(model, tokenizer, TEXTS[1]), rel=1e-4)
 
 
 def test_a_continuation_is_scored_after_its_context_however_the_two_are_divided_in_a_batch():
-    lm = MemformersLM("compressive-shakespeare", batch_size=4)
-    context = TEXTS[1][:700].rstrip()  # the harness gives white space at its end to the continuation
+    lm, model, tokenizer = harness(batch_size=4)
+    context = TEXTS[1][:700].rstrip()  # the harness moves white space at its end to the continuation
     rest = TEXTS[1][len(context) : 900]
-    pairs = [(context, rest), ("", "a"), ("", "\n"), ("ROMEO", ":")]
-    (nats, _), (alone, _), given, (_, is_likeliest) = lm.loglikelihood(requests(*pairs), disable_tqdm=True)
-    tokens = lm.own_tokenizer.encode(TEXTS[1][:900])
-    whole, before = (evaluate(lm.model, tokens[:n], 1).nats for n in (900, len(context)))
+    pairs = [(context, rest), ("", "a"), ("ROMEO", ":")]
+    (nats, _), (alone, _), (_, is_likeliest) = lm.loglikelihood(requests(*pairs), disable_tqdm=True)
+    ids = torch.tensor(tokenizer(TEXTS[1][:900]).input_ids)
+    whole, before = (evaluate(model, ids[:n], 1).nats for n in (900, len(context)))
     assert nats == pytest.approx(before - whole, rel=1e-5)
-    assert alone == pytest.approx(lm.loglikelihood_rolling(requests(("a",)), disable_tqdm=True)[0])
-    assert given == (0.0, True)  # it is what stands before a text without a context
+    assert alone == pytest.approx(-nats_of(model, tokenizer, "a"), rel=1e-5)
     assert is_likeliest
-    assert lm.loglikelihood_rolling(requests(("",)), disable_tqdm=True) == [0.0]
 
 
-def test_text_is_written_up_to_what_ends_it_and_drawn_only_if_asked_for():
-    lm = MemformersLM("transformer-xl-shakespeare")
-    asked = ("ROMEO:\n", {"until": ["\n", ","], "max_gen_toks": 60}), ("ROMEO:\n", {"max_gen_toks": 60})
-    ended, whole = lm.generate_until(requests(*asked), disable_tqdm=True)
-    assert whole.startswith(ended)
-    assert 0 < len(ended) < len(whole) == 60
-    drawn = lm.generate_until(requests(("ROMEO:\n", {"max_gen_toks": 60, "do_sample": True})), True)[0]
-    assert drawn != whole
+def test_text_is_generated_up_to_a_stop_text_alone_and_in_a_batch():
+    lm, _, tokenizer = harness("transformer-xl-shakespeare", batch_size=2)
+    tokenizer.eos_token = tokenizer.pad_token  # the harness needs one
+    until = {"until": ["\n", ","], "max_gen_toks": 60}
+    stopped, whole = lm.generate_until(
+        requests(("ROMEO:\n", until), ("ROMEO:\n", {**until, "until": []})), disable_tqdm=True
+    )
+    assert whole.startswith(stopped)
+    assert 0 < len(stopped) < len(whole) == 60
+    prompts = ("ROMEO:\n", "First Citizen:\n")
+    together = lm.generate_until(requests(*((prompt, until) for prompt in prompts)), disable_tqdm=True)
+    alone = [lm.generate_until(requests((prompt, until)), disable_tqdm=True)[0] for prompt in prompts]
+    assert together == alone
 
 
 def test_hugging_faces_transformer_xl_has_the_loss_that_its_own_program_gave_it():
-    lm, expected = MemformersLM(str(TRANSFO_XL)), json.loads((TRANSFO_XL / "expected.json").read_text())
+    lm, model, tokenizer = harness(TRANSFO_XL, prefix="<eos>")
+    expected = json.loads((TRANSFO_XL / "expected.json").read_text())
     text = (TRANSFO_XL / "test.tokens").read_text()
-    model, tokenizer = load_checkpoint(TRANSFO_XL, torch.device("cpu"))
     assert lm.tok_encode(text) == expected["ids"]
-    ids = torch.tensor([lm.eot_token_id, *expected["ids"]])
-    rolling = lm.loglikelihood_rolling(requests((text,)), disable_tqdm=True)[0]
-    assert rolling == pytest.approx(-evaluate(model, ids, 1).nats, rel=1e-6)
-    assert tokenizer.vocab_size == lm.model.config.vocab_size
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"pretrained": "nothing"}, "no pretrained model"),
-        ({"batch_size": "auto"}, "batch_size"),
-        ({"memlen": 3}, "memlen"),
-        ({"mem_len": -1}, "mem_len"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_a_line(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        MemformersLM(**{"pretrained": "compressive-shakespeare"} | arguments)
+    nats = lm.loglikelihood_rolling(requests((text,)), disable_tqdm=True)[0]
+    assert nats == pytest.approx(-nats_of(model, tokenizer, text, prefix="<eos> "), rel=1e-6)
+    assert evaluate(model, torch.tensor(expected["ids"]), 1).loss == pytest.approx(expected["loss"], abs=1e-6)

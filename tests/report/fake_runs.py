@@ -35,7 +35,8 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     plan_run(folder, model, "", "")
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
-            train = {"loss.train": 3.0 / i, "tokens_per_second": 1000.0 + i}
+            train = {"loss.train": 3.0 / i, "bits_per_character.train": 4.0 / i}
+            train |= {"tokens_per_second": 1000.0 + i}
             train |= {"reconstruction_loss.train": 0.1 / i} if model == "compressive" else {}
             valid = {"loss.valid": 0.7 * bits, "bits_per_character.valid": bits + 1 / i}
             valid |= {"evaluated_tokens": read, "evaluation_seconds": i}
@@ -69,7 +70,7 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
 
 def markdown_of(folder):
     """The report of ``folder``, written again."""
-    return write_report(folder).with_suffix(".md").read_text(encoding="utf-8")
+    return write_report(folder).page.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def changed(path, **changes):

@@ -5,9 +5,8 @@ from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
 from memformers.report.arms import POINTS, arms_of
-from memformers.report.curves import by_octave
-from memformers.report.plotting import DARK, PALETTE, Series, draw_lines, line_styles
-from memformers.report.probe_figures import LINES, line_of_layer
+from memformers.report.markdown import DARK
+from memformers.report.plotting import PALETTE, Series, by_octave, draw_lines, line_styles
 from memformers.runs.reader import read_runs
 from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_of
 
@@ -22,8 +21,7 @@ def test_each_figure_is_there_as_svg_and_the_same_data_give_the_same_files(tmp_p
         markdown_of(tmp_path)
         made.append({path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()})
     assert made[0] == made[1]
-    names = ("validation_tokens", "differences", "validation_time", "reconstruction_loss",
-             "tokens_per_second", "loss_by_position")  # fmt: skip
+    names = ("loss", "differences", "loss_by_time", "reconstruction_loss", "loss_by_position")
     assert made[0].keys() == {f"{name}.svg" for name in names}
 
 
@@ -84,5 +82,11 @@ def test_an_arm_has_one_line_and_each_colour_has_a_dark_one():
     assert line_styles(["a", "b", "a"])["a"] == PALETTE[3]
     colours = [line["color"].lower() for line in PALETTE]
     assert len({DARK[colour] for colour in colours}) == len(colours)
-    layers = [line_of_layer(i) for i in range(len(PALETTE) * len(LINES))]
-    assert len({(line["color"], line["linestyle"]) for line in layers}) == len(layers)
+
+
+@pytest.mark.parametrize(("seeds", "bands"), [(2, 0), (3, 1)])
+def test_the_mean_of_two_seeds_has_no_band(seeds, bands):
+    axes = Figure().add_subplot()
+    curve = [(float(x), mean_of([float(seed) for seed in range(seeds)])) for x in range(5)]
+    draw_lines(axes, [Series("arm", curve, PALETTE[0])])
+    assert len(axes.collections) == bands

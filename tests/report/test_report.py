@@ -4,13 +4,16 @@ import csv
 import html
 import json
 import re
+import shlex
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from memformers.common.command_line import command_as_given
 from memformers.common.files import write_json
 from memformers.report.document import write_report
-from memformers.report.markdown import answer_of, fenced, table
-from memformers.report.page import html_of
+from memformers.report.markdown import fenced, html_of, table
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -26,20 +29,20 @@ FILL = """[...document.querySelectorAll("path[style*='stroke: var']")].map(p => 
 def comparison(tmp_path):
     """A trial of all models, from one seed."""
     fake_comparison(tmp_path, dict(zip(MODELS, ([2.5], [2.4], [2.3]), strict=True)))
-    changed(tmp_path / "experiment.json", commands=["memformers compare --scale 0.05"])
+    changed(tmp_path / "experiment.json", commands=["memformers compare --scale 0.05"], scale=0.05)
     return tmp_path
 
 
 @pytest.fixture
 def seeds(tmp_path):
-    """The page of the report of all models, from two seeds."""
-    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in MODELS})
-    return write_report(tmp_path)
+    """The page of the report of all models, from three seeds."""
+    fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in MODELS})
+    return write_report(tmp_path).page
 
 
 @pytest.mark.drawn
 def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_want(comparison):
-    page = write_report(comparison).read_text(encoding="utf-8")
+    page = write_report(comparison).page.read_text(encoding="utf-8")
     markdown = (comparison / "report.md").read_text(encoding="utf-8")
     assert markdown.startswith("# Memory compared on Tiny Shakespeare\n")
     rows = ("| Transformer-XL | 1 | 2.400 |", "| 1.680 | 1.200 | 99.0 | 50.0 % |")
@@ -64,19 +67,21 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     figures = re.findall(
         rf'<figure><svg role="img" aria-label="([^"]+)".*?</svg>\s*{caption}', page, re.DOTALL
     )
-    assert len(figures) == len(images) == page.count("<figure>") == 5
+    assert len(figures) == len(images) == page.count("<figure>") == 4
     assert all(title not in caption and page.count(caption) == 1 for title, caption in figures)
 
 
 def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_and_unit(seeds):
     text, markdown = (seeds.with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".md"))
-    assert all(number in text for number in ("2.450\u00a0±\u00a00.635", "300\u00a0MiB"))
+    assert all(number in text for number in ("2.450\u00a0±\u00a00.124", "300\u00a0MiB"))
     assert " ± " not in text.partition("<table>")[2]
     assert " ± " in markdown
     with open(seeds.with_name("results.csv"), newline="") as file:
-        assert [float(row["bits_per_character"]) for row in csv.DictReader(file)] == [2.4, 2.5] * len(MODELS)
+        assert [float(row["bits_per_character"]) for row in csv.DictReader(file)] == [2.4, 2.5, 2.45] * len(
+            MODELS
+        )
     found = json.loads(seeds.with_name("results.json").read_text())
-    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [2] * len(MODELS)
+    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [3] * len(MODELS)
     assert found["base"] == "transformer-xl"
 
 
@@ -95,13 +100,38 @@ def test_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms_swap_colours(se
 
 @pytest.mark.parametrize(("names", "claims"), [(MODELS, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
 def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
-    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in names})
-    said = answer_of(markdown_of(tmp_path))
-    assert said.startswith("Memory compared on")
-    assert max(map(len, said.splitlines())) <= 80
-    assert said.count("2.450 ± 0.635") == len(names)
-    assert sum(line.startswith("- ") for line in said.splitlines()) == claims
-    assert not {"|", "*", "\\"} & set(said)
+    fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in names})
+    answer = write_report(tmp_path).answer
+    assert answer.startswith("Memory compared on Tiny Shakespeare\n")
+    assert max(map(len, answer.splitlines())) <= 80
+    assert answer.count("2.450 ± 0.124") == len(names)
+    assert sum(line.startswith("- ") for line in answer.splitlines()) == claims
+    assert not {"|", "*", "\\"} & set(answer)
+
+
+def test_a_report_of_one_run_has_its_curves_and_no_bars_and_no_columns_of_dashes(tmp_path):
+    fake_run(tmp_path / "one", "transformer-xl", 2.4)
+    page, markdown = write_report(tmp_path / "one").page.read_text(), markdown_of(tmp_path / "one")
+    assert 'class="bars"' not in page.partition("</style>")[2]
+    assert "thin lines are the loss of the training text" in markdown
+    assert "(figures/loss.svg)" in markdown
+    changed(tmp_path / "one/result.json", bits_per_byte=None, peak_memory_bytes=None)
+    markdown = markdown_of(tmp_path / "one")
+    assert "–" not in markdown.partition("## How it was made")[0]
+    assert "bits per byte" not in markdown
+
+
+@pytest.mark.drawn
+def test_at_1280_all_columns_are_in_the_page_and_no_line_ends_in_transformer_xl(seeds, page):
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    page.goto(seeds.as_uri())
+    assert page.evaluate(WIDE) == []
+    page.set_viewport_size({"width": 390, "height": 1000})
+    high = """[...document.querySelectorAll(".bars span, td:first-child")].filter(
+        element => /^Transformer/.test(element.textContent)).map(e => e.getClientRects()[0].height)"""
+    heights = page.evaluate(high)
+    assert len(heights) > 3
+    assert max(heights) < 50
 
 
 @pytest.mark.parametrize(
@@ -138,7 +168,7 @@ def test_no_text_can_break_out_of_its_block_or_cell():
 def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
     facts = FACTS | {"corpus": FACTS["corpus"] | {"name": name, "source": name}}
     fake_run(tmp_path / "run" / "one", "transformer", 2.5, facts=facts)
-    page = write_report(tmp_path / "run").read_text()
+    page = write_report(tmp_path / "run").page.read_text()
     shown = page.count(html.escape(name, quote=False)) + page.count(html.escape(name))
     assert shown >= 3  # title, headline, corpus
     assert f"on {html.escape(name)}</title>" in page
@@ -153,7 +183,7 @@ def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(
     markdown = markdown_of(tmp_path)
     assert re.match(r"# .* on built-in play\n+> \*\*The text is the built-in play", markdown)
     assert "Transformer-XL" not in markdown.partition("## Samples")[0]  # names tell them apart
-    assert (tmp_path / "figures" / "validation_tokens.svg").stat().st_size > 10_000
+    assert (tmp_path / "figures" / "loss.svg").stat().st_size > 10_000
 
 
 def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(comparison):
@@ -177,20 +207,26 @@ def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(c
     assert "The prompt:\n\n```text\nROSSE:\n```" in markdown
 
 
-def test_a_report_names_its_run_date_command_and_commit_and_no_place_of_this_machine(tmp_path):
-    folder, book = tmp_path / "named", str(tmp_path / "book.txt")
+def test_a_report_names_its_run_date_and_commit_and_has_the_command_as_it_was_given(tmp_path, monkeypatch):
+    folder, book = tmp_path / "named", str(tmp_path / "my book.txt")
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
-    changed(folder / "experiment.json", commands=["memformers compare --scale 0.1"])
+    given = ["/bin/memformers", "compare", "--data", book, "--dashboard", "http://private"]
+    monkeypatch.setattr("sys.argv", given)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
+    command = command_as_given()
+    monkeypatch.undo()
+    assert shlex.split(command) == ["memformers", "compare", "--data", book]
+    changed(folder / "experiment.json", commands=[command, f"{command} --resume"])
     for name in ("transformer-xl", "compressive"):
         changed(folder / name / "config.json", data=book)
         changed(folder / name / "run.json", commit="0123abc-dirty", corpus=FACTS["corpus"] | {"source": book})
         changed(folder / name / "labml.json", started=1e9, ended=1e9 + 3600)
     write_json(folder / "probe.json", {"checkpoints": {"gone": "000000000100"}})
     markdown = markdown_of(folder)
+    assert f"```text\n{command}\n{command} --resume\n```" in markdown
     rows = ("name | named", "trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC",
-            "command | memformers compare --scale 0.1", "git commit | 0123abc-dirty", "data | book.txt",
-            "corpus | Tiny Shakespeare: book.txt")  # fmt: skip
+            "git commit | 0123abc-dirty", "data | my book.txt", "corpus | Tiny Shakespeare: my book.txt",
+            "packages | torch 2.13.0")  # fmt: skip
     assert [row for row in rows if f"| {row} |" not in markdown] == []
-    assert str(tmp_path) not in markdown + (folder / "report.html").read_text()
     assert "**The probe was left out**" in markdown, "it is of another run"
-    assert "How much context and memory help" not in markdown
+    assert "How much memory helps" not in markdown

@@ -20,7 +20,7 @@ from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
-from memformers.data.tokenizers import CharacterTokenizer
+from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
 from memformers.training.data_module import spec_of

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save_file
 
 from memformers import MemoryLM
-from memformers.common import atomic_dir
+from memformers.common import files
 from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.common.command_line import plain_errors
 from memformers.common.fields import changed
@@ -286,7 +286,7 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
     def failing(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(atomic_dir, "checksum", failing)
+    monkeypatch.setattr(files, "checksum", failing)
     with pytest.raises(OSError, match="Input/output error"):
         train_run(CHECKPOINTED, copy, resume=True)
     assert {p: p.stat().st_mtime_ns for p in before} == before
@@ -316,7 +316,7 @@ def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_m
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
     for step, loss in ((9, 2.0), (16, 1.0), (27, None), (30, 1.0), (32, 2.5)):
-        with atomic_dir.atomic_dir(tmp_path / f"{step:012}") as temporary:
+        with files.atomic_dir(tmp_path / f"{step:012}") as temporary:
             write_json(temporary / ABOUT, about(validation_loss=loss))
     (tmp_path / f"{16:012}" / ABOUT).write_text("broken")
     keep_best_and_newest(tmp_path, 1)

@@ -19,7 +19,8 @@ from memformers.common.files import read_json, write_json
 from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
+from memformers.data.tokenizer import ByteTokenizer
+from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
@@ -124,7 +125,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
     for init, its in ((model, of_file), (name, config)):
         found = train(its, tmp_path / type(init).__name__, init=init, dashboard="off")
-        assert found.tokenizer.saved() == tokenizer.saved()
+        assert found.tokenizer.to_json() == tokenizer.to_json()
         assert all(torch.equal(x, before[key]) for key, x in found.model.state_dict().items())
 
 

@@ -124,7 +124,7 @@ def test_token_ids_are_trained_on_evaluated_and_written(tmp_path, capsys):
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)
     assert (result["bits_per_byte"], result["word_perplexity"]) == (None, None)
     assert all(0 <= int(word) < 40 for word in (run / "sample.txt").read_text().split())
-    assert "token ids" in write_report(run).read_text(encoding="utf-8")
+    assert "token ids" in write_report(run).page.read_text(encoding="utf-8")
     capsys.readouterr()
     evaluate(run, tmp_path / "out")
     assert f"per token       {result['bits_per_character']:.4f} bits" in capsys.readouterr().out

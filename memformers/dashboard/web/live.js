@@ -1,9 +1,9 @@
-// The page of a comparison: every two seconds it asks for what is new, which the server has drawn and written.
+// The page of a run or a comparison: every two seconds it asks for what is new, which the server has drawn and written.
 
 const byId = id => document.getElementById(id)
 const dark = matchMedia('(prefers-color-scheme: dark)')
 const asked = new URLSearchParams(location.search)
-let metric = asked.get('metric') ?? ''
+let chosen = asked.get('metric') ?? ''
 let seen = ''
 byId('over').value = asked.get('over') === 'seconds' ? 'seconds' : 'tokens'
 
@@ -28,22 +28,24 @@ function show(data) {
     put('above', data.above)
     put('below', data.below)
     byId('chosen').hidden = !data.metric
-    metric = data.metric
     byId('metric').replaceChildren(...Object.entries(data.metrics).map(([name, words]) => new Option(words, name)))
-    byId('metric').value = metric
+    byId('metric').value = data.metric
     if (data.metric) {
-        const size = {height: innerWidth < 600 ? 420 : 460}
-        Plotly.react('chart', data.figure.data, {...data.figure.layout, ...size}, {responsive: true, displaylogo: false})
+        const isNarrow = innerWidth < 600  // then plotly's buttons would lie over the curves
+        const layout = {...data.figure.layout, height: isNarrow ? 420 : 460}
+        layout.margin = {...layout.margin, r: isNarrow ? 15 : 45}
+        const config = {responsive: true, displaylogo: false, displayModeBar: isNarrow ? false : 'hover'}
+        Plotly.react('chart', data.figure.data, layout, config)
     }
 }
 
 async function poll() {
     const question = new URLSearchParams({
-        metric, over: byId('over').value, log: +byId('log').checked, dark: +dark.matches, seen,
+        metric: chosen, over: byId('over').value, log: +byId('log').checked, dark: +dark.matches, seen,
     })
     const answer = await fetch(`${location.pathname}/data?${question}`, {cache: 'no-store'})
     if (answer.status === 404) {
-        return say('There is no such comparison here, or its folder is gone.', true)
+        return say('There is no such run here, or its folder is gone.', true)
     }
     if (!answer.ok) {
         return say(`The dashboard answers with an error, ${answer.status}; its log says why.`, true)
@@ -70,12 +72,15 @@ async function again() {
 }
 
 function choose() {
-    metric = byId('metric').value || metric
-    history.replaceState(null, '', `?${new URLSearchParams({metric, over: byId('over').value})}`)
+    history.replaceState(null, '', `?${new URLSearchParams({metric: chosen, over: byId('over').value})}`)
     again()
 }
 
-for (const id of ['metric', 'over', 'log']) {
+byId('metric').addEventListener('change', () => {
+    chosen = byId('metric').value
+    choose()
+})
+for (const id of ['over', 'log']) {
     byId(id).addEventListener('change', choose)
 }
 dark.addEventListener('change', again)

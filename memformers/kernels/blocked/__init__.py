@@ -66,7 +66,7 @@ class Terms:
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
         """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``, or with a 1 for s,
         ``[h, s·b, E + 1]``."""
-        q = block.rows(self.query).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
+        q = self.query[block.rows].permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
         content = torch.add(self.u[block.heads], q, alpha=self.scale)
         position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
         content, position = content.flatten(1, 2).transpose(0, 1), position.flatten(0, 1).transpose(0, 1)
@@ -109,11 +109,11 @@ def blocked_attention(
     scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
         if keep:  # in a tensor for each block: a single large one would be new memory of the system, slow
-            kept.append(scores.new_empty(block.capacity))
+            kept.append(scores.new_empty(math.prod(block.shape[:3]) * block.keys.stop))
         probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
         used = (probabilities.relu() if dropout_prob else probabilities).to(query.dtype)
         context = torch.bmm(used, block.columns(value).mT)  # [n, s, E]
-        block.rows(out).copy_(block.unpair(context))
+        out[block.rows] = block.unpair(context)
     if dropout_prob:
         out.mul_(terms.scale_up)
     return out, kept
@@ -147,7 +147,7 @@ def blocked_attention_backward(
         if not kept:
             terms.probabilities(block, probabilities)
         # Contiguous, since the transposed products below are a fifth slower if rows are far apart.
-        d_context = block.rows(grad).flatten(0, 1).contiguous()  # [n, s, E]
+        d_context = grad[block.rows].flatten(0, 1).contiguous()  # [n, s, E]
         used = probabilities.relu() if dropout_prob else probabilities
         block.accumulate(d_value, used.to(query.dtype), d_context)
 
@@ -178,7 +178,7 @@ def blocked_attention_backward(
         d_content = block.unpair(torch.bmm(d_scores, block.columns(key).mT))
         d_position = torch.bmm(by_distance, rounded[block.heads, :, block.distances].mT)  # [h, s·b, E]
         d_position = d_position.unflatten(1, (queries, b)).permute(2, 0, 1, 3)  # [b, h, s, E]
-        block.rows(d_query).copy_(d_content.add_(d_position))
+        d_query[block.rows] = d_content.add_(d_position)
     d_v = torch.einsum("hd,hed->he", d_s, vectors)
     d_r, d_s = (x[..., -K:].flip(-1) for x in (d_vectors, d_s * terms.scale))  # by ascending distance
     return (
@@ -201,7 +201,8 @@ def sequence_first(x: Tensor) -> Tensor:
 @blocked_attention.register_fake
 def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
-    kept = [query.new_empty(block.capacity, dtype=dtype) for block in blocks(query, key)] if keep else []
+    sizes = (math.prod(block.shape[:3]) * block.keys.stop for block in blocks(query, key))
+    kept = [query.new_empty(size, dtype=dtype) for size in sizes] if keep else []
     return sequence_first(query), kept
 
 

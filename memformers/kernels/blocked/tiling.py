@@ -33,16 +33,12 @@ class Block:
     keys: slice
     distances: slice  # their columns in a table by descending distance
     last: bool  # whether these are the segment's last queries
+    shape: tuple[int, int, int, int, int]  # h, b, s and k, their numbers, and w, the length of W's rows
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """How many heads h, streams b, queries s and keys k it has, and w, the length of W's rows."""
-        h, b, s, k = (p.stop - p.start for p in (self.heads, self.streams, self.queries, self.keys))
-        return h, b, s, k, k + padding_columns(k)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """Its queries' part ``[b, h, s, E]`` of ``x [B, H, S, E]``."""
-        return x[self.streams, self.heads, self.queries]
+    def rows(self) -> tuple[slice, slice, slice]:
+        """The index of its queries' part ``[b, h, s, E]`` of an ``[B, H, S, E]``."""
+        return self.streams, self.heads, self.queries
 
     def columns(self, x: Tensor) -> Tensor:
         """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, by pairs of stream and head, n = b·h: a view if
@@ -51,14 +47,7 @@ class Block:
 
     def unpair(self, x: Tensor) -> Tensor:
         """``[n, s, ·]`` separated into streams and heads, ``[b, h, s, ·]``."""
-        h, b, *_ = self.shape
-        return x.unflatten(0, (b, h))
-
-    @property
-    def capacity(self) -> int:
-        """The number of scores that it would have if its queries saw all keys of the past."""
-        h, b, s, *_ = self.shape
-        return b * h * s * self.keys.stop
+        return x.unflatten(0, (self.shape[1], self.shape[0]))
 
     def scores(self, workspace: Tensor) -> Tensor:
         """Space for the block's scores ``[n, s, k]``, in a workspace ``[·]`` that is large enough."""
@@ -91,19 +80,20 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
     blocks of several have all keys, so that no stream's computation depends on another's.
     """
     (B, H, S, _), K = query.shape, key.shape[2]
-    s = min(S, QUERIES)
-    n = 1 << max((WORKSPACE // (s * (K + padding_columns(K)))).bit_length() - 1, 1)
+    s, columns = min(S, QUERIES), K + padding_columns(K)
+    n = 1 << max((WORKSPACE // (s * columns)).bit_length() - 1, 1)
     h, b = min(H, n), max(min(B, n // H), 1)
     for stop in range(S, 0, -s):
         queries = slice(max(stop - s, 0), stop)
         for stream in range(0, B, b):
             begin = 0 if key_start is None or b > 1 else int(key_start[stream, queries].min())
             streams, keys = slice(stream, min(stream + b, B)), slice(begin, K - S + stop)
-            k, columns = keys.stop - begin, K + padding_columns(K)
-            distances = slice(columns - k - padding_columns(k), columns)
+            k = keys.stop - begin
+            w = k + padding_columns(k)
             for head in range(0, H, h):
                 heads = slice(head, min(head + h, H))
-                yield Block(heads, streams, queries, keys, distances, last=stop == S)
+                shape = heads.stop - head, streams.stop - stream, stop - queries.start, k, w
+                yield Block(heads, streams, queries, keys, slice(columns - w, columns), stop == S, shape)
 
 
 def padding_columns(k: int) -> int:

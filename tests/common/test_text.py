@@ -1,4 +1,4 @@
-from memformers.common.text_format import counted, fitting, printable
+from memformers.common.text import counted, fitting, printable
 
 
 def test_one_is_one_no_character_controls_the_terminal_and_some_take_two_columns():

@@ -5,7 +5,6 @@ them.
 text.
 """
 
-import pickle
 from collections import Counter, OrderedDict
 from pathlib import Path
 from shutil import copytree
@@ -16,8 +15,8 @@ from safetensors.torch import save_file
 
 from memformers import from_labml, from_transfo_xl, load_weights
 from memformers.common.files import read_json
-from memformers.convert.hf_files import vocabulary_of
 from memformers.convert.load import load_checkpoint
+from memformers.convert.transfo_xl import vocabulary_of
 from memformers.evaluation.evaluate import evaluate
 from tests.builders import Bomb
 
@@ -33,17 +32,6 @@ def folder(tmp_path):
     return copytree(FOLDER, tmp_path / "model")
 
 
-def legacy(thing, path):
-    torch.save(thing, path, _use_new_zipfile_serialization=False)
-
-
-def plain(thing, path):
-    path.write_bytes(pickle.dumps(thing))
-
-
-SAVES = [torch.save, legacy, plain]
-
-
 def test_a_folder_of_hugging_faces_has_its_loss():
     model, tokenizer = load_checkpoint(FOLDER, CPU)
     expected, text = read_json(FOLDER / "expected.json"), (FOLDER / "test.tokens").read_text()
@@ -54,39 +42,38 @@ def test_a_folder_of_hugging_faces_has_its_loss():
     assert {word for word, theirs in pairs if word != theirs} == {"<unk>"}
 
 
-@pytest.mark.parametrize("save", SAVES)
-def test_a_vocabulary_may_have_plain_containers_and_code_in_it_is_refused_by_name(save, tmp_path):
-    path, exploded = tmp_path / "vocab.pkl", tmp_path / "exploded"
+def test_a_vocabulary_may_have_plain_containers_and_code_in_it_is_refused_by_name(tmp_path):
+    path, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
     harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
-    save({"idx2sym": WORDS, **harmless}, path)
+    torch.save({"idx2sym": WORDS, **harmless}, path)
     assert vocabulary_of(tmp_path).vocabulary == WORDS
     for hostile in (Bomb(exploded), {"idx2sym": WORDS, "counter": Bomb(exploded)}):
-        save(hostile, path)
-        with pytest.raises(ValueError, match=r"vocab\.pkl .*\.mkdir"):
+        torch.save(hostile, path)
+        with pytest.raises(ValueError, match=r"vocab\.bin is refused: .*\.mkdir"):
             vocabulary_of(tmp_path)
     assert not exploded.exists()
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "said"),
+    ("vocabulary", "message"),
     [({"idx2sym": WORDS}, "83 .* 11"), ({"idx2sym": None}, "idx2sym"), ([1, 2], "idx2sym"),
      ({"idx2sym": [1, 2]}, "idx2sym"), ({"idx2sym": WORDS, "lower_case": True}, "lower_case"),
      ({"idx2sym": WORDS[1:]}, "<eos>")],
 )  # fmt: skip
-def test_a_vocabulary_of_something_else_is_one_line(vocabulary, said, folder):
-    plain(vocabulary, folder / VOCABULARY)
-    with pytest.raises(ValueError, match=said):
+def test_a_vocabulary_of_something_else_is_one_line(vocabulary, message, folder):
+    torch.save(vocabulary, folder / VOCABULARY)
+    with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [(WEIGHTS, "weights"), (VOCABULARY, "vocabulary"), ("config.json", "config")]
+    ("name", "message"), [(WEIGHTS, "weights"), (VOCABULARY, "vocabulary"), ("config.json", "config")]
 )
 @pytest.mark.parametrize("change", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], None])
-def test_a_missing_or_broken_file_is_one_line(name, said, change, folder):
+def test_a_missing_or_broken_file_is_one_line(name, message, change, folder):
     path = folder / name
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
 
 
@@ -130,16 +117,16 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [("none.bin", None, "missing"), ("list.bin", [1, 2], "list"), ("numbers.bin", {3: torch.ones(2)}, "3"),
      ("run.bin", {"state_dict": {}, "epoch": 3}, "state_dict, epoch"),
      ("text.bin", "no weights\n", r"text\.bin"), ("text.safetensors", "no weights\n", r"text\.safetensors")],
 )  # fmt: skip
-def test_files_without_weights_are_named(name, content, said, tmp_path):
+def test_files_without_weights_are_named(name, content, message, tmp_path):
     path = tmp_path / name
     if content is not None:
         path.write_text(content) if isinstance(content, str) else torch.save(content, path)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load_weights(path)
 
 
