@@ -41,8 +41,6 @@ class Window:
     """The training time, in seconds, at which the window began."""
     steps: int = 0
     tokens: int = 0
-    predictions: int = 0
-    correct: int = 0
     compressions: int = 0
     compression_grads: int = 0
     """Steps in which the compression functions had a gradient."""
@@ -57,7 +55,6 @@ class Window:
         """The means over the window, which ends after ``seconds`` of training."""
         metrics = {
             "loss.train": self.loss / self.steps,
-            "accuracy.train": self.correct / max(self.predictions, 1),
             "gradient_norm": self.grad_norm / self.steps,
             "tokens_per_second": self.tokens / (seconds - self.began),
             "memory.length": self.mem_len,
@@ -98,7 +95,7 @@ class TrainingState(Checked):
     """The number of evaluations since the one with the lowest loss."""
     window: Window = field(default_factory=Window)
     unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The losses ``[parts, 3]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
+    """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     def extend(self) -> None:
         """Begin another part of the training, after the end of the one before."""
@@ -115,10 +112,9 @@ class TrainingState(Checked):
         if not self.unread:
             return
         of_parts, norms = (torch.stack(column).cpu().double() for column in zip(*self.unread, strict=True))
-        parts = of_parts.shape[1]
-        means = ranks.means((of_parts / parts).sum(1))  # [steps, 3]
+        means = ranks.means((of_parts / of_parts.shape[1]).sum(1))  # [steps, 2]
         first, self.unread, window = self.step - len(self.unread), [], self.window
-        for step, numbers in enumerate(torch.cat([means[:, :2], norms], 1).tolist(), first):
+        for step, numbers in enumerate(torch.cat([means, norms], 1).tolist(), first):
             for name, number in zip(NUMBERS, numbers, strict=True):
                 if not math.isfinite(number):
                     raise NotFiniteError(
@@ -132,7 +128,6 @@ class TrainingState(Checked):
             window.compression_grad_norm += compression_norm
             window.compressions += reconstruction_loss > 0
             window.compression_grads += compression_norm > 0
-        window.correct += round(means[:, 2].sum().item() * parts * ranks.size)
 
 
 def train_steps(
@@ -218,8 +213,7 @@ def train_step(
             share = piece.targets.ne(IGNORED).sum().to(output.scores.loss.dtype) / predictions
             loss = torch.where(share > 0, output.scores.loss * share, 0.0)  # the mean over no targets is NaN
             ((loss + output.auxiliary_loss) / parts).backward()
-        numbers = (loss, output.auxiliary_loss, output.scores.correct.sum())
-        losses.append(torch.stack([x.detach().to(loss) for x in numbers]))
+        losses.append(torch.stack([x.detach().to(loss) for x in (loss, output.auxiliary_loss)]))
         memories.append(output.memory)
     norms = clip(model, config.optim.max_grad_norm)
     for optimizer in state.optimizers:
@@ -232,7 +226,6 @@ def train_step(
     state.memory = shortened(Memory.join(memories), share_of_keys, model.config.memory_sizes)
     window = state.window
     window.steps, window.tokens = window.steps + 1, window.tokens + segment.inputs.numel()
-    window.predictions += segment.predictions
     window.mem_len, window.c_mem_len = state.memory.mem_len, state.memory.c_mem_len
 
 

@@ -71,7 +71,6 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
 def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(done):
     trained = [r for r in read_metrics(done / "compressive") if "loss.train" in r]
     assert [r["tokens"] for r in trained] == [128, 256]
-    assert all(0 <= r["accuracy.train"] <= 1 for r in trained)
     (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
     assert "recall.from_00000" in evaluated
     setting = replace(tiny_recall(), train=changed(tiny_recall().train, device="auto"))

@@ -34,7 +34,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     )
     assert result["bits_per_character"] * math.log(2) == pytest.approx(result["loss"])
     assert set(trained[-1]) == {
-        "tokens", "seconds", "loss.train", "bits_per_character.train", "accuracy.train", "learning_rate",
+        "tokens", "seconds", "loss.train", "bits_per_character.train", "learning_rate",
         "gradient_norm", "tokens_per_second", "memory.length", "memory.compressed_length",
         "reconstruction_loss.train", "gradient_norm.compression",
     }  # fmt: skip
