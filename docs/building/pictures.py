@@ -140,8 +140,8 @@ def belt() -> str:
         drawn.append(box(x, top + height + 9, pitch * many, 4, kind))
         drawn.append(words(x, top + height + 31, said.split(":")[0], "ink bold"))
         drawn.append(words(x, top + height + 48, said.split(": ")[1], "faint small"))
-    steps_told = [told(row, number) for number, row in enumerate(rows, 1)]
-    for number, line in enumerate(steps_told):
+    descriptions = [describe_step(row, number) for number, row in enumerate(rows, 1)]
+    for number, line in enumerate(descriptions):
         shown = [f"opacity:{int(step == number)}" for step in range(len(rows))]
         css.append(moving(f"s{number}", [shown[0], *shown], share_moving=0.01))
         drawn.append(f'<g id="s{number}" class="moves">{words(16, 32, line, "ink large")}</g>')
@@ -151,7 +151,7 @@ def belt() -> str:
         "animation-timing-function:ease-in-out}@media (prefers-reduced-motion:reduce){.moves{animation:none}}"
     )
     return picture(
-        top + height + 64, "How compressed memory moves", " ".join(steps_told), drawn, "".join(css)
+        top + height + 64, "How compressed memory moves", " ".join(descriptions), drawn, "".join(css)
     )
 
 
@@ -176,7 +176,7 @@ def moving(name: str, stated: Sequence[str], share_moving: float = 0.3) -> str:
     return f"#{name}{{{stated[-1]};animation-name:{name}}}@keyframes {name}{{0%{{{begin}}}{rests}}}"
 
 
-def told(row: Sequence[Cell], number: int) -> str:
+def describe_step(row: Sequence[Cell], number: int) -> str:
     places = [place for _, _, place in row]
     slots = [(first, last) for first, last, place in row if place == "compressed memory"]
     if "forgotten" in places:

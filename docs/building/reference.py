@@ -145,15 +145,15 @@ def tell_fields(of: griffe.Class) -> None:
     if not is_tuple and "dataclass" not in " ".join(str(each.value) for each in of.decorators):
         return
     bases = [] if is_tuple else [base for base in reversed(of.mro()) if isinstance(base, griffe.Class)]
-    told = {}
+    documented = {}
     for each in [*bases, of]:
         for name, field in each.members.items():
             if not isinstance(field, griffe.Attribute) or "property" in field.labels:
                 continue
             if field.annotation and field.docstring:
-                told[name] = " ".join(field.docstring.value.split())
-    if told and of.docstring:
-        arguments = "\n".join(f"    {name}: {text}" for name, text in told.items())
+                documented[name] = " ".join(field.docstring.value.split())
+    if documented and of.docstring:
+        arguments = "\n".join(f"    {name}: {text}" for name, text in documented.items())
         before, _, after = of.docstring.value.partition("\n\n")
         of.docstring.value = f"{before}\n\nArgs:\n{arguments}\n\n{after}"
 

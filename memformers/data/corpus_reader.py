@@ -2,6 +2,7 @@
 UTF-8, in constant memory; or from token ids to one file of these."""
 
 import codecs
+import csv
 import hashlib
 import json
 import re
@@ -35,7 +36,9 @@ from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 MAX_NAMES = 100_000
 """Documents of which the names are kept."""
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-TABLES, JSON = (".parquet", ".csv"), (".jsonl", ".ndjson", ".json")
+DELIMITERS = ",;\t"
+"""Between the columns of a table."""
+JSON = (".jsonl", ".ndjson", ".json")
 
 
 class Text:
@@ -150,7 +153,7 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
             f"tokenizer, or name the tokenizer.json that they were made with."
         )
     assert not isinstance(part.file, bytes)
-    ids, documents = ids_in(part.file, part.name)
+    ids, documents = ids_in(part.file, part.name, spec.vocab_size)
     for number, document in enumerate(documents or [ids], 1):
         name = f"{part.name}:{number}" if documents else part.name
         text.add_ids(name, document, is_document=part.is_document or bool(documents))
@@ -160,14 +163,16 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     """Append the text of a file: as one document, as several, or as a plain text."""
     _, name, file, is_document = part
     assert not isinstance(file, np.ndarray)
-    separator, of_bytes = spec.document_separator, spec.tokenizer == "byte"
+    separator, of_bytes, named = spec.document_separator, spec.tokenizer == "byte", plain_name(name).lower()
     documents: Iterable[tuple[str, str]] | None = None
     label = name if isinstance(file, bytes) else str(file)
     texts = bytes_as_text(blocks_of(file)) if of_bytes else texts_in(blocks_of(file), label)
     try:
-        if plain_name(name).lower().endswith(TABLES) and not of_bytes and isinstance(file, Path):
-            documents = texts_of_table(file, spec.text_field)
-        elif plain_name(name).lower().endswith(JSON):
+        if named.endswith(".parquet") and isinstance(file, Path):
+            documents = texts_of_parquet(file, spec.text_field)
+        elif named.endswith(".csv"):
+            documents = texts_of_csv(texts, label, spec.text_field)
+        elif named.endswith(JSON):
             head = next(texts)
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
@@ -213,15 +218,17 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
 
 def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]] | None:
     """The place and the text of each document in ``texts``, which start with ``head``: of a file of JSON
-    lines, or of one array; None for a .json file of another form. UserError, which names the place, for what
-    has no text."""
+    lines, or of one array; None for a .json file of another form, unless ``field`` asks for documents.
+    UserError, which names the place, for what has no text."""
     start = head.lstrip()
     if start.startswith("[") and start[1:].lstrip().startswith("{"):
         return ((place, text_in(value, place, field)) for place, value in elements_of(texts, name))
     if plain_name(name).lower().endswith(".json"):
         try:
-            text_in(start.partition("\n")[0], name, field)
-        except UserError:
+            is_object = isinstance(json.loads(start.partition("\n")[0]), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object and field == CorpusSpec().text_field:
             return None
     lines = enumerate(parts_between(b"\n", texts, name), 1)
     return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, line in lines if line.strip())
@@ -271,24 +278,55 @@ def checked(text: str, place: str) -> str:
     return text
 
 
-def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, str]]:
+def lines_of(texts: Iterable[str], name: str) -> Iterator[str]:
+    """The lines of ``texts``, each with its end; UserError for one that is longer than [`MAX_RECORD`][]."""
+    rest = ""
+    for text in texts:
+        *lines, rest = (rest + text).split("\n")
+        yield from (f"{line}\n" for line in lines)
+        if len(rest) > MAX_RECORD:
+            raise UserError(f"{name}: expected lines of at most {MAX_RECORD >> 20} MiB, got more; divide it.")
+    yield rest
+
+
+def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
+    """The place and the text of each row of a table, whose first row names its columns, between commas,
+    semicolons or tabs, from the column ``field``. UserError, which names the place, for what has no text."""
+    csv.field_size_limit(MAX_RECORD)
+    lines, number = lines_of(texts, name), 0
+    first = next(lines)
+    heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
+    mark = next((mark for mark, columns in heads.items() if field in columns), "")
+    if not mark:
+        raise UserError(
+            f"{name}: expected the first row to name a column {field!r}, got {first.strip()[:99]!r}; name a "
+            f"column of texts with text_field."
+        )
+    try:
+        for number, row in enumerate(csv.reader(lines, delimiter=mark, strict=True), 1):
+            if row and len(row) != len(heads[mark]):
+                raise csv.Error(f"expected {len(heads[mark])} columns, got {len(row)}")
+            if row:  # else a line that is blank
+                text = row[heads[mark].index(field)]
+                yield f"{Path(name).name}:{number}", checked(text, f"{name}, row {number}")
+    except csv.Error as error:
+        raise UserError(
+            f"{name}: the row after row {number - 1:,} can't be read: {error}; correct it."
+        ) from None
+
+
+def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each row of a table, from the column ``field``, by pyarrow. Raises UserError,
     which names the place, for what has no text."""
+    if path.suffix.lower() != ".parquet":
+        raise UserError(f"{path} is a compressed table, which can't be read in part; decompress it.")
     try:
-        from pyarrow import ArrowException, csv, parquet, string
+        from pyarrow import ArrowException, parquet
     except ImportError:
-        raise UserError(
-            f"{path} is a table, which pyarrow reads: pip install pyarrow; or end its "
-            f"name with .txt to read it as a text."
-        ) from None
+        raise UserError(f"{path} is a table that pyarrow reads: pip install pyarrow.") from None
     number = 0
     try:
-        if path.suffix.lower() == ".parquet":
-            batches = parquet.ParquetFile(path).iter_batches(columns=[field])
-        else:
-            convert = csv.ConvertOptions(include_columns=[field], column_types={field: string()})
-            batches = csv.open_csv(path, None, csv.ParseOptions(newlines_in_values=True), convert)
-        for batch in batches:
+        for batch in parquet.ParquetFile(path).iter_batches(columns=[field]):
             for value in batch.column(field).to_pylist():
                 number += 1
                 if not isinstance(value, str):

@@ -228,11 +228,11 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
         whole.madvise(mmap.MADV_DONTNEED)
 
 
-def ids_in(file: Path | Ids, name: str) -> tuple[Ids, list[Ids]]:
+def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, list[Ids]]:
     """The ids ``[n]`` in a .npy or .bin file, or those of a program, and the documents in them, where
     NAME_documents.npy beside the file lists where they start, and the end, int64 ``[documents + 1]``.
     UserError, with the ``name``, for a file that is broken or contains something else."""
-    ids: Ids = mapped(file) if isinstance(file, Path) else np.asanyarray(file)
+    ids: Ids = mapped(file, vocab_size) if isinstance(file, Path) else np.asanyarray(file)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
         got = f"{list(ids.shape)} of {ids.dtype}"
         raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
@@ -242,14 +242,21 @@ def ids_in(file: Path | Ids, name: str) -> tuple[Ids, list[Ids]]:
     return ids, np.split(ids, lengths.cumsum()[:-1])
 
 
-def mapped(path: Path) -> Ids:
-    """The ids in a .npy file, or in a .bin file, each of two bytes; UserError for a broken file."""
+def mapped(path: Path, vocab_size: int | None = None) -> Ids:
+    """The ids in a .npy file, or in a .bin file: of the type in its name, as in x.uint32.bin, or of two
+    bytes, or four where there are so many. UserError for a broken file, and for ids that have four bytes, as
+    every second half that is 0 shows."""
     try:
         if path.suffix.lower() == ".npy":
             return np.load(path, mmap_mode="r", allow_pickle=False)
-        if (size := path.stat().st_size) % 2 or not size:
-            raise ValueError(f"expected ids of two bytes, got {size:,} bytes")
-        return np.memmap(path, "<u2", "r")
+        named = next((kind for kind in (16, 32, 64) if path.stem.lower().endswith(f".uint{kind}")), 0)
+        width = named // 8 or (4 if (vocab_size or 0) > 1 << 16 else 2)
+        if (size := path.stat().st_size) % width or not size:
+            raise ValueError(f"expected ids of {width} bytes, got {size:,} bytes")
+        ids: Ids = np.memmap(path, f"<u{width}", "r")
+        if not named and width == 2 and len(ids) > 2 and ids[0::2].any() and not ids[1::2].any():
+            raise ValueError(f"every second id is 0, so they have four bytes; call it {path.stem}.uint32.bin")
+        return ids
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} can't be read as token ids: {error}; write it again.") from None
 

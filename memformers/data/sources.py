@@ -41,6 +41,8 @@ DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
 BUILTIN_LENGTH = 1_000_000
 """Characters of the built-in play, about as many as Tiny Shakespeare has."""
+LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
+"""The names of files and folders that look like a split; the group is the split's."""
 OF_IDS = "_documents.npy"
 """How the names of files end that list the documents of token ids."""
 NAMED = 5
@@ -99,6 +101,7 @@ BENCHMARKS = {
     # Rae et al. 2020 (arXiv 1911.05507), table 2.
     "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
 }
+"""The published corpora, by their names."""
 
 
 @dataclass(frozen=True)
@@ -223,13 +226,20 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
 
 def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
     """The files or folders in ``folder`` that are its splits, as train.txt, valid.txt and test.txt; none
-    unless there are some to train and to validate on. UserError for two that are one split."""
+    unless there are some to train and to validate on. UserError for two that are one split, and for names
+    that look like several splits and are none, whose texts to claim on would be learned."""
     found: dict[str, list[Path]] = {}
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         named = SPLIT_NAME.fullmatch(path.name)
         split = next(s for s in SPLITS if s.startswith(named[1].lower()[:3])) if named else ""
         found.setdefault(split, []).append(path)
     if not {TRAIN, VALIDATION} <= found.keys():
+        names = [path.name for paths in found.values() for path in paths if LIKE_SPLIT.fullmatch(path.name)]
+        if len({match[1] for name in names if (match := LIKE_SPLIT.fullmatch(name))}) > 1:
+            raise UserError(
+                f"expected the splits in {folder} to be train.*, valid.* and perhaps test.*, got "
+                f"{some_of(sorted(names))}; rename them, or name them with --data, --validation and --test."
+            )
         return {}
     others = [path for path in found.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
     left_out["of no split and"] = [path.name for path in others]
@@ -242,17 +252,26 @@ def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
 
 def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
     """By their paths in ``folder``: all files there and in its sub-folders, but those of a run, an experiment
-    or tokens, since a command may write into the folder of its texts, and hidden ones. Raises UserError for a
-    sub-folder that can't be read."""
+    or tokens, since a command may write into the folder of its texts, and hidden ones. Links are followed,
+    and each folder is read once. Raises UserError for a sub-folder that can't be read."""
     files: dict[str, Path] = {}
-    runs = left_out.setdefault("folders of runs or tokens are", [])
-    for where, folders, names in os.walk(folder, onerror=raise_unreadable):
+    runs, seen = left_out.setdefault("folders of runs or tokens are", []), set[Path]()
+    for where, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
         at = Path(where)
+        if at.resolve() in seen:
+            left_out.setdefault("folders that are read already are", []).append(
+                at.relative_to(folder).as_posix()
+            )
+            folders.clear()
+            continue
+        seen.add(at.resolve())
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         runs += [(at / name).relative_to(folder).as_posix() for name in folders if holds_run(at / name)]
         folders[:] = [name for name in folders if not holds_run(at / name)]
         shown = [at / name for name in names if not name.startswith(".") and not name.endswith(OF_IDS)]
         files |= {path.relative_to(folder).as_posix(): path for path in shown if path.is_file()}
+        gone = [path.relative_to(folder).as_posix() for path in shown if not path.exists()]
+        left_out.setdefault("links that lead nowhere are", []).extend(gone)
     return files
 
 

@@ -2,7 +2,7 @@
 
 The text is first read into one file of UTF-8, which is deleted in the end: so it can't change between the
 time when it is divided, learned from and encoded. It is encoded in pieces that are cut by a rule of the text
-alone ([`pieces`][memformers.data.subwords.pieces]), so the number of cores changes nothing. A small text
+alone ([`pieces`][memformers.data.files.pieces]), so the number of cores changes nothing. A small text
 takes the same way as a large one; its folder is temporary, and its tokens stay in memory.
 """
 

@@ -73,7 +73,12 @@ READ = [
       for end, pack in PACK.items() if end != ".zip" for zeros in (0, 5, 100_000)],
     *[({name: raw}, {"tokenizer": "byte"}, as_text(raw.removeprefix(b"\xef\xbb\xbf")), "")
       for name, (raw, *_) in NO_TEXT.items()],
-    *[({"x.json": text}, {}, text, "") for text in ('{\n"text": "a"}', '["a"]\n', '{"txt": "a"}\n', "plain")],
+    *[({"x.json": text}, {}, text, "") for text in ('{\n"text": "a"}', '["a"]\n', "plain")],
+    *[({f"x.csv{end}": pack(raw.encode())}, {"tokenizer": tokenizer}, [
+        (f"x.csv{end}:1", "a, b"), (f"x.csv{end}:2", ""), (f"x.csv{end}:3", "long " * 600_000)][:: 2],
+       r"without text are left out: x\.csv.*:2\.$")
+      for raw in ('id;text\n1;"a, b"\n2;\n3;' + "long " * 600_000 + "\n",) for tokenizer in ("byte", "bpe")
+      for end, pack in ((".zip", PACK[".zip"]), (".gz", PACK[".gz"]), ("", bytes))],
     *[({folder + name: raw}, {"text_field": field}, [(name + first, a[field]), (name + second, b[field])], "")
       for name, (raw, first, second) in OF_DOCUMENTS.items() for folder in ("", "x/")
       for field in ("text", "body") for a, b in [DOCUMENTS]],
@@ -134,7 +139,9 @@ def test_what_lies_across_the_portions_that_are_read_and_encoded_is_whole(tmp_pa
 BY_SPLIT, LENGTHS = {"train": torch.from_numpy(IDS[:3500]), "validation": PIECES[2:]}, [[1000, 2500], [500]]
 OF_IDS = [
     *[({name: raw}, [[], []], [[], []])
-      for name, raw in (("x.npy", NPY), ("x.NPY", saved(IDS.astype(np.uint16))), ("x.bin", SHORT))],
+      for name, raw in (("x.npy", NPY), ("x.NPY", saved(IDS.astype(np.uint16))), ("x.bin", SHORT),
+                        ("x.uint32.bin", IDS.astype("<u4").tobytes()),
+                        ("x.uint64.bin", IDS.astype("<u8").tobytes()))],
     ({f"x/{n}.npy": saved(ids) for n, ids in enumerate(PIECES)}, LENGTHS, [["0.npy", "1.npy"], ["2.npy"]]),
     ({"x.npy": NPY, "x_documents.npy": saved([0, 1000, 3500, 4000])}, LENGTHS,
      [["x.npy:1", "x.npy:2"], ["x.npy:3"]]),
@@ -193,9 +200,24 @@ REFUSED = [
     *[({"x.json": text}, "", rf"x\.json\b.*{words}")
       for text, words in (('[{"text": "a"}, {"title": "b"}]', 'element 2: .*string "text".*title'),
                           ('[{"text": "a"}', "JSON array"), ('[{"text": "a"}, 5]', "element 2"))],
+    *[({"x.json": text}, how, words) for text, how, words in (
+        ('{"content": "a"}\n{"content": "b"}\n', "", r"x\.json:1: .*string \"text\", got"),
+        ('{"content": "a"}\n{"content": "b"}\n', "--tokenizer byte", r"x\.json:1: .*string \"text\", got"),
+        ('{\n"content": "a"}\n', "--text-field contnt", r"x\.json:1: .*string \"contnt\""))],
+    *[({f"x/{name}": WORDS for name in names}, "", f"expected the splits in x to be .*, got {listed}; rename")
+      for names, listed in (
+          (("train.txt", "test.txt", "more.txt"), "test.txt, train.txt"),
+          (("train-0-of-1.txt", "dev-0-of-1.txt"), "dev-0-of-1.txt, train-0-of-1.txt"),
+          (("train/1.txt", "eval/2.txt"), "eval, train"))],
+    *[({f"x.{kind}bin": np.arange(9).astype("<u4").tobytes()}, "--vocab-size 9", f"{words}")
+      for kind, words in (("", "every second id is 0, .* call it x.uint32.bin"),
+                          ("uint64.", "expected ids of 8 bytes, got 36 bytes"))],
+    ({"x.parquet.gz": PACK[".gz"](PARQUET.getvalue())}, "", "compressed table, .*; decompress it"),
+    ({"x.csv": b"id,text\n1,a\n2\n"}, "", "x.csv: the row after row 1 .* expected 2 columns, got 1"),
     *[({name: raw}, f"--text-field {field}", f"{name}.*{words}")
       for name, raw, field, words in (
-          ("x.csv", CSV, "title", "'title' can't be read after row 0"), ("x.csv", b"", "text", "after row 0"),
+          ("x.csv", CSV, "title", "first row to name a column 'title', got '\"id"),
+          ("x.csv", b"", "text", "first row to name a column 'text', got ''"),
           ("x.parquet", PARQUET.getvalue(), "title", "'title' can't be read after row 0"),
           ("x.parquet", PARQUET.getvalue(), "id", "row 1: expected a text as 'id', got 3"),
           ("x.parquet", b"PAR1 of nothing", "text", "after row 0"))],
@@ -241,7 +263,7 @@ REFUSED = [
           ("x.npy", saved([IDS, IDS]), r"x.npy .* got \[2, 4000\] of int64", {}),
           ("x.npy", NPY[:-20], "x.npy can't be read as token ids", {}),
           ("x.npy", saved(np.array([IDS, None], object)), "x.npy can't be read as token ids", {}),
-          ("x.bin", b"abc", "x.bin .* two bytes, got 3", {}), ("x.bin", b"", "x.bin .* got 0 bytes", {}),
+          ("x.bin", b"abc", "x.bin .* 2 bytes, got 3", {}), ("x.bin", b"", "x.bin .* got 0 bytes", {}),
           *[("x.npy", NPY, f"x_documents.npy to rise {words}", {"x_documents.npy": saved(places)})
             for places, words in (([0, 9, 5, 4000], ".* 1 steps back"), ([0, 4001], "from 0"))])],
 ]  # fmt: skip
@@ -257,6 +279,24 @@ def test_what_cant_be_read_or_used_is_one_line_and_leaves_nothing(files, how, wo
     assert ended.code == 2
     assert re.fullmatch(f"error: .*{words}.*\n", ended.err), ended.err
     assert set(tmp_path.rglob("*")) - before <= {tmp_path / "out", tmp_path / "out" / ".preparing.lock"}
+
+
+def test_links_are_followed_once_and_those_that_lead_nowhere_are_named(tmp_path):
+    write(tmp_path, {"disk/a.txt": "linked", "x/own.txt": "own"})
+    (tmp_path / "x/more").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/again").symlink_to(tmp_path / "x")
+    (tmp_path / "x/gone").symlink_to(tmp_path / "nowhere")
+    with pytest.warns(UserWarning, match="left out") as said:
+        assert contents(tmp_path / "x")[1] == [("more/a.txt", "linked"), ("own.txt", "own")]
+    words = {str(warning.message).partition(": ")[2] for warning in said}
+    assert words >= {"folders that are read already are left out: more/again.",
+                     "links that lead nowhere are left out: gone."}  # fmt: skip
+
+
+def test_ids_have_four_bytes_where_so_many_are_different(tmp_path):
+    ids = np.arange(20_000) * 5 % 100_000
+    ids.astype("<u4").tofile(tmp_path / "x.bin")
+    assert np.array_equal(dataset(tmp_path / "x.bin", vocab_size=100_000).train.tokens, ids[:18_000])
 
 
 def test_a_part_of_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
