@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
-from memformers.common.fields import Count, changed
+from memformers.common.fields import Count, replace_nested
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import (
@@ -94,8 +94,8 @@ class Ablation(ArmsCommand):
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         """On the text, one training run at a time has all threads."""
         few = QUICK_TOKENS if self.quick else None
-        text = changed(TEXT, data=self.data, tokens=self.text_tokens or few or TEXT.tokens)
-        text = changed(text, evaluations=1) if self.quick else text
+        text = replace_nested(TEXT, data=self.data, tokens=self.text_tokens or few or TEXT.tokens)
+        text = replace_nested(text, evaluations=1) if self.quick else text
         tokens = self.recall_tokens or few or RECALL_TOKENS
         near = RecallConfig(quick=self.quick, tokens=tokens).setting
         arms = self.chosen(asdict(text), arms_of(text.model))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tyro
 
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.fields import Checked, Count, changed
+from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.fields import Checked, Count, replace_nested
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of, paired
 from memformers.data.corpus_reader import read_text
@@ -61,7 +61,7 @@ class FineTuning(Checked):
     def loss(self, side: str, rate: float, seed: int, part: str) -> float:
         """Train once; returns the loss on a part that isn't learned, in nats per character."""
         usual, begun = TrainConfig(), side == "begun"
-        config = changed(
+        config = replace_nested(
             usual, model=load_initial(MODEL)[0].config, data=str(self.out / "learned.txt"),
             validation=str(self.out / f"{part}.txt"), tokens=self.tokens, batch_size=16, evaluations=1,
             tokenizer=usual.tokenizer if begun else str(PACKAGED / MODEL / TOKENIZER), evaluation_tokens=0,
@@ -74,5 +74,5 @@ class FineTuning(Checked):
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with cli_errors():
         parse_arguments(FineTuning).run()

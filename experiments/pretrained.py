@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from memformers.common.atomic_dir import atomic_dir
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.errors import UserError
-from memformers.common.files import write_json, write_text
+from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.files import atomic_dir, write_json, write_text
 from memformers.common.machine import describe_environment
+from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
@@ -99,5 +98,5 @@ def card(name: str, recipe: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with cli_errors():
         parse_arguments(Pretraining).run()

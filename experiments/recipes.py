@@ -11,7 +11,7 @@ from statistics import median
 from typing import Annotated, Any, ClassVar
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks
-from memformers.common.fields import Count, Range, changed
+from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.arms import settings_of
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TEXT, TextTask
@@ -100,7 +100,7 @@ def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> d
     for arm in of_work.values():
         step = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name).tokens_a_step
         short.append(replace(arm, settings=arm.settings | {"tokens": TIMED_STEPS * step}))
-    how = changed(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
+    how = replace_nested(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
     timed = Experiment(TextTask(probed=False), how, {}, tuple(short), ROUNDS)
     run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())
     speeds = {

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.files import write_text
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -69,7 +69,7 @@ def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
     """What each of ``ranks`` needs for a step: its ``operations``, the bytes of its weights, gradients and
     moments (``state``), of all that it holds (``bytes``), and of what it has ``sent``; and the ``parameters``
     of the model. Layers are alike: it is counted on models of one and of two."""
-    config = changed(config, batch_size=-(-config.batch_size // ranks), parallel="single")
+    config = replace_nested(config, batch_size=-(-config.batch_size // ranks), parallel="single")
     sizes = config.model.memory_sizes
     lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
     models = (replace(config.model, **lengths, n_layers=n) for n in (1, 2))
@@ -125,7 +125,7 @@ def row_of(name: str) -> list[str]:
     """What the preset called ``name`` should reach, and what that would cost."""
     preset, costs = read_preset(name), []
     model = replace(preset.config.model, vocab_size=preset.vocab_size)
-    config = changed(preset.config, model=model, precision="bfloat16", device="cuda")
+    config = replace_nested(preset.config, model=model, precision="bfloat16", device="cuda")
     for ranks in RANKS:
         step = step_of(config, ranks)
         seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)

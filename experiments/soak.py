@@ -31,13 +31,12 @@ from typing import Literal
 import psutil
 import torch
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.errors import UserError
+from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, read_json, write_text
+from memformers.common.files import csv_text, numbered, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
+from memformers.common.text import UserError
 from memformers.data.builtin import write_play
 from memformers.report.markdown import TEMPLATES, table
 from memformers.runs.folder import CONFIG, read_metrics
@@ -314,5 +313,5 @@ def large_text(settings: Soak, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with cli_errors():
         parse_arguments(Soak).run()

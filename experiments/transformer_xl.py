@@ -6,7 +6,7 @@ Run it with ``python experiments/transformer_xl.py``; ``--help-all`` lists every
 import sys
 
 from memformers.commands.train import Train, parse_train
-from memformers.common.command_line import plain_errors
+from memformers.common.command_line import cli_errors
 from memformers.common.processes import is_first
 from memformers.models.config import ModelConfig, ModelName
 from memformers.report.document import write_report
@@ -15,7 +15,7 @@ from memformers.training.config import TrainConfig
 
 def main(model: ModelName) -> None:
     """Train a ``model`` as the command line says, and draw its curves."""
-    with plain_errors():
+    with cli_errors():
         folder = parse_train(sys.argv[1:], Train(TrainConfig(model=ModelConfig(model=model)))).train()
         if is_first():
             print(f"report: {write_report(folder)}")

@@ -16,7 +16,7 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.comparison.recall import SETTINGS, RecallSetup
 from memformers.models.config import SETTING_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -107,7 +107,7 @@ def small_training(**changes: Any) -> TrainConfig:
     model = changes.pop("model", None)
     if isinstance(model, str):
         changes["model"] = replace(defaults.model, model=model)
-    return changed(defaults, **changes)
+    return replace_nested(defaults, **changes)
 
 
 NEAR = SETTINGS["near"]
@@ -118,7 +118,7 @@ def tiny_recall() -> RecallSetup:
     model = replace(
         NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
     )
-    train = changed(
+    train = replace_nested(
         NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
     )
     return replace(NEAR, train=train, recall=replace(NEAR.recall, evaluated=32))

@@ -4,6 +4,7 @@ import ast
 import doctest
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ BY_NAME = re.compile(r"\b(?:Mapping|dict)\[str, Tensor\]")
 MODULES = sorted((ROOT / "memformers").rglob("*.py"))
 
 
-def public(body, prefix=""):
-    """Functions, classes and methods of a module that don't begin with an underscore, by name."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            yield prefix + node.name, node
-            if isinstance(node, ast.ClassDef):
-                yield from public(node.body, f"{prefix}{node.name}.")
+def public(name):
+    """The function or class of this public name and its methods without an underscore: names, syntax, and
+    docstrings, which methods inherit."""
+    kind = getattr(memformers, name)
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    yield name, node, inspect.getdoc(kind) or ""
+    for method in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+            yield f"{name}.{method.name}", method, inspect.getdoc(getattr(kind, method.name)) or ""
 
 
 def takes_tensors(node):
@@ -33,14 +36,17 @@ def takes_tensors(node):
     return any(re.search(r"\bTensor\b", BY_NAME.sub("", annotation)) for annotation in annotations)
 
 
+@pytest.mark.parametrize("name", memformers.__all__)
+def test_a_public_name_has_a_docstring_that_names_the_shapes_of_tensors(name):
+    documented = list(public(name))
+    assert [n for n, _, text in documented if not text] == []
+    functions = [(n, node, text) for n, node, text in documented if isinstance(node, ast.FunctionDef)]
+    assert [n for n, node, text in functions if takes_tensors(node) and not SHAPE.search(text)] == []
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.relative_to(ROOT).as_posix())
-def test_every_public_name_has_a_docstring_that_names_the_shapes_of_tensors(module):
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree)
-    said = [(name, node, ast.get_docstring(node) or "") for name, node in public(tree.body)]
-    assert [name for name, _, text in said if not text] == []
-    functions = [(name, node, text) for name, node, text in said if isinstance(node, ast.FunctionDef)]
-    assert [name for name, node, text in functions if takes_tensors(node) and not SHAPE.search(text)] == []
+def test_every_module_says_what_it_is_for(module):
+    assert ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))
 
 
 @pytest.mark.usefixtures("quick_runs")

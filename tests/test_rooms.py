@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """Which rooms each room may import."""
-OF_KERNELS = {"torch", "triton"}
+OF_KERNELS = {"torch"}
 
 
 def imports(path):
@@ -85,6 +85,6 @@ def test_no_file_is_imported_by_one_that_it_imports():
     tuple(TopologicalSorter(graph).static_order())  # CycleError, which names them, for a circle
 
 
-def test_kernels_need_nothing_but_torch_and_triton():
+def test_kernels_need_nothing_but_torch():
     roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m in imports(p)}
     assert roots - sys.stdlib_module_names - {"memformers"} == OF_KERNELS

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from experiments.agents.ppo import AgentSettings, AgentTask
 from experiments.arms import ArmsCommand, Column, Parts, Tasks
-from memformers.common.fields import Count, Share, changed
+from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
@@ -22,7 +22,7 @@ from memformers.training.config import TrainConfig
 NETWORK = ModelConfig(
     "compressive", d_model=32, heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
-BASE = changed(
+BASE = replace_nested(
     TrainConfig(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0),
     optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, precision="float32", device="cpu",
 )  # fmt: skip

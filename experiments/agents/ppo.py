@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from memformers import CoreConfig, Memory, MemoryCore, Stepper
-from memformers.common.command_line import plain_errors
-from memformers.common.errors import UserError
+from memformers.common.command_line import cli_errors
 from memformers.common.fields import Checked, Count, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
+from memformers.common.text import UserError
 from memformers.comparison.experiment import Settings, Task
 from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.base import memory_facts
@@ -400,5 +400,5 @@ def train_agent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with plain_errors(), alone_in(place := Path(sys.argv[1])):
+    with cli_errors(), alone_in(place := Path(sys.argv[1])):
         train_agent(place)

@@ -15,7 +15,7 @@ import torch
 from experiments.benchmarks import attention, decoding, report, training
 from experiments.benchmarks.measuring import Result
 from experiments.benchmarks.peers import LABML
-from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.files import read_json, write_rows
 from memformers.common.machine import describe_environment
 
@@ -63,5 +63,5 @@ def speed(*, quick: bool) -> Result:
 
 
 if __name__ == "__main__":
-    with plain_errors():
+    with cli_errors():
         main(parse_arguments(Options))

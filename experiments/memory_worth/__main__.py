@@ -19,9 +19,9 @@ from tqdm import tqdm
 from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
 from experiments.memory_worth.arms import ALL, KINDS
 from experiments.memory_worth.word_distances import word_distances, word_groups
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range
+from memformers.common.text import UserError
 
 
 @dataclass(frozen=True)

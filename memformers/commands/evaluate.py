@@ -11,11 +11,10 @@ import tyro
 from torch import Tensor
 
 from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
-from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device, give_back_freed_memory
-from memformers.common.text_format import counted
+from memformers.common.text import UserError, counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
 from memformers.data.sources import CorpusSpec

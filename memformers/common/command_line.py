@@ -187,6 +187,3 @@ def whole_number(text: str) -> int:
     if is_number and (number := Fraction(text)).denominator == 1:  # exact, as a float is not
         return int(number)
     raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")
-
-
-plain_errors = cli_errors  # its earlier name

@@ -160,6 +160,3 @@ def describe_type(kind: Any) -> str:
     if isinstance(kind, dict):
         return f"an object with {', '.join(kind)}"
     return NAMES.get(kind, f"of type {getattr(kind, '__name__', kind)}")
-
-
-changed, described, fits = replace_nested, describe_type, matches  # earlier names

@@ -289,6 +289,3 @@ def _keys(config: Any) -> set[str]:
     """The names of a dataclass's fields and of those of the dataclasses in it."""
     inner = [_keys(field.type) for field in fields(config) if is_dataclass(field.type)]
     return {field.name for field in fields(config)}.union(*inner)
-
-
-replacing = atomic_write  # its earlier name

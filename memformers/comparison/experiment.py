@@ -9,13 +9,12 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from memformers.common.command_line import command_as_given, plain_errors
-from memformers.common.errors import TrainingsFailed, UserError
-from memformers.common.fields import Count, changed, check_fields
+from memformers.common.command_line import cli_errors, command_as_given
+from memformers.common.fields import Count, check_fields, replace_nested
 from memformers.common.files import config_from_dict, write_json
 from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
-from memformers.common.text_format import counted
+from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig
 from memformers.models.registry import MODELS, import_path, name_of
@@ -135,14 +134,14 @@ def run_experiment(
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
-    and for what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training
+    and for what no training could start from; [`memformers.common.text.TrainingsFailed`][] when a training
     run failed.
     """
     check_named(folder)
     dashboard, saved = find_dashboard(dashboard), read_plan(folder)
     train, task = experiment.train, experiment.task
     if train.step.precision == "auto" and saved:  # all arms share one
-        train = changed(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
+        train = replace_nested(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
     experiment = replace(experiment, train=with_precision(train, choose_device(train.step.device)))
     plan = merge_plans(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
@@ -305,7 +304,7 @@ def train_alone(task: Task) -> None:
     folder, and the memory that the run names, if it is code of the user. An experiment trains each run in
     this way, so that the state of the process (labml's state, peak memory, random state) can't influence the
     next run."""
-    with plain_errors():
+    with cli_errors():
         keep_freed_memory()
         folder, *code = sys.argv[1:]
         for path in code:

@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, NonNegativeInt, Share, changed, check_fields
+from memformers.common.fields import Checked, Count, NonNegativeInt, Share, check_fields, replace_nested
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
+from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
 from memformers.data.recall_stream import RecallStream, recall_segments
@@ -330,9 +330,9 @@ class RecallConfig:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        train, recall = changed(base.train, tokens=tokens, device=self.device), base.recall
+        train, recall = replace_nested(base.train, tokens=tokens, device=self.device), base.recall
         if self.quick:
-            train = changed(train, evaluations=1, log_every=5)
+            train = replace_nested(train, evaluations=1, log_every=5)
             recall = replace(recall, evaluated=QUICK_EVALUATED)
         return replace(base, train=train, recall=recall)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
 from memformers.common.files import write_text
+from memformers.common.text import UserError
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NOTHING, RecallStream, recall_segments
 from memformers.evaluation.evaluate import UNTOUCHED, read_segments

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from memformers.common.atomic_dir import checksum
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import replacing
+from memformers.common.files import atomic_write, checksum
 from memformers.common.machine import choose_device
+from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment, train_alone
 from memformers.data.dataset import DatasetInfo
@@ -148,7 +147,7 @@ def resolve_data(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Setti
         path = folder / "corpus.txt"
         if not path.exists() or checksum(path) != TINY_SHAKESPEARE_SHA256:
             refuse_overwrite(folder, [path.name])
-            with replacing(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_bytes(download())
         return {"data": str(path.resolve())}
     if "-" in (train.data, train.text.validation, train.text.test):

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memformers.common.errors import UserError
 from memformers.common.fields import check_value
 from memformers.common.files import read_json
+from memformers.common.text import UserError
 from memformers.data.tokenizer import WordTokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM

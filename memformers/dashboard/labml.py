@@ -28,7 +28,7 @@ from labml_app.db import project, run, user
 from labml_app.utils import gen_token
 from labml_db import Key
 
-from memformers.common.fields import fits
+from memformers.common.fields import matches
 from memformers.dashboard.records import Records
 from memformers.tracking.discovery import TOKEN, WHO
 
@@ -105,7 +105,7 @@ def is_packet(packet: Any) -> bool:
     """Whether a run's packet has the structure that labml's client gives it."""
     return (
         isinstance(packet, dict)
-        and all(fits(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
+        and all(matches(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
         and all(len(one["step"]) == len(one["value"]) for one in packet.get("track", {}).values())
     )
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
-from memformers.common.text_format import duration
+from memformers.common.text import UserError, duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles

@@ -17,8 +17,8 @@ from labml_db import Index, Key, Model
 from labml_db.driver.file import FileDbDriver
 from labml_db.index_driver.file import FileIndexDbDriver
 
-from memformers.common.errors import UserError
 from memformers.common.files import write_text
+from memformers.common.text import UserError
 
 ASIDE = "unreadable"
 """The folder of the files that can't be read."""

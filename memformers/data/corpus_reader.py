@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.data.files import (
     MAX_RECORD,
     STDIN,

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
 
-from memformers.common.atomic_dir import MANIFEST, check_manifest
-from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json
+from memformers.common.files import MANIFEST, check_manifest, config_from_dict, read_json
+from memformers.common.text import UserError
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.files import Ids, lengths_of
 from memformers.data.sources import STORE

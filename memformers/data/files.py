@@ -21,7 +21,7 @@ import numpy.typing as npt
 import platformdirs
 import zstandard
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 
 Ids = npt.NDArray[Any]
 """Token ids ``[n]``, of an integer type; those of a file are mapped."""

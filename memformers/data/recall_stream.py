@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Range
+from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 
 NEAREST_BAND = 64

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import platformdirs
 
-from memformers.common.atomic_dir import checksum
-from memformers.common.errors import UserError
-from memformers.common.files import replacing
+from memformers.common.files import atomic_write, checksum
 from memformers.common.network import get
+from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
 from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
@@ -318,7 +317,7 @@ def tiny_shakespeare() -> Sources:
         return builtin_play(is_stand_in=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(raw)
     except OSError as error:
         warn(f"Tiny Shakespeare can't be kept in the cache: {error}")

@@ -24,9 +24,8 @@ import platformdirs
 from filelock import Timeout
 from tqdm import tqdm
 
-from memformers.common.atomic_dir import atomic_dir, remove, remove_leftovers
-from memformers.common.errors import UserError
-from memformers.common.files import locked, write_json
+from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, write_json
+from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.corpus_reader import Text, read
 from memformers.data.dataset import (

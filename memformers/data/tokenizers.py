@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
 from memformers.data.files import NOT_UTF8, bytes_of, check_utf8, pieces
 from memformers.data.tokenizer import (
     ByteTokenizer,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.generation.incremental import Stepper
 from memformers.models.base import MemoryStack
 from memformers.models.config import ModelConfig
@@ -106,8 +106,7 @@ class Checks:
         """A stream that was reset equals a fresh one, and changes no other."""
         S, M = self.S, max(size.mem_len for size in self.sizes)
         rate = math.lcm(*(size.compression_rate for size in self.sizes))
-        begin = rate * ((M + S) // rate + 1)  # the edge of a slot, within a segment where there is one
-        begin += rate * (begin % S == 0)
+        begin = rate * ((M + S) // rate + 1)  # the edge of a slot
         text = self.tokens(S * (begin // S + 4))
         starts = torch.zeros_like(text, dtype=torch.bool)
         starts[begin, 0] = True

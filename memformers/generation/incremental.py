@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
+from memformers.common.text import UserError
 from memformers.kernels import relative_attention
 from memformers.models.attention import RelativeMultiHeadAttention, folded, is_unmodified, linear
 from memformers.models.base import eval_mode
@@ -63,19 +63,14 @@ class LayerCache:
             key_start = None if key_start is None else (key_start - first).clamp(min=0)
         key, value, K = self.key[..., first:end], self.value[:, :, first:end], end - first
         if len(x) == 1:
-            attended = self.attend_single_step(query, key, value, key_start)
+            attended = self.attend_one(query, key, value, key_start)
         else:
-            terms: dict[str, Any] = {
-                name: t[:, :K] if name in ("r", "s") else t for name, t in self.terms.items()
-            }
-            attended = relative_attention(
-                query, key.mT, value, **terms, key_start=key_start, kernel=attention.kernel
-            )
+            terms: Any = {n: t[:, :K] if n in ("r", "s") else t for n, t in self.terms.items()}
+            bounds: Any = {"key_start": key_start, "kernel": attention.kernel}
+            attended = relative_attention(query, key.mT, value, **terms, **bounds)
         return linear(attention.output, attended.permute(2, 0, 1, 3).flatten(2))  # [t, B, D]
 
-    def attend_single_step(
-        self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None
-    ) -> Tensor:
+    def attend_one(self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None) -> Tensor:
         """What the naive kernel computes for ``query [B, H, 1, E]`` over ``key [B, H, E, K]`` and ``value
         [B, H, K, E]``, by products of rows with plain matrices: ``[B, H, 1, E]``."""
         (B, H, E, K), u, v, s = key.shape, *map(self.terms.get, ("u", "v", "s"))
@@ -133,22 +128,18 @@ class Stepper:
         """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
         self.last: Tensor | None = None
         """The newest result, ``[B, …]``; None before the first step."""
-        self.parameters = [
-            (module._parameters, name)
-            for module in model.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
+        modules = [module._parameters for module in model.modules()]
+        self.parameters = [(named, name) for named in modules for name in named if named[name] is not None]
         with eval_mode(model):
-            self.build_caches()
+            self._build_caches()
 
-    def build_caches(self) -> None:
+    def _build_caches(self) -> None:
         """Start the segment with caches of the current weights; there are none where layers do more than
         attend to memory and segment: then each step reads the running segment again."""
         layers = self.transformer.memory_layers
         plain = all(is_unmodified(layer.self_attn, RelativeMultiHeadAttention) for layer in layers)
         self.caches: list[LayerCache] = []
-        self.versions = self.weight_versions()
+        self.versions = self._weight_versions()
         B, H, E = self.running.shape[1], self.config.heads, self.config.d_model // self.config.heads
         for layer in layers if plain and self.transformer.keeps_keys and not self.slides else ():
             attention, size = layer.self_attn, layer.size
@@ -157,14 +148,13 @@ class Stepper:
             maps = stacked([attention.query, attention.key, attention.value])
             r_descending, nothing = terms["r"].flip(1).mT.contiguous(), attention.u.new_empty(B, H, 0, E)
             self.caches.append(LayerCache(layer, maps, terms, r_descending, nothing.mT, nothing))
-        self.begin(self.past)
+        self._begin(self.past)
 
-    def weight_versions(self) -> list[tuple[int, int]]:
-        """Where each weight is, and how often it was changed."""
+    def _weight_versions(self) -> list[tuple[int, int]]:
         weights = (parameters[name] for parameters, name in self.parameters)
         return [(x.data_ptr(), x._version) for x in weights if x is not None]
 
-    def begin(self, memory: Memory, *, reuse: bool = False) -> None:
+    def _begin(self, memory: Memory, *, reuse: bool = False) -> None:
         """Start a segment after ``memory``. With ``reuse``, the keys of all that it has of the past and of
         the last segment are kept, and only new slots are projected."""
         S, n_layers, nothing = self.config.segment_len, len(self.caches), self.transformer.weight[:0]
@@ -200,9 +190,9 @@ class Stepper:
         check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         results, begin, S = [], 0, self.config.segment_len
         with eval_mode(self.model):
-            if self.weight_versions() != self.versions:
+            if self._weight_versions() != self.versions:
                 running, starts = self.running, self.doc_starts
-                self.build_caches()
+                self._build_caches()
                 if len(running):
                     self._read_within_segment(running, starts)
             while begin < len(x):
@@ -244,7 +234,7 @@ class Stepper:
         if len(running) == S and not self.slides:
             past = self.past if doc_starts is None else self.past.reset(doc_starts[0])
             memory, _ = self.transformer.remember(past, inputs, doc_starts, S)
-            self.begin(memory, reuse=not isinstance(self.transformer, CustomMemory))
+            self._begin(memory, reuse=not isinstance(self.transformer, CustomMemory))
         else:
             self.running, self.doc_starts = running, doc_starts
         self.last = result[-1]

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Inner
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
+from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.tokenizer import UNKNOWN, ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from memformers.data.tokenizers import SubwordTokenizer, bytes_of_letters

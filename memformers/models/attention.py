@@ -9,8 +9,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments, check_value
+from memformers.common.text import UserError
 from memformers.kernels import KernelName, is_concrete_cpu, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.config import Positions, check_heads, check_positions

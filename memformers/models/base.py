@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
+from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer
@@ -172,7 +172,6 @@ class MemoryStack(nn.Module):
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:
-    """The network of ``config``, without embedding and head."""
     self_attn = RelativeMultiHeadAttention(
         config.heads, config.d_model, config.dropout, positions=config.positions,
         max_positions=config.longest_attention, position_features=config.position_features,
@@ -193,7 +192,6 @@ def initialise_weights(transformer: MemoryStack) -> None:
 
 
 def reset_parameters(modules: Sequence[nn.Module]) -> None:
-    """Let each module with a ``reset_parameters`` draw its weights anew."""
     for module in modules:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()

@@ -11,8 +11,8 @@ from einops import rearrange, reduce
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
+from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified
 from memformers.models.config import CompressionStart
 from memformers.models.layers import CompressiveTransformerLayer
@@ -58,7 +58,6 @@ class MeanConv1d(nn.Conv1d):
     each of c taps; and as 0 where it does, since [`DilatedConvCompression`][] adds its output."""
 
     def reset_parameters(self) -> None:
-        """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if self.stride == self.kernel_size:

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
 from memformers.common.fields import check_arguments
+from memformers.common.text import UserError
 from memformers.models import compression
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
@@ -73,7 +73,6 @@ class CompressiveTransformer(MemoryStack):
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "CompressiveTransformer":
-        """The network of ``config``, with these modules and an f_c in each layer."""
         sizes = config.memory_sizes
         alike = len({size.compression_rate for size in sizes}) == 1
         f_cs = [build_compression(config, size.compression_rate) for size in (sizes[:1] if alike else sizes)]
@@ -89,9 +88,9 @@ class CompressiveTransformer(MemoryStack):
     def read(
         self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """[`MemoryStack.read`][memformers.models.base.MemoryStack.read]; in training with ``bptt``, each f_c
-        computes its newest slots again from ``memory.slot_inputs``, so that the language model's loss reaches
-        it (section 3.2.1, backpropagation through time)."""
+        """[`MemoryStack.read`][memformers.models.base.MemoryStack.read] of ``x [S, B, D]``; in training with
+        ``bptt``, each f_c computes its newest slots again from ``memory.slot_inputs``, so that the language
+        model's loss reaches it (section 3.2.1, backpropagation through time)."""
         if any(map(len, memory.slot_inputs)) and self.training and torch.is_grad_enabled():
             by_layer = zip(self.layers, memory.c_mem, memory.slot_inputs, strict=True)
             memory = replace(memory, c_mem=tuple(recompute_newest_slots(*parts) for parts in by_layer))
@@ -110,12 +109,10 @@ class CompressiveTransformer(MemoryStack):
 
     @property
     def compressions(self) -> list[nn.Module]:
-        """Each layer's f_c."""
         return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
 
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
-    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
     if config.compression in ("mean", "max"):
         pooling = {"mean": compression.MeanCompression, "max": compression.MaxCompression}
         return pooling[config.compression](rate)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
 from memformers.common.files import config_from_dict
+from memformers.common.text import UserError
 from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
@@ -190,7 +190,6 @@ class NetworkConfig:
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that don't fit together."""
         object.__setattr__(self, "model", name_of(self.model))
         if not isinstance(self.model, str) or ":" not in self.model:
             check_value("model", self.model, ModelName, NetworkConfig.model)
@@ -225,7 +224,6 @@ class NetworkConfig:
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def _check_compression(self) -> None:
-        """Raise UserError for a compression that can't start or learn as these settings say."""
         f_c, loss = self.compression, self.compression_loss
         if f_c in WITHOUT_PARAMETERS:
             if self.compression_start != "random" or self.bptt:
@@ -318,7 +316,6 @@ class ModelConfig(NetworkConfig):
         return self.vocab_size or 256
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that don't fit together; a model compares cutoffs and vocabulary."""
         super().__post_init__()
         adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
         changed = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
@@ -339,7 +336,6 @@ class ModelConfig(NetworkConfig):
 
 
 def check_heads(heads: int, d_model: int) -> None:
-    """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
     if d_model % heads:
         below = d_model // heads * heads
         such = f"such as {below} or {below + heads}" if below else f"such as {heads}"
@@ -347,20 +343,17 @@ def check_heads(heads: int, d_model: int) -> None:
 
 
 def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
-    """Raise UserError for settings of sinusoids beside learned positions."""
     for name, value in (("position_features", features), ("clamp_len", clamp_len)):
         if positions == "learned" and value is not None:
             raise UserError(f"{name}={value} needs positions='sinusoidal', got positions='learned'.")
 
 
 def check_gate(gate: GateName, norm: Norm) -> None:
-    """Raise UserError for a ``gate`` that needs another ``norm``."""
     if gate != "residual" and norm == "post":
         raise UserError(f"gate={gate!r} needs norm='pre' or 'pre-without-final', got norm='post'.")
 
 
 def applies_to(name: str, model: str) -> bool:
-    """Whether ``model`` uses the setting called ``name``."""
     if name not in SETTING_MODELS or ":" not in model:
         return model in SETTING_MODELS.get(name, (model,))
     return name in lookup(model).uses

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.base import build_transformer, children_first, initialise_weights, reset_parameters
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import ModelConfig, NetworkConfig
@@ -95,7 +95,6 @@ class CustomMemory(MemoryStack):
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "CustomMemory":
-        """The network of ``config``, with these modules in each layer."""
         network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
             arguments = "config, self_attn, feed_forward"
@@ -144,8 +143,8 @@ class CustomMemory(MemoryStack):
     def remember(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int
     ) -> tuple[Memory, Tensor]:
-        """[`MemoryStack.remember`][memformers.models.base.MemoryStack.remember], whose result must fit the
-        sizes."""
+        """[`MemoryStack.remember`][memformers.models.base.MemoryStack.remember], of ``inputs [S, B, D]``,
+        whose result must fit the sizes."""
         after, loss = super().remember(memory, inputs, doc_starts, segment_len)
         try:
             check_memory(after, inputs[0], self.sizes)

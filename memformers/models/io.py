@@ -13,9 +13,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from memformers.common.atomic_dir import MANIFEST, check_manifest, has_manifest, write_manifest
-from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json, replacing, write_json
+from memformers.common.files import (
+    MANIFEST,
+    atomic_write,
+    check_manifest,
+    config_from_dict,
+    has_manifest,
+    read_json,
+    write_json,
+    write_manifest,
+)
+from memformers.common.text import UserError
 from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.registry import name_of
 
@@ -54,7 +62,7 @@ class Pretrained(nn.Module):
                 del state[name]
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
-        with replacing(folder / WEIGHTS) as temporary:
+        with atomic_write(folder / WEIGHTS) as temporary:
             save_tensors(state, temporary, ties)
         write_manifest(folder, (CONFIG, WEIGHTS))
 
@@ -102,7 +110,6 @@ class Pretrained(nn.Module):
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
-    """The model's config in ``folder``; else ValueError."""
     return config_from_dict(kind, read_json(folder / CONFIG), str(folder / CONFIG))
 
 
@@ -115,7 +122,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, facts: Mapping[str, str
 
 
 def packaged_names() -> list[str]:
-    """The names of the models that come with the package."""
     return sorted(path.parent.name for path in PACKAGED.glob(f"*/{RECIPE}"))
 
 

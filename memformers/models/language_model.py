@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.models import vocabulary
 from memformers.models.attention import linear

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments
+from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
 from memformers.models.config import NOTHING, GateName, MemorySizes, Norm, check_gate
 

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memformers.common.errors import UserError
-from memformers.common.files import replacing
+from memformers.common.files import atomic_write
+from memformers.common.text import UserError
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.io import save_tensors
 
@@ -88,7 +88,7 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
         Raises OSError if it can't be written."""
-        with replacing(Path(path)) as temporary:
+        with atomic_write(Path(path)) as temporary:
             save_tensors(memory_tensors(self), temporary)
 
     @classmethod
@@ -118,7 +118,8 @@ class Memory:
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
 
     def layers(self, n_layers: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """``mem`` and ``c_mem`` of each of ``n_layers`` layers; None where there is none."""
+        """``mem [M, B, D]`` and ``c_mem [C, B, D]`` of each of ``n_layers`` layers; None where there is
+        none."""
         nothing = (None,) * n_layers
         return zip(self.mem or nothing, self.c_mem or nothing, strict=True)
 
@@ -140,22 +141,20 @@ class Memory:
     def join(cls, memories: Sequence["Memory"]) -> "Memory":
         """The memory of the streams of all ``memories``, one after the other. Raises ValueError unless all
         have the same lengths."""
-        first, lengths = (
-            memories[0],
-            [{name: [len(x) for x in xs] for name, xs in memory.parts.items()} for memory in memories],
-        )
-        if other := next((i for i, of_memory in enumerate(lengths) if of_memory != lengths[0]), 0):
+        lengths = [tuple(tuple(map(len, xs)) for xs in memory.parts.values()) for memory in memories]
+        if len(different := dict.fromkeys(lengths)) > 1:
             raise UserError(
-                f"expected memories of the same lengths, got {lengths[0]} and, at index {other}, "
-                f"{lengths[other]}; join memories of one model that have read as many segments."
+                f"expected memories of the same lengths, got {' and '.join(map(str, different))}; join "
+                f"memories of one model that have read the same number of segments."
             )
-        parts: dict[str, Any] = {
-            name: tuple(torch.cat(xs, dim=1) for xs in zip(*(m.parts[name] for m in memories), strict=True))
-            for name in first.parts
-        }
-        if all(memory.valid is None for memory in memories) or not any(parts.values()):
-            return cls(**parts)
-        return cls(**parts, valid=torch.cat([memory.valid_positions() for memory in memories]))
+        columns = zip(*(memory.parts.values() for memory in memories), strict=True)  # part by part
+        mem, c_mem, slot_inputs = (
+            tuple(torch.cat(xs, dim=1) for xs in zip(*column, strict=True)) for column in columns
+        )
+        joined = cls(mem, c_mem, slot_inputs=slot_inputs)
+        if all(memory.valid is None for memory in memories) or not any(joined.parts.values()):
+            return joined
+        return replace(joined, valid=torch.cat([memory.valid_positions() for memory in memories]))
 
     def valid_positions(self) -> Tensor:
         """``valid [B]``, unbounded where it is None."""

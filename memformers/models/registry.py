@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import IS_READ
+from memformers.common.text import USER_MODULES, UserError
 
 Kind = TypeVar("Kind", bound=type)
 

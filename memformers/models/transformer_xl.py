@@ -41,7 +41,6 @@ class TransformerXL(MemoryStack):
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "TransformerXL":
-        """The network of ``config``, with these modules in each layer."""
         layer = TransformerXLLayer(
             d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
             dropout_prob=config.dropout, norm=config.norm, gate=config.gate,
@@ -61,7 +60,6 @@ class WithoutMemory(TransformerXL):
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
-        """Nothing."""
         return [NOTHING] * config.n_layers
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.config import ModelConfig
 
 MAX_LOGITS = 1 << 24
@@ -88,7 +88,6 @@ class AdaptiveEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw word vectors, and maps that keep their size."""
         init_tables_and_projections(self.tables, self.maps)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -128,7 +127,6 @@ class AdaptiveSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with nearly equal probabilities within each cluster and between clusters."""
         init_tables_and_projections(self.words, self.maps)
         for parameter in (self.bias, *(self.rare.parameters() if self.rare else ())):
             nn.init.zeros_(parameter)
@@ -162,7 +160,6 @@ class AdaptiveSoftmax(nn.Module):
 
 
 def weight(module: nn.Module) -> Tensor:
-    """The weight of an embedding, ``[words, width]``, or of a linear map, ``[out, in]``."""
     if not isinstance(module, nn.Embedding | nn.Linear):
         name = type(module).__name__
         raise UserError(f"an adaptive vocabulary needs nn.Embedding or nn.Linear, got {name}; unwrap it.")
@@ -170,7 +167,6 @@ def weight(module: nn.Module) -> Tensor:
 
 
 def init_tables_and_projections(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
-    """Draw the word vectors of ``tables``, and ``maps`` that keep their size."""
     for table in tables:
         nn.init.normal_(weight(table), std=0.02)  # as in the original
     for linear in maps:
@@ -219,19 +215,16 @@ def adaptive_losses(
 
 
 def clusters_of(config: ModelConfig) -> Clusters:
-    """The clusters of an adaptive embedding."""
     return Clusters(config.n_tokens, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
-    """Tokens ``[S, B]`` to ``[S, B, D]``."""
     if config.embedding == "adaptive":
         return AdaptiveEmbedding(clusters_of(config), config.d_model)
     return nn.Embedding(config.n_tokens, config.d_model)
 
 
 def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
-    """Features ``[·, D]`` to logits or log-probabilities ``[·, vocab_size]``."""
     if config.embedding == "adaptive":
         tied = {name: getattr(config.adaptive, name) for name in ("tie_weights", "tie_projections")}
         return AdaptiveSoftmax(clusters_of(config), config.d_model, **tied)

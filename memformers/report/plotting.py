@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from memformers.common.files import replacing
+from memformers.common.files import atomic_write
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import ArmRuns, Quantity, Result
 from memformers.report.markdown import plain, prose
@@ -176,7 +176,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure atomically as PNG or SVG, by the ending of ``path``; the same data give the same
     file."""
     kind = path.suffix[1:]
-    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
+    with atomic_write(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
         figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 

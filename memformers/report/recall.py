@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
+from memformers.common.text import UserError
 from memformers.report import plotting
 from memformers.report.arms import MEASURES, ArmRuns, Column, Measure, Quantity, Result, arms_of, base_of
 from memformers.report.markdown import Part, Report, number, prose, table, write_page

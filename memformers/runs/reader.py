@@ -8,10 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.errors import UserError
-from memformers.common.fields import fits
-from memformers.common.files import read_json
+from memformers.common.fields import matches
+from memformers.common.files import numbered, read_json
+from memformers.common.text import UserError
 from memformers.runs.folder import (
     CARD,
     CHECKPOINTS,
@@ -298,7 +297,7 @@ def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def number(value: Any) -> float | None:
     """A finite number; None for any other value, since a file may contain anything."""
-    return float(value) if fits(value, float) and math.isfinite(value) else None
+    return float(value) if matches(value, float) and math.isfinite(value) else None
 
 
 def status_of(path: Path) -> tuple[int, ...] | None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json
 from memformers.common.machine import choose_device
-from memformers.common.progress import Progress
-from memformers.common.text_format import counted
+from memformers.common.processes import StopSignals
+from memformers.common.text import Progress, counted
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import Segment, training_segments
@@ -42,7 +42,6 @@ from memformers.training.run import (
     with_vocabulary,
     write_run_files,
 )
-from memformers.training.signals import StopSignals
 
 DERIVED = ("model.vocab_size", "step.precision")
 """Settings that the text and the device determine, not the user."""
@@ -151,7 +150,7 @@ def train(
         config, weights = with_init(config, init, folder, ranks)
         before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
         if before and config.step.precision == "auto":
-            config = changed(config, precision=before.step.precision)
+            config = replace_nested(config, precision=before.step.precision)
         if before and ranks.all_gather(is_finished(config, folder))[0]:
             if config.data != before.data:  # another text is refused
                 read_text(config, folder, ranks)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.files import sync, write_json, write_text
+from memformers.common.files import numbered, sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
-from memformers.common.progress import Progress
-from memformers.common.text_format import fitting, printable
+from memformers.common.processes import Stopped, StopSignals
+from memformers.common.text import Progress, fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
@@ -26,7 +25,6 @@ from memformers.training.config import TrainConfig, config_as_saved
 from memformers.training.data_module import Measured, Validation
 from memformers.training.distributed import Distributed
 from memformers.training.loop import NotFiniteError, TrainingState
-from memformers.training.signals import Stopped, StopSignals
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
 OPENING_TOKENS = 4096

@@ -27,20 +27,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from memformers.common.atomic_dir import (
+from memformers.common.files import (
     BROKEN,
-    LEFTOVER,
+    UNFINISHED,
     atomic_dir,
     check_manifest,
-    moved,
+    config_from_dict,
+    move,
     newest_that_loads,
     numbered,
+    read_json,
     remove,
     remove_leftovers,
+    write_json,
+    write_text,
 )
-from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json, write_json, write_text
 from memformers.common.machine import describe_environment
+from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import save_tokenizer
@@ -234,7 +237,7 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
     abouts = {folder: about for folder in folders if (about := usable_about(folder))}
     losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
     if best := min(losses, key=losses.__getitem__, default=None):
-        temporary = parent / f"{LEFTOVER}{BEST}"
+        temporary = parent / f"{UNFINISHED}{BEST}"
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(best.name)
@@ -360,7 +363,7 @@ def restore_newest(
             stacklevel=2,
         )
     for later in folders[: folders.index(path)]:
-        moved(later, BROKEN)  # it would pass for the newest
+        move(later, BROKEN)  # it would pass for the newest
     return restored, cut_metrics(folder, about.records)
 
 

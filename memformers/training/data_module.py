@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
 from memformers.data.files import Ids

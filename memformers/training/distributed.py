@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from memformers.common.errors import UserError
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.machine import multiplies_bfloat16_faster
-from memformers.common.text_format import printable
+from memformers.common.text import UserError, printable
 from memformers.training.config import Parallel, TrainConfig
 
 T = TypeVar("T")
@@ -166,4 +165,4 @@ def with_precision(
     if config.step.precision != "auto":
         return config
     faster = ranks.all_gather(multiplies_bfloat16_faster(device))[0]
-    return changed(config, precision="bfloat16" if faster else "float32")
+    return replace_nested(config, precision="bfloat16" if faster else "float32")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
+from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.config import MemorySizes
 from memformers.models.custom_memory import CustomMemory
@@ -95,7 +95,7 @@ class TrainingState(Checked):
     """The number of evaluations since the one with the lowest loss."""
     window: Window = field(default_factory=Window)
     unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
+    """The losses ``[parts, 3]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     def extend(self) -> None:
         """Begin another part of the training, after the end of the one before."""
@@ -112,7 +112,8 @@ class TrainingState(Checked):
         if not self.unread:
             return
         of_parts, norms = (torch.stack(column).cpu().double() for column in zip(*self.unread, strict=True))
-        means = ranks.means((of_parts / of_parts.shape[1]).sum(1))  # [steps, 2]
+        parts = of_parts.shape[1]
+        means = ranks.means((of_parts / parts).sum(1))  # [steps, 2]
         first, self.unread, window = self.step - len(self.unread), [], self.window
         for step, numbers in enumerate(torch.cat([means, norms], 1).tolist(), first):
             for name, number in zip(NUMBERS, numbers, strict=True):

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import command_as_given
-from memformers.common.errors import UserError
-from memformers.common.fields import changed
-from memformers.common.files import write_json
+from memformers.common.fields import replace_nested
+from memformers.common.files import numbered, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
+from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.dataset import TokenDataset
 from memformers.data.tokenizer import Tokenizer
@@ -115,7 +114,7 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
     model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(Path(name), cpu)
     settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
     unused = {f.name: f.default for f in settings if not applies_to(f.name, model.config.model)}
-    model.config = changed(model.config, **unused)
+    model.config = replace_nested(model.config, **unused)
     return model, tokenizer
 
 

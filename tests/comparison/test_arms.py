@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memformers.common.errors import UserError
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
+from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm, read_arms, settings_of
 from memformers.comparison.text import TEXT, CompareConfig
 from tests.builders import small_training
@@ -46,7 +46,8 @@ def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_fil
      (["long"], "'long' has no colon"), (["../a: mem_len=7"], "'../a' can't have this name"),
      (["figures: mem_len=7"], "'figures' can't have this name"), (["a-seed1: mem_len=7"], "'-seed1'"),
      ({"models": ()}, "needs an arm"),
-     ({"scale": math.inf}, "scale=inf"), ({"train": changed(TRAIN, parallel="ddp")}, "parallel='ddp'")],
+     ({"scale": math.inf}, "scale=inf"),
+     ({"train": replace_nested(TRAIN, parallel="ddp")}, "parallel='ddp'")],
 )  # fmt: skip
 def test_arms_and_comparisons_that_cannot_be_get_one_line(arms, word):
     changes = arms if isinstance(arms, dict) else {"arms": tuple(arms)}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.files import read_json, write_json
+from memformers.common.files import numbered, read_json, write_json
 from memformers.comparison import experiment, text
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig

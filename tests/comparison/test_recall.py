@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from memformers.common.errors import UserError
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
 from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RECALL, RecallConfig
@@ -73,7 +73,7 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
     assert [r["tokens"] for r in trained] == [128, 256]
     (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
     assert "recall.from_00000" in evaluated
-    setting = replace(tiny_recall(), train=changed(tiny_recall().train, device="auto"))
+    setting = replace(tiny_recall(), train=replace_nested(tiny_recall().train, device="auto"))
     assert run_in(done / "compressive") == setting.run("compressive")
     frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
     compressions = {name for name in frozen if ".compress." in name}

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from experiments import pretrained
 from memformers import MemoryLM
-from memformers.common.atomic_dir import check_manifest
-from memformers.common.files import read_json
+from memformers.common.files import check_manifest, read_json
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate

@@ -24,7 +24,7 @@ from experiments.agents.ppo import (
     train_agent,
 )
 from experiments.agents.t_maze import FORWARD, TMaze
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import settings_of
@@ -32,7 +32,7 @@ from memformers.runs.folder import read_metrics
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
-TINY = changed(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
+TINY = replace_nested(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
 ARMS = {arm.name: arm for arm in Agents.listed()}
 
 

@@ -13,8 +13,8 @@ from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
-from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.recall import SETTINGS
 from memformers.data.builtin import write_play

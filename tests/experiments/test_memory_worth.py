@@ -9,8 +9,8 @@ from experiments.memory_worth import __main__ as program
 from experiments.memory_worth.__main__ import MemoryWorth
 from experiments.memory_worth.arms import KINDS, LAST
 from experiments.memory_worth.word_distances import NEVER, NO_WORD, word_distances, word_groups
-from memformers.common.errors import UserError
 from memformers.common.files import read_json
+from memformers.common.text import UserError
 from memformers.comparison.arms import settings_of
 from memformers.comparison.text import TEXT
 from memformers.data.tokenizer import ByteTokenizer

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from experiments import scaling
 from experiments.scaling import OnGPU, count, full_inputs, held, loss, row_of, step_of
 from memformers import MemoryLM, ModelConfig
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.data.streams import Segment
 from memformers.models import positions
 from memformers.models.memory import Memory
@@ -42,7 +42,7 @@ CASES = [
 def training(streams=6, precision="float32", parallel="single", **changes):
     """A TrainConfig with changes of its model."""
     config = TrainConfig(model=replace(SIZES, **changes), batch_size=streams)
-    return changed(config, device="cpu", precision=precision, parallel=parallel)
+    return replace_nested(config, device="cpu", precision=precision, parallel=parallel)
 
 
 def test_the_operations_and_bytes_are_those_worked_out_by_hand():

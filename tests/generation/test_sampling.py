@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.generation.generate import Sampling, make_generator
 
 P, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]

@@ -141,7 +141,7 @@ def test_streams_are_chosen_joined_and_reset():
     assert Memory.join(parts) == memory
     joined = Memory.join([parts[0], Memory(parts[1].mem), parts[2]])  # valid None: all of it
     assert joined.valid.tolist() == [1, UNBOUNDED, 5]
-    with pytest.raises(ValueError, match=r"same lengths.*index 1"):
+    with pytest.raises(ValueError, match=r"same lengths"):
         Memory.join([parts[0], Memory(parts[1].mem[:1])])
     wrong = torch.zeros(2).bool(), torch.zeros(3), torch.zeros(3, 1).bool()
     for one in wrong:

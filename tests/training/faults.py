@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from memformers.common.atomic_dir import numbered
+from memformers.common.files import numbered
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import read_metrics
 from memformers.training import callbacks

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from memformers.common.atomic_dir import MANIFEST, checksum
-from memformers.common.files import read_json, write_json
+from memformers.common.files import MANIFEST, checksum, read_json, write_json
 from memformers.common.machine import describe_environment
-from memformers.common.processes import module_environment
+from memformers.common.processes import Stopped, module_environment
 from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
@@ -28,7 +27,6 @@ from memformers.training.distributed import SINGLE_PROCESS
 from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
-from memformers.training.signals import Stopped
 from tests.builders import small_training
 
 

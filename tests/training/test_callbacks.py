@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from memformers.common.progress import Progress
+from memformers.common.text import Progress
 from memformers.training.callbacks import in_one_line, opening
 
 

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
-from memformers.common.atomic_dir import LEFTOVER
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
+from memformers.common.files import UNFINISHED
+from memformers.common.processes import Stopped, StopSignals
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import restore_newest
 from memformers.training.distributed import Distributed
 from memformers.training.loop import TrainingState
-from memformers.training.signals import Stopped, StopSignals
 from tests.builders import small_training
 from tests.processes import finish, run, wait_for
 from tests.training.ranks_program import train_in_double
@@ -72,7 +72,7 @@ def case(model, shared, network, **changes):
     it."""
     config = small_training(model=model, **{"batch_size": 4, "tokens": 4 * 16 * 8, "log_every": 1, **changes})
     config = replace(config, model=replace(config.model, **network))
-    return config, changed(config, parallel="ddp", **shared)
+    return config, replace_nested(config, parallel="ddp", **shared)
 
 
 HALVES = {"accumulate": 2}
@@ -136,7 +136,7 @@ def test_a_run_that_a_signal_to_any_rank_ended_goes_on_with_any_number(
     first = start(folder, *options, "--parallel", parallel[before], processes=before)
     wait_for(lambda: (folder / "checkpoints" / "000000000640").exists())
     if number == signal.SIGKILL:
-        wait_for(lambda: list(folder.glob(f"checkpoints/{LEFTOVER}*/*")))
+        wait_for(lambda: list(folder.glob(f"checkpoints/{UNFINISHED}*/*")))
     os.kill(worker(first.pid, rank=1) if before > 1 else first.pid, number)
     output, _ = first.communicate(timeout=120)
     assert first.returncode != 0

@@ -24,10 +24,9 @@ from safetensors.torch import load, save_file
 
 from memformers import MemoryLM
 from memformers.common import files
-from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
-from memformers.common.command_line import plain_errors
-from memformers.common.fields import changed
-from memformers.common.files import read_json, write_json
+from memformers.common.command_line import cli_errors
+from memformers.common.fields import replace_nested
+from memformers.common.files import BROKEN, check_manifest, numbered, read_json, write_json
 from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.training.checkpoints import (
     ABOUT,
@@ -90,7 +89,7 @@ def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothi
     undisturbed()
 
     def train():
-        with fault_at(place, count, do), plain_errors():
+        with fault_at(place, count, do), cli_errors():
             train_run(CONFIG, tmp_path, resume=True)
 
     try:
@@ -257,7 +256,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
             path.write_bytes(b"")
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
     with pytest.raises(ValueError, match="none can be used"):
-        train_run(changed(CHECKPOINTED, keep_checkpoints=3), copy, resume=True)
+        train_run(replace_nested(CHECKPOINTED, keep_checkpoints=3), copy, resume=True)
     with pytest.raises(ValueError, match="none can be used"):
         load_for_use(copy, CPU)
     assert {*files} <= {*copy.rglob("*")}
@@ -271,7 +270,7 @@ def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(t
     (tmp_path / "result.json").unlink()
     for broken in numbered(tmp_path / "checkpoints")[:2]:
         (broken / "model.safetensors").write_bytes(b"")
-    train_run(changed(config, keep_checkpoints=1), tmp_path, resume=True)
+    train_run(replace_nested(config, keep_checkpoints=1), tmp_path, resume=True)
     (newest,) = numbered(tmp_path / "checkpoints")
     assert int(newest.name) == 64 * 8
     check_manifest(newest)

@@ -13,9 +13,9 @@ import torch
 
 from memformers import ModelConfig, TrainConfig, train
 from memformers.commands.train import Train, parse_train
-from memformers.common.errors import UserError
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
@@ -36,7 +36,7 @@ from tests.training.runs import SHORT, find_short_text, train_run
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
-CONFIG = changed(
+CONFIG = replace_nested(
     TrainConfig(NETWORK, tokens=2_000, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=1_000
 )
 
@@ -120,8 +120,10 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     name = "compressive-shakespeare"
     model, tokenizer = load_initial(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    config = changed(TrainConfig(), data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw")
-    config = changed(config, learning_rate=1e-30)
+    config = replace_nested(
+        TrainConfig(), data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw"
+    )
+    config = replace_nested(config, learning_rate=1e-30)
     of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
     for init, its in ((model, of_file), (name, config)):
         found = train(its, tmp_path / type(init).__name__, init=init, dashboard="off")
@@ -131,7 +133,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "leave it out"),
+    [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "needs model="),
      ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such")],
 )  # fmt: skip
 def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):
@@ -242,7 +244,7 @@ def test_after_a_kill_a_training_on_given_weights_has_the_same_weights(trained, 
 
 def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
     config = small_training(data=text, tokens=100_000, evaluations=100, stop_after=3, optimizer="adamw")
-    folder = train_run(changed(config, learning_rate=1e-30), tmp_path / "run", "off")
+    folder = train_run(replace_nested(config, learning_rate=1e-30), tmp_path / "run", "off")
     assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
     assert read_json(folder / RESULT)["tokens"] < 5_000
     assert "already finished" in run("train", "--resume", folder).out

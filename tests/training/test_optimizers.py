@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.models.language_model import MemoryLM
 from memformers.training.optimizers import (
     COEFFICIENTS,
@@ -27,7 +27,7 @@ def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
     rate = learning_rate_schedule(config, 10_000)
     found = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
     assert found == pytest.approx([0, *parts, parts[-1]])
-    assert learning_rate_schedule(changed(config, warmup=0.0), 1_000)(0) == 1.0
+    assert learning_rate_schedule(replace_nested(config, warmup=0.0), 1_000)(0) == 1.0
 
 
 def test_orthogonalizing_applies_the_quintic_to_the_singular_values_and_leaves_zeros():
@@ -76,7 +76,7 @@ def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps
     def taken(optimizer):
         return [{names[id(p)] for p in group["params"]} for group in optimizer.param_groups]
 
-    (adamw,) = map(taken, build_optimizers(lm, changed(config, optimizer="adamw")))
+    (adamw,) = map(taken, build_optimizers(lm, replace_nested(config, optimizer="adamw")))
     (decaying, others), (muon,) = map(taken, build_optimizers(lm, config))
     kinds = ("query", "key", "value", "output", "position", "layer1", "layer2")
     assert muon == {n for n in names.values() if n.endswith(".weight") and n.split(".")[-2] in kinds}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memformers.commands.train import Train, parse_train
-from memformers.common.errors import UserError
+from memformers.common.text import UserError
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import preset_names, read_preset
 

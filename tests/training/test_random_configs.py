@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.errors import UserError
 from memformers.common.fields import Range, annotations_of
+from memformers.common.files import numbered
+from memformers.common.text import UserError
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from memformers.common.atomic_dir import numbered
-from memformers.common.files import read_json, write_json
+from memformers.common.files import numbered, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.models.config import AdaptiveConfig

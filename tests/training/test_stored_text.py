@@ -11,8 +11,8 @@ from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
-from memformers.common.errors import UserError
 from memformers.common.files import read_json
+from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec

@@ -1,6 +1,6 @@
 import pytest
 
-from memformers.common.fields import changed
+from memformers.common.fields import replace_nested
 from memformers.training.config import TrainConfig
 
 OUT_OF_RANGE = {
@@ -18,7 +18,7 @@ OUT_OF_RANGE = {
 )
 def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
     with pytest.raises(ValueError, match=f"got {name}={value!r}"):
-        changed(TrainConfig(), **{name: value})
+        replace_nested(TrainConfig(), **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
 )  # fmt: skip
 def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
-        changed(TrainConfig(), **changes)
+        replace_nested(TrainConfig(), **changes)
