@@ -208,9 +208,10 @@ class Stepper:
         kept changes at the end, all at once, so that Ctrl-C leaves no half of a step."""
         t, S = len(x), self.config.segment_len
         if new_starts is not None and not len(self.running):
-            # What the document hides may not be finite, and would meet a probability of 0.
+            # What the document hides may not be finite, and would meet a bias of −∞ or a probability of 0.
             for cache in self.caches:
-                cache.value.masked_fill_(new_starts[0][:, None, None, None], 0)
+                for tensor in (cache.key, cache.value):
+                    tensor.masked_fill_(new_starts[0][:, None, None, None], 0)
         running, doc_starts = torch.cat((self.running, x))[-S:], self.doc_starts
         if doc_starts is not None or new_starts is not None:
             none = torch.zeros(len(self.running) + t, x.shape[1], dtype=torch.bool, device=x.device)
