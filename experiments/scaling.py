@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from memformers.common.fields import replace_nested
 from memformers.common.files import write_text
@@ -56,11 +57,11 @@ def count(config: TrainConfig) -> Counter[str]:
         lm.to_empty(device="cpu")  # on which autocast supports fake tensors
         tokens, memory = full_inputs(lm, config.batch_size)
         memories = (*memory.mem, *memory.c_mem)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
             loss(lm, tokens, memory, config).backward()
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             loss(lm, tokens, memory, config)
-    found["operations"], found["memories"] = counter.get_total_flops(), held(memories)
+    found["operations"], found["memories"] = counter.total, held(memories)
     found["kept"] = held(kept, but=(*lm.parameters(), *memories))
     return found
 
@@ -89,6 +90,19 @@ def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
     """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
     storages, others = ({(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but))
     return sum(size for at, size in storages.items() if at not in others)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations of matrix products. PyTorch's FlopCounterMode hooks all modules, whose weights then
+    are no longer read."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        if operations := flop_registry.get(function._overloadpacket):
+            self.total += operations(*args, **(kwargs or {}), out_val=output)
+        return output
 
 
 class OnGPU(TorchFunctionMode):

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import torch
 
-from memformers.common.files import check_manifest, has_manifest, newest_that_loads, numbered
+from memformers.common.files import (
+    MANIFEST,
+    check_manifest,
+    has_manifest,
+    newest_that_loads,
+    numbered,
+    read_json,
+)
 from memformers.common.text import UserError
 from memformers.convert.transfo_xl import from_transfo_xl, is_transfo_xl, vocabulary_of
 from memformers.data.tokenizer import Tokenizer
@@ -25,7 +32,7 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
 def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
     tokenizer: Tokenizer
-    if has_manifest(folder):
+    if has_manifest(folder) and TOKENIZER in read_json(folder / MANIFEST).get("files", ()):
         check_manifest(folder, (TOKENIZER,))
     if not has_manifest(folder) and is_transfo_xl(folder):
         model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)

@@ -115,6 +115,7 @@ async def track(request: Request, labml_token: str) -> Response:
     steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
+    ranks = [int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank")]
     packets = await request.json()
     packets = packets if isinstance(packets, list) else [packets]
     if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
@@ -130,7 +131,6 @@ async def track(request: Request, labml_token: str) -> Response:
             packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
         drop_known(run_id, packet)
     request._json = packets
-    ranks = (int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank"))
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)
     for packet in packets:
         if "started" in packet and (one := run.get(run_id)):

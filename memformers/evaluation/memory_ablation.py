@@ -26,6 +26,7 @@ from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenize_corpus import dataset_of
+from memformers.data.tokenizers import TOKENIZER
 from memformers.evaluation.evaluate import UNTOUCHED, Control, read_segments
 from memformers.models.base import eval_mode
 from memformers.models.config import MemorySizes
@@ -227,6 +228,8 @@ def common_corpus(runs: Sequence[Run]) -> TokenDataset:
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
     known = {name.rpartition(".")[2]: value for name, value in flatten(first)}
     settings = {name: known[name] for name in fields if name in known}  # earlier versions have fewer
+    if (tokenizer := runs[0].folder / TOKENIZER).is_file():  # one that was not made from the text
+        settings["tokenizer"] = str(tokenizer)
     corpus = dataset_of(CorpusSpec(**settings, vocab_size=first["model"]["vocab_size"]))
     for run in runs:
         before, now = run.facts["corpus"], corpus.info

@@ -220,9 +220,6 @@ def content_attention(
     visible = None
     if first_key is not None:
         visible = torch.arange(len(context), device=first_key.device) >= first_key[:, None, None, None]
-        key, value = (
-            x.where(visible.mT, 0.0) for x in (key, value)
-        )  # a hidden slot's gradient is 0, not NaN
     if query.device.type == "cpu":  # in bfloat16, which autocast would choose, a backward pass takes longer
         query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False):

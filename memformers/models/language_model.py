@@ -153,8 +153,8 @@ class MemoryLM(Pretrained):
             )
         if batch is not None and tokens.shape[1] != batch:
             raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
-        low, high = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0)
-        if low < 0 or high >= (size := self.config.n_tokens):
+        (low, high), size = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0), self.config.n_tokens
+        if low < 0 or high >= size:
             raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
         if tokens.device != (device := self.transformer.weight.device):
             raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")

@@ -80,8 +80,8 @@ def test_evaluate_takes_a_packaged_model(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
-     ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
-     (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "give one model")],
+     ([], "name one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
+     (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "name one model")],
 )  # fmt: skip
 @pytest.mark.parametrize("command", [["generate"], ["evaluate", "--text", "-"]])
 def test_one_model_must_be_named_and_be_there(command, arguments, message):
@@ -90,7 +90,7 @@ def test_one_model_must_be_named_and_be_there(command, arguments, message):
 
 @pytest.mark.usefixtures("quick_runs")
 def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_path, monkeypatch):
-    small = replace(small_training().model, vocab_size=256)
+    small = replace(small_training().model, vocab_size=None)
     monkeypatch.setattr(pretrained, "MODELS", {"small": small})
     out, runs = tmp_path / "out", tmp_path / "runs"
     settings = pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out)

@@ -197,7 +197,7 @@ def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_ev
     folder.mkdir()
     with DashboardHere(tmp_path / "records") as dashboard:
         link = page_of(dashboard, folder)
-        with Tracking(folder, "alone", {}, api_address(dashboard.url)) as tracking:
+        with alone_in(folder), Tracking(folder, "alone", {}, api_address(dashboard.url)) as tracking:
             assert capsys.readouterr().out == f"dashboard: {link}\n"
             for step in range(1, 9):
                 tracking.record({"tokens": 10 * step, "seconds": step, "loss.train": 4 - step / 9})

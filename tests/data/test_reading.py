@@ -233,7 +233,7 @@ REFUSED = [
           ("gone.jsonl", r"gone\.jsonl doesn't exist; name a text file"), ("''", "TEXT is empty; name"),
           ("--document-separator '<end>'", r"'<end>' doesn't occur in x\.txt; give the text"),
           ("--vocab-size 9999", "9999"), ("--tokenizer letters", "'letters'"),
-          *[(f"--tokenizer {name} --vocab-size 5", "vocab_size=5 is for 'word' and 'bpe'")
+          *[(f"--tokenizer {name} --vocab-size 5", "vocab_size=5 applies to tokenizer='word' and 'bpe'")
             for name in ("byte", "character", "frequency")],
           ("--validation y", "leaves 0 tokens for validation"), ("--validation z", "z contains no text"),
           ("--test x.txt", "a text for test was given, and none as validation"),

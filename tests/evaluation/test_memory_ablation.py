@@ -103,6 +103,7 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
         {"lm": lm}, text, tokens=streams * counted, documents=documents,
         progress=told.append,
     )  # fmt: skip
+    lm.eval()  # which gives the loss of each token
     parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
     texts = [part[: 1 + warm_up + counted] for part in parts if len(part) > warm_up + S]
     order = sorted(range(streams), key=lambda i: -len(texts[i]))

@@ -28,7 +28,7 @@ def test_the_delta_rule_writes_only_what_the_matrix_does_not_hold():
 
 
 def test_memory_tokens_are_read_by_the_next_segment_and_carry_a_gradient_if_they_are_to():
-    lm = MemoryLM(ModelConfig(model=MemoryTokens, own={"tokens_of_memory": 3}, **TINY))
+    lm = MemoryLM(ModelConfig(model=MemoryTokens, memory_config={"tokens_of_memory": 3}, **TINY))
     text = torch.randint(7, (5, 2))
     for through_memory in (True, False):
         memory = lm(text, through_memory=through_memory).memory

@@ -9,14 +9,13 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.flop_counter import FlopCounterMode
 
 from experiments import scaling
-from experiments.scaling import OnGPU, count, full_inputs, held, loss, row_of, step_of
+from experiments.scaling import OnGPU, Operations, count, full_inputs, held, loss, row_of, step_of
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import replace_nested
 from memformers.data.streams import Segment
-from memformers.models import positions
+from memformers.models import attention
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig, preset_names
@@ -68,7 +67,7 @@ def test_the_operations_and_bytes_are_those_worked_out_by_hand():
 
 @pytest.mark.parametrize("changes", CASES)
 def test_operations_activations_and_memories_are_those_of_a_step_that_runs(changes):
-    positions._TABLES.clear()  # of other tests, which are longer
+    attention._TABLES.clear()  # of other tests, which are longer
     config = training(**changes)
     lm, kept = MemoryLM(config.model), []
     tokens, full = full_inputs(lm, config.batch_size)
@@ -79,10 +78,10 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     hooks = saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
     with OnGPU(), hooks:
         loss(lm, tokens, memory, config)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
         train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
     memories, found = (*memory.mem, *memory.c_mem), count(config)
-    assert found["operations"] == counter.get_total_flops()
+    assert found["operations"] == counter.total
     assert found["kept"] == held(kept, but=(*lm.parameters(), *memories))
     assert found["memories"] == held(memories)
 

@@ -224,3 +224,25 @@ def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     given = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
     same(results(lm, compiled, text, *given), results(lm, lm, text, *given))
     assert backend.frame_count == 1 or not bounded
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_inductor_computes_the_loss_and_every_gradient_of_a_training_step(model, bounded):
+    """In float32, with two layers: so it once reused a buffer that was still to be read."""
+    torch.compiler.reset()
+    sizes = {"n_layers": 2, "d_model": 32, "heads": 2, "d_ff": 64, "segment_len": 16, "mem_len": 16}
+    lm = fill_zeros(MemoryLM(ModelConfig(model=model, vocab_size=11, c_mem_len=8, **sizes)))
+    text, doc_starts, memory = tokens(81, 8), starts_of(80, 8) if bounded else None, None
+    starts = [None] * 5 if doc_starts is None else doc_starts.split(16)
+    with torch.no_grad():
+        for part, start in zip(text[:48].split(16), starts, strict=False):
+            memory = lm(part, memory, None, start).memory
+    found = []
+    for forward in (lm, torch.compile(lm, fullgraph=True)):
+        output = forward(text[48:64], memory, text[49:65], starts[3])
+        losses = output.scores.loss, output.auxiliary_loss
+        found.append([*losses, *gradients(lm, sum(losses))])
+    assert (found[0][1] > 0) == (model == "compressive")
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)

@@ -133,7 +133,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "leave it out"),
+    [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "needs model="),
      ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such")],
 )  # fmt: skip
 def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):

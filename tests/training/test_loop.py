@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memformers import kernels
 from memformers.data.streams import training_segments
-from memformers.kernels import dispatch
 from memformers.models.memory import Memory
 from memformers.training.loop import STAGES, TrainingState, clip, share_of_memory, shortened, train_steps
 from memformers.training.optimizers import learning_rate_schedule
@@ -63,7 +63,7 @@ def test_the_loss_is_read_at_each_record_evaluation_and_checkpoint_and_else_neve
 def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
     model, worth_blocking, monkeypatch
 ):
-    monkeypatch.setattr(dispatch, "WORTH_BLOCKING", worth_blocking)
+    monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", worth_blocking)
     dtypes, losses = set(), {}
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.

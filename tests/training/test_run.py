@@ -78,7 +78,7 @@ def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
     assert documents["loss_nats"] == pytest.approx(alone["loss_nats"], rel=1e-5)
     with pytest.raises(ValueError, match="nothing to predict"):
         evaluate(run.model, run.tokenizer, "")
-    with pytest.raises(ValueError, match="is for model="):  # a length without use
+    with pytest.raises(ValueError, match="needs model="):  # a length without use
         train(small_training(model="transformer"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
