@@ -4,7 +4,7 @@ A page says in a comment what it wants; ``python -m docs.building`` writes it be
 
 <!-- table reach -->                              a table of results (see TABLES)
 <!-- run recall_two_layers -->                    the command of an experiment of experiments.csv
-<!-- source memformers.models.memory_update.cut   a function, method or class without its docstring, or
+<!-- source memformers.models.memory.cut          a function, method or class without its docstring, or
      from "a" to "b"                              its lines from the first with a to the next with b;
      ① "c" -->                                    and the mark ① at the line with c (see marks.py)
 <!-- end -->

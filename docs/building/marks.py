@@ -3,7 +3,7 @@
 The text and the formulas of a page contain a mark where they explain something. The comment that asks for the
 source says which of the shown lines computes it, by a part of that line:
 
-<!-- source memformers.models.memory_update.cut
+<!-- source memformers.models.memory.cut
 ① "return torch.cat(" -->
 
 A mark may have several lines, and a line several marks. The text and its lines are in one

@@ -28,7 +28,7 @@ class Excerpt:
 
 def excerpt(name: str, first: str = "", last: str = "") -> Excerpt:
     """The function, method or class called ``name``, such as
-    ``memformers.models.memory_update.truncate_memory``, with its head and without its docstring; or
+    ``memformers.models.memory.truncate_memory``, with its head and without its docstring; or
     only its lines from the first that contains ``first`` to the next that contains ``last``.
 
     Raises ValueError for a name or a text that is not there, so that a page can't outlive its code.

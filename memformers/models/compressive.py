@@ -25,9 +25,8 @@ class CompressiveTransformer(MemoryStack):
     needs no other. Raises ValueError for ``compression_loss="none"`` if f_c would learn nothing.
 
     Args:
-        compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention) or no loss
-        of
-            its own (none).
+        compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention), or nothing
+            but the language model's loss (none).
 
     Examples:
         >>> import torch

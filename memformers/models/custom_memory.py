@@ -26,17 +26,15 @@ class CustomMemory(MemoryStack):
 
     - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.MemorySizes].
     - ``grow(layer, slots, evicted, belongs)``: the slots after some positions have left the newest M; or, for
-      a
-      memory that grows in another way, all of ``update_memory``.
+      a memory that grows in another way, all of ``update_memory``.
 
     Optionally:
 
     - ``Config``, a frozen dataclass of its settings, with types, defaults and a text below each: options of
-      the
-      command, settings of arms, and ``self.settings``. ``uses``: settings of built-in models that it uses.
+      the command, settings of arms, and ``self.settings``. ``uses``: settings of built-in models that it
+      uses.
     - ``layer``, the class of its layers, whose ``forward`` gets the slots as ``c_mem``; ``read``, if the
-      segment
-      is read in another way altogether.
+      segment is read in another way altogether.
     - ``visible_past_keys``, if a query may see only some of the slots.
     - ``keeps_keys = True``, if ``read`` and ``layer`` are those of this class, for faster generation.
     - ``attention_sizes`` and ``more_operations``, for the reported cost, if it isn't that of M + C + S keys.

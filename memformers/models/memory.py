@@ -93,9 +93,9 @@ class Memory:
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Memory":
-        """The memory that [`save`][memformers.Memory.save] wrote to ``path``, on ``device``. Raises
-        ValueError for any other file; a model compares shapes when it is given the memory, but can't tell
-        another's."""
+        """The memory that [`save`][memformers.models.memory.Memory.save] wrote to ``path``, on ``device``.
+        Raises ValueError for any other file; a model compares shapes when it is given the memory, but can't
+        tell another's."""
         try:
             tensors = load_file(path, str(device))
         except (OSError, SafetensorError) as error:

@@ -77,7 +77,7 @@ PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped
 
 
 class Run:
-    """A run's folder, read; [`update`][] reads what is new. What is missing or broken there is empty."""
+    """A run's folder, read; ``update`` reads what is new. What is missing or broken there is empty."""
 
     def __init__(self, folder: Path):
         self.folder = folder

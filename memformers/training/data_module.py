@@ -54,7 +54,7 @@ class Measured:
 
     evaluation: Evaluation
     in_units: dict[str, float]
-    """As in [`comparable`][memformers.evaluation.bits_per_byte.comparable]."""
+    """As in [`comparable`][memformers.evaluation.evaluate.comparable]."""
 
 
 class Validation:

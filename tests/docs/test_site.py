@@ -211,7 +211,7 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     command = ["node", ROOT / "tests/docs/search.js", *files, *asked]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert all(found.pop(letter) for letter in ascii_lowercase)  # words of every beginning are in the index
-    assert found.pop("truncate_memory")[0] == "api/memformers.models.memory_update.html"
+    assert found.pop("truncate_memory")[0] == "api/memformers.models.memory.html"
     assert "api/MemoryLM.html" in found.pop("MemoryLM")
     for question, page in questions.items():  # a newcomer's, each answered by one of the first pages
         assert f"{page}.html" in found.pop(question)[:4]
