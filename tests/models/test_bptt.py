@@ -85,7 +85,7 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
     memory = past_of(lm, texts[:-1])
     with torch.no_grad():
         for p in of_compressions(lm):
-            p += 1.0  # the slots that are remembered are of f_c as it was
+            p.mul_(-3.0)  # the slots that are remembered are of f_c as it was
     plain = lm_of(0)
     plain.load_state_dict(lm.state_dict())
     wanted = plain(texts[-1], Memory(memory.mem, memory.c_mem)).logits
