@@ -39,8 +39,8 @@ class CustomMemory(MemoryStack):
     - ``keeps_keys = True``, if ``read`` and ``layer`` are those of this class, for faster generation.
     - ``attention_sizes`` and ``more_operations``, for the reported cost, if it isn't that of M + C + S keys.
 
-    Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
-    can't be used raises a ValueError when it is defined.
+    Modules that ``__init__(config, self_attn, feed_forward)`` adds keep the weights that it gives them. A
+    class whose ``Config`` or ``uses`` can't be used raises a ValueError when it is defined.
 
     Examples:
         >>> import torch

@@ -26,8 +26,9 @@ NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """Class decorator that makes a memory known to ``ModelConfig(model=…)``, as ``my_memory.py:Averages`` or
-    ``package.module:Averages``. Raises ValueError if it does not derive from [`memformers.CustomMemory`][].
+    """Class decorator that makes the memory ``kind`` known to ``ModelConfig(model=…)``, as
+    ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError if it does not derive from
+    [`memformers.CustomMemory`][].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
