@@ -128,8 +128,6 @@ class Stepper:
         """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
         self.last: Tensor | None = None
         """The newest result, ``[B, …]``; None before the first step."""
-        modules = [module._parameters for module in model.modules()]
-        self.parameters = [(named, name) for named in modules for name in named if named[name] is not None]
         with eval_mode(model):
             self._build_caches()
 
@@ -139,7 +137,8 @@ class Stepper:
         layers = self.transformer.memory_layers
         plain = all(is_unmodified(layer.self_attn, RelativeMultiHeadAttention) for layer in layers)
         self.caches: list[LayerCache] = []
-        self.versions = self._weight_versions()
+        self.weights = [(m._parameters, n, p) for m in self.model.modules() for n, p in m._parameters.items()]
+        self.versions = [(x.data_ptr(), x._version) for *_, x in self.weights if x is not None]
         B, H, E = self.running.shape[1], self.config.heads, self.config.d_model // self.config.heads
         for layer in layers if plain and self.transformer.keeps_keys and not self.slides else ():
             attention, size = layer.self_attn, layer.size
@@ -150,9 +149,11 @@ class Stepper:
             self.caches.append(LayerCache(layer, maps, terms, r_descending, nothing.mT, nothing))
         self._begin(self.past)
 
-    def _weight_versions(self) -> list[tuple[int, int]]:
-        weights = (parameters[name] for parameters, name in self.parameters)
-        return [(x.data_ptr(), x._version) for x in weights if x is not None]
+    def _is_stale(self) -> bool:
+        """Whether a weight has changed, or another one has taken its place, since the cache was built."""
+        if any(parameters[name] is not weight for parameters, name, weight in self.weights):
+            return True
+        return [(x.data_ptr(), x._version) for *_, x in self.weights if x is not None] != self.versions
 
     def _begin(self, memory: Memory, *, reuse: bool = False) -> None:
         """Start a segment after ``memory``. With ``reuse``, the keys of all that it has of the past and of
@@ -190,7 +191,7 @@ class Stepper:
         check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         results, begin, S = [], 0, self.config.segment_len
         with eval_mode(self.model):
-            if self._weight_versions() != self.versions:
+            if self._is_stale():
                 running, starts = self.running, self.doc_starts
                 self._build_caches()
                 if len(running):

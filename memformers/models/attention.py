@@ -295,12 +295,12 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)``, ``[·, in]`` to ``[·, out]``. For one or two rows, as in generation, PyTorch uses a
     single core; as a batched product with slices of the weight it uses all (on a CPU, in float32, without
     gradient)."""
-    if torch.is_grad_enabled() or x.numel() > 2 * x.shape[-1] or not is_unmodified(module, nn.Linear):
+    if torch.is_grad_enabled() or not is_unmodified(module, nn.Linear):
         return module(x)
     weight, bias, inputs = module.weight, module.bias, x.shape[-1]
     is_large = weight.numel() >= MIN_SLICED_WEIGHT and len(weight) % SLICES == 0
-    if not is_large or x.device.type != "cpu" or x.dtype != torch.float32:
-        return module(x)
+    if x.numel() > 2 * inputs or not is_large or x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.linear(x, weight, bias)
     rows = x.reshape(-1, inputs)
     out = torch.bmm(rows.expand(SLICES, *rows.shape), weight.view(SLICES, -1, inputs).mT)
     out = out.transpose(0, 1).reshape(*x.shape[:-1], len(weight))

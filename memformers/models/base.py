@@ -110,18 +110,17 @@ class MemoryStack(nn.Module):
     ) -> list[Tensor | None]:
         """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None
         where every query sees all keys up to its own, which without ``windows`` only documents prevent."""
-        limits = [size.window if windows else None for size in self.sizes]
-        if doc_starts is None and memory.valid is None and not any(limits):
-            return [None] * len(limits)
+        sizes = [(size.compression_rate, size.window if windows else None) for size in self.sizes]
+        if doc_starts is None and memory.valid is None and not any(window for _, window in sizes):
+            return [None] * len(sizes)
         found: dict[Any, Tensor | None] = {}  # the same in all layers of most models
-        for key in zip(memory.lengths(len(limits)), self.sizes, limits, strict=True):
-            if key not in found:
-                (M, C), size, window = key
-                visible = None
-                if memory.valid is not None:
-                    visible = self.visible_past_keys(memory.valid, M, C, size.compression_rate)
-                found[key] = first_visible_key(x, M + C, visible, doc_starts, window)
-        return [found[key] for key in zip(memory.lengths(len(limits)), self.sizes, limits, strict=True)]
+        layers = list(zip(memory.lengths(len(sizes)), sizes, strict=True))
+        for (M, C), (rate, window) in layers:
+            if ((M, C), (rate, window)) not in found:
+                valid = memory.valid
+                visible = None if valid is None else self.visible_past_keys(valid, M, C, rate)
+                found[(M, C), (rate, window)] = first_visible_key(x, M + C, visible, doc_starts, window)
+        return [found[layer] for layer in layers]
 
     def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
         """[`visible_past_keys`][memformers.models.memory.visible_past_keys], int64 ``[B]``."""
