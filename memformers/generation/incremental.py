@@ -244,7 +244,6 @@ class Stepper:
 
 
 def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:
-    """One map, to the outputs of all ``maps`` of the same input, where all are unmodified; else ``maps``."""
     linear_maps = [module for module in maps if is_unmodified(module, nn.Linear)]
     if len(linear_maps) < len(maps):
         return list(maps)

@@ -156,7 +156,6 @@ class MemoryStack(nn.Module):
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:
-        """The layers, by their type."""
         return cast(list[MemoryLayer], list(self.layers))
 
     @property

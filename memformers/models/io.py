@@ -126,7 +126,6 @@ def packaged_names() -> list[str]:
 
 
 def packaged(name: str) -> Path:
-    """The folder of the package's model called ``name``; else UserError."""
     if name not in (names := packaged_names()):
         raise UserError(
             f"no pretrained model is called {name!r}; use one of {', '.join(names)}, or a folder."

@@ -118,5 +118,4 @@ def import_path(kind: type) -> str:
 
 
 def short_name(model: str) -> str:
-    """The name of a model without the file or module that it is from."""
     return model.rpartition(":")[2]

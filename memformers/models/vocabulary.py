@@ -17,8 +17,6 @@ MAX_LOGITS = 1 << 24
 
 
 class TokenLosses(NamedTuple):
-    """Losses of the predictions of a segment, with targets ``[S, B]``."""
-
     loss: Tensor
     """Mean cross-entropy, a scalar in nats per token, to train with."""
     losses: Tensor | None = None
@@ -60,18 +58,15 @@ class Clusters:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """The first token id of each cluster, and the one after its last."""
         return list(zip((0, *self.cutoffs), (*self.cutoffs, self.vocab_size), strict=True))
 
     @property
     def tables(self) -> list[tuple[int, int]]:
-        """Words and width of each table of word vectors: one a cluster, or a single one for ``div_val`` 1."""
         if self.div_val == 1:
             return [(self.vocab_size, self.d_embed)]
         return [(high - low, self.d_embed // self.div_val**i) for i, (low, high) in enumerate(self.bounds)]
 
     def maps(self, d_model: int) -> bool:
-        """Whether word vectors are mapped to ``d_model`` features and back, even where widths agree."""
         return self.div_val > 1 or self.d_embed != d_model
 
 
@@ -133,7 +128,6 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The bias ``[vocab_size]``, which tells dtype and device, as the weight of a linear head does."""
         return self.bias
 
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
