@@ -103,6 +103,7 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
         {"lm": lm}, text, tokens=streams * counted, documents=documents,
         progress=told.append,
     )  # fmt: skip
+    assert lm.training
     lm.eval()  # which gives the loss of each token
     parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
     texts = [part[: 1 + warm_up + counted] for part in parts if len(part) > warm_up + S]
@@ -139,4 +140,3 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     for name, cost in costs.items():
         differences = [a - b for a, b in zip(sums[name], sums["plain"], strict=True)]
         assert asdict(cost) == pytest.approx(asdict(mean_of_groups(differences, counts)), abs=1e-9)
-    assert lm.training
