@@ -151,7 +151,7 @@ def test_a_public_name_is_on_one_page_and_its_module_leads_there(site):
     assert f'href="{name}.html#{module}.{name}"' in page
     assert f'href="{name}.html"' in read(site, "api/index.html")
     assert "[M, B, D]" in text_of(read(site, "api/Memory.html"))
-    assert f'id="{module}.slots_of"' in page
+    assert f'id="{module}.layer_loss"' in page
 
 
 @pytest.mark.parametrize("command", COMMANDS)

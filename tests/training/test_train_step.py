@@ -26,7 +26,7 @@ def step(lm, segment, memory, forward=None, **changes):
     """The state after a step without clipping, and the gradient."""
     config = small_training(batch_size=4, max_grad_norm=1e9, **changes)
     state = TrainingState((), memory)
-    train_step(lm, forward or lm, segment, state, config)
+    train_step(lm, lm if forward is None else forward, segment, state, config)
     state.read_losses()
     return state, [p.grad for p in lm.parameters()]
 
