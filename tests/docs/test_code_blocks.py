@@ -96,7 +96,7 @@ def workplace(tmp_path_factory):
     """A folder with two texts, some documents, the memory of a guide and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(OWN_MEMORY, folder / "my_memory.py")
-    text = string.printable + write_play(30_000)
+    text = string.printable + write_play(9_000)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(text, encoding="utf-8")
     pages = [text[i : i + 400] for i in range(0, 4_000, 400)]

@@ -32,7 +32,7 @@ SIZES = ModelConfig(
 COMPRESSIVE = {"model": "compressive"}
 CASES = [
     *({"model": name, "positions": form, "dropout": 0.1}
-      for name in MODELS for form in ("learned", "sinusoidal")),
+      for name, form in zip(MODELS, ("sinusoidal", "learned", "sinusoidal"), strict=True)),
     COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
     COMPRESSIVE | {"segment_len": 24, "mem_len": 24, "c_mem_len": 3, "compression_rate": 3},
 ]  # fmt: skip
