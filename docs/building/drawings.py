@@ -1,10 +1,12 @@
 """The drawings of the method: made by the functions that they explain, at build time, with labels in the
 languages of the site's pages."""
 
+import csv
 import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -23,23 +25,7 @@ INK, FAINT = "#222222", "#9A9A9A"
 SEGMENT, SEGMENTS = 4, 6
 """Length and number of the segments that memory rolls over."""
 LABEL = re.compile(r"(?<=>)[^<>]+(?=</text>)")
-LANGUAGES = ("zh-Hans", "si")
-TRANSLATIONS = (
-    (r"C = (\d+) slots of c = (\d+)", r"C = \1 个槽，c = \2", r"කට්ට C = \1, c = \2"),
-    (r"the last output sees (\d+) tokens", r"最后一个输出能看到 \1 个词元", r"අවසාන ප්‍රතිදානයට ටෝකන \1ක් පෙනේ"),
-    (r"padded; read on from the line", "补一列零，从竖线处重新读取", "තීරුවක් එකතු කළ පසු"),
-    (r"products by distance", "各距离的乘积", "දුර අනුව ගුණිත"),
-    (r"products by key", "各键的乘积", "යතුර අනුව ගුණිත"),
-    (r"compressed memory", "压缩记忆", "සම්පීඩිත මතකය"),
-    (r"memory", "记忆", "මතකය"),
-    (r"forgotten", "已遗忘", "අමතක වූ"),
-    (r"segment (\d+)", r"片段 \1", r"කොටස \1"),
-    (r"segment", "当前片段", "කොටස"),
-    (r"position", "位置", "ස්ථානය"),
-    (r"layer (\d+)", r"第 \1 层", r"ස්තරය \1"),
-    (r"tokens", "词元", "ටෝකන"),
-    (r"also ", "另有 ", "තවද "),
-)
+TRANSLATIONS = Path(__file__).with_name("translations.csv")
 """Patterns of English labels, longer ones first, and what replaces them in each of the other languages."""
 
 Remember = Callable[[Memory, Tensor], Memory]
@@ -206,8 +192,8 @@ def svg(figure: Figure, language: str = "en") -> str:
 
     def in_language(label: re.Match[str]) -> str:
         text = label[0]
-        for english, *others in TRANSLATIONS:
-            text = re.sub(english, others[LANGUAGES.index(language)], text)
+        for row in csv.DictReader(TRANSLATIONS.read_text(encoding="utf-8").splitlines()):
+            text = re.sub(row["en"], row[language], text)
         return text
 
     return LABEL.sub(in_language, file.getvalue().replace("<svg ", f'<svg xml:lang="{language}" ', 1))

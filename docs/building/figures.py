@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -21,16 +22,11 @@ from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
-INK, GREY, FAINT = "#000000", "#666666", "#b0b0b0"
+INK, GREY = "#000000", "#666666"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
            "compressive": GREEN["color"], "": GREY}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
-STYLE: Any = {
-    "font.size": 9, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT, "xtick.color": FAINT,
-    "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.linewidth": 0.8,
-    "svg.fonttype": "none", "svg.hashsalt": "memformers", "font.family": "sans-serif", "lines.linewidth": 1.5,
-}  # fmt: skip
+STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
 """At the left of a panel, and so many points beside a value of its vertical axis."""
 
@@ -89,7 +85,7 @@ def svg(draw: Callable[[], Figure]) -> str:
     """A figure as SVG, the same each time: its colours are variables, which follow a light or dark page, and
     its text is text."""
     file = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         figure = draw()
         for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
             patch.set_alpha(0)

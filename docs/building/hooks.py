@@ -21,28 +21,6 @@ from docs.building.results import ROOT
 from memformers.cli import COMMANDS
 
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
-ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-"""Files of the site that lie outside of docs/."""
-LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
-"""Pages that are not in English."""
-WIDE = ("results/", "scaling.md", "recipes.md", "which-memory.md")
-"""How the paths of pages with wide tables begin."""
-BOOSTS = {
-    "api/index.md": 0.01,
-    "api/memformers.": 0.001,
-    "api/": 0.01,
-    "changelog.md": 0.1,
-    "commands/": 2,
-    "contributing.md": 0.1,
-    "design.md": 0.3,
-    "notebooks/": 0.2,
-    "results/index.md": 1,
-    "results/": 0.3,
-    "recipes.md": 0.1,
-    "troubleshooting.md": 0.3,
-}
-"""Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a
-title counts 1,000 times as much as text, and a reference is all titles, so guides would come last."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -64,11 +42,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = reference.pages() | command_pages()
     for name, draw in DRAWINGS.items():
         pages[f"drawings/{name}.svg"] = svg(draw())
-        for page, language in LANGUAGES.items():
+        for page, language in config.extra["languages"].items():
             pages[f"drawings/{name}.{page.removesuffix('.md')}.svg"] = svg(draw(), language)
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))
-    for uri, path in ELSEWHERE.items():
+    for uri, path in config.extra["elsewhere"].items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for notebook in NOTEBOOKS:
         uri, folder = f"notebooks/{notebook.name}", str(ROOT / "experiments")
@@ -76,17 +54,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -> str:
     """Put in the public names that a page asks for, leave out what it asked for in comments, and weigh it for
     the search."""
-    uri = page.file.src_uri
-    boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
+    uri, elsewhere = page.file.src_uri, config.extra["elsewhere"]
+    boosts = [boost for beginning, boost in config.extra["boosts"].items() if uri.startswith(beginning)]
     page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
-    if uri.endswith(".ipynb") or uri.startswith(WIDE):
+    if uri.endswith(".ipynb") or uri.startswith(tuple(config.extra["wide"])):
         page.meta["hide"] = ["toc"]  # without it, the longest lines of code and most tables fit the page
-    file, pages = ELSEWHERE.get(uri, f"docs/{uri}"), {path: site for site, path in ELSEWHERE.items()}
+    pages = {path: site for site, path in elsewhere.items()}
     try:
-        return relinked(reference.with_public_names(COMMENT.sub("", markdown)), file, pages)
+        markdown = reference.with_public_names(COMMENT.sub("", markdown))
+        return relinked(markdown, elsewhere.get(uri, f"docs/{uri}"), pages)
     except ValueError as error:
         raise PluginError(f"{uri}: {error}") from None
 
@@ -101,10 +80,10 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         raise PluginError(f"{uri}: {error}") from None
 
 
-def on_post_page(output: str, page: Any, **_: Any) -> str:
+def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
     """Say which language a page is in, since the theme knows that of the site only, and put in its figures,
     which a search would otherwise read."""
-    language = LANGUAGES.get(page.file.src_uri, "en")
+    language = config.extra["languages"].get(page.file.src_uri, "en")
     return with_figures(output.replace('<html lang="en"', f'<html lang="{language}"', 1))
 
 

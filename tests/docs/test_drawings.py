@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from docs.building.drawings import DRAWINGS, LABEL, LANGUAGES, compressed, exactly, reached, rolled, svg
+from docs.building.drawings import DRAWINGS, LABEL, compressed, exactly, reached, rolled, svg
 from docs.building.pictures import IMAGES, LIGHT, PICTURES, WIDTH
 from memformers.models.config import MemorySizes
 from tests.builders import MODELS, small_lm
@@ -30,7 +30,7 @@ def test_a_drawing_is_the_same_each_time_and_has_no_english_label_in_another_lan
     drawn = svg(figure)
     assert drawn == svg(DRAWINGS[name]())
     assert drawn.count("<path") > 20
-    for language in LANGUAGES:
+    for language in ("zh-Hans", "si"):
         labels = LABEL.findall(svg(figure, language))
         assert len(labels) > 9
         words = set(re.findall("[A-Za-z-]{2,}", " ".join(labels)))

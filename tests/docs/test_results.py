@@ -115,7 +115,7 @@ def test_intervals_of_shares_end_at_their_limits_and_colours_are_those_of_models
 
 
 def test_no_label_of_the_verdicts_lies_on_an_interval():
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         figure = forest()
         FigureCanvasAgg(figure).draw()
     for axes in figure.axes:
