@@ -52,7 +52,6 @@ class Pretraining:
     """The folder for the models, each in a sub-folder; by default in the package."""
 
     def run(self) -> None:
-        """Train each model, copy it to its folder, and print its loss."""
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
@@ -92,7 +91,6 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
 
 
 def card(name: str, recipe: dict[str, Any]) -> str:
-    """The model card of ``name``, in the form that model hubs read, with the numbers of its recipe."""
     text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
     return TEMPLATES.from_string(text).render(recipe, name=name) + "\n"
 
