@@ -97,17 +97,14 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(OWN_MEMORY, folder / "my_memory.py")
     text = string.printable + write_play(9_000)
-    for name in ("book.txt", "other.txt"):
-        (folder / name).write_text(text, encoding="utf-8")
     pages = [text[i : i + 400] for i in range(0, 4_000, 400)]
-    (folder / "novels").mkdir()
-    for number, page in enumerate(pages):
-        (folder / "novels" / f"{number}.txt").write_text(page, encoding="utf-8")
-    (folder / "rfc").mkdir()
-    for number, page in enumerate([write_play(60_000), text[:400]]):
-        (folder / f"rfc/rfc{number}.txt").write_text(page, encoding="utf-8")
-    (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": page}) for page in pages))
-    (folder / "pages.txt").write_text("<|endoftext|>".join(pages), encoding="utf-8")
+    texts = {"book.txt": text, "other.txt": text, "pages.txt": "<|endoftext|>".join(pages)}
+    texts |= {f"novels/{number}.txt": page for number, page in enumerate(pages)}
+    texts |= {"rfc/rfc0.txt": write_play(60_000), "rfc/rfc1.txt": text[:400]}
+    texts["pages.jsonl"] = "\n".join(json.dumps({"text": page}) for page in pages)
+    for name, content in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
     places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
     run_command(["train", "--model", "compressive", *places, *TINY_TRAINING])
     return folder
