@@ -110,3 +110,20 @@ def test_a_plain_file_trains_and_prints_a_sample(plain, name, tmp_path, capsys):
     losses, _, sample = capsys.readouterr().out.partition("ROMEO:\n")
     assert losses.count("nats per character") == 2
     assert len(sample) > 200
+
+
+def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():
+    address = re.search(r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE)[1]
+    owner, name = address.split("/")
+    notebooks = [f"experiments/notebooks/{path.name}" for path in (ROOT / "experiments/notebooks").iterdir()]
+    pages = ["README.md", "docs/index.md", "docs/quick-start.md", "docs/notebooks/index.md", "mkdocs.yml"]
+    for path in ["pyproject.toml", "CITATION.cff", *pages, *notebooks]:
+        # Also after git+ and in addresses of Colab.
+        addresses = re.findall(rf"github(?:\.com)?/([\w.-]+/{name})\b", read(path))
+        assert {*addresses} == {address}, f"{path}: see 'A release' in CONTRIBUTING.md"
+    for path in ("pyproject.toml", "CITATION.cff"):
+        assert f"https://{owner}.github.io/{name}" in read(path)
+
+
+def read(path):
+    return (ROOT / path).read_text(encoding="utf-8")
