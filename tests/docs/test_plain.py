@@ -113,7 +113,9 @@ def test_a_plain_file_trains_and_prints_a_sample(plain, name, tmp_path, capsys):
 
 
 def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():
-    address = re.search(r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE)[1]
+    address = re.search(r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE)[
+        1
+    ]
     owner, name = address.split("/")
     notebooks = [f"experiments/notebooks/{path.name}" for path in (ROOT / "experiments/notebooks").iterdir()]
     pages = ["README.md", "docs/index.md", "docs/quick-start.md", "docs/notebooks/index.md", "mkdocs.yml"]
