@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from docs.building.markdown import BLOCK
 from docs.building.source import ROOT
 from memformers import MemoryLM, ModelConfig
 from memformers.data.builtin import write_play
@@ -129,3 +130,20 @@ def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():
 
 def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
+
+
+TRANSLATED = (
+    r"\bas many\b|\b(?:was|were) (?:not )?seen\b|\bof (?:your|one's|its|their) own\b|\b(?:is|are) worth\b"
+)
+TRANSLATED += (
+    r"|\b(?:go|goes|going) on\b|\bcomes? back\b|\bat hand\b|\bin the place of\b|\bleaves? out zero\b"
+)
+
+
+@pytest.mark.parametrize(
+    "path", ["README.md", *sorted(p.relative_to(ROOT) for p in ROOT.glob("docs/**/*.md"))]
+)
+def test_a_page_has_none_of_the_phrases_that_sound_like_a_translation(path):
+    """See 'How sentences read' in CONTRIBUTING.md. Tables and source are written elsewhere."""
+    prose = re.sub(r"^```.*?^```$", "", BLOCK.sub("", read(path)), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(TRANSLATED, " ".join(prose.split()), re.IGNORECASE) == []
