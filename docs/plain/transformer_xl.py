@@ -26,24 +26,24 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         S, K, D = len(x), len(context), x.shape[-1]
-        q, k, v = (
-            f(t).unflatten(-1, (self.heads, -1))  # [·, B, H, E]
-            for f, t in ((self.query, x), (self.key, context), (self.value, context))
-        )
-        r = self.position(sinusoids(K, D).to(x)).unflatten(-1, (self.heads, -1))  # [K, H, E]
+        q, k, v = self.query(x), self.key(context), self.value(context)
+        r = self.position(sinusoids(K, D).to(x))  # [K, D]
+        q, k, v, r = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, r))  # [·, H, E]
         content = torch.einsum("ibhe,jbhe->bhij", q + self.u, k)
         by_distance = torch.einsum("ibhe,dhe->bhid", q + self.v, r)
-        d = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K], below 0 in the future
+        d = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K]
         position = by_distance.gather(-1, d.clamp(min=0).expand_as(content))
         scores = (content + position) / math.sqrt(D // self.heads)  # [B, H, S, K]
         attention = scores.masked_fill(d < 0, -math.inf).softmax(dim=-1)
-        return self.output(torch.einsum("bhij,jbhe->ibhe", attention, v).flatten(2))
+        y = torch.einsum("bhij,jbhe->ibhe", attention, v)
+        return self.output(y.flatten(2))
 
 
 def sinusoids(distances: int, features: int) -> Tensor:
-    rates = 10_000 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
+    f = torch.arange(0, features, 2, dtype=torch.float64)
+    rates = 10_000 ** -(f / features)
     angles = torch.arange(distances)[:, None] * rates
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)  # [distances, features]
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
 class Layer(nn.Module):
@@ -71,10 +71,11 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(Layer(d_model, heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
 
-    def forward(self, tokens: Tensor, memory: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, tokens: Tensor, memory: list[Tensor] | None = None):
         x, new_memory = self.embed(tokens), []  # [S, B] to [S, B, D]
-        for layer, past in zip(self.layers, memory or [x[:0]] * len(self.layers), strict=True):
-            context = torch.cat((past, x))  # this is the memory: [M, B, D] before [S, B, D]
+        memory = memory or [x[:0]] * len(self.layers)
+        for layer, past in zip(self.layers, memory, strict=True):
+            context = torch.cat((past, x))  # the memory, then the segment
             new_memory.append(context[-self.mem_len :].detach())
             x = layer(x, context)
         return self.head(self.norm(x)), new_memory
