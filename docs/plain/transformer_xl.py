@@ -110,7 +110,7 @@ def generate(model: nn.Module, prompt: Tensor, n: int) -> Tensor:
     return tokens
 
 
-def main(build: type[nn.Module], path: str = "input.txt", steps: str = "400") -> None:
+def main(build: type[nn.Module], path: str = "input.txt", steps: str = "400", length: str = "300") -> None:
     if not Path(path).exists():
         torch.hub.download_url_to_file(URL, path)
     text = Path(path).read_text(encoding="utf-8")
@@ -118,7 +118,8 @@ def main(build: type[nn.Module], path: str = "input.txt", steps: str = "400") ->
     number = {character: i for i, character in enumerate(characters)}
     model = build(len(characters))
     train(model, torch.tensor([number[character] for character in text]), int(steps))
-    tokens = generate(model, torch.tensor([number[character] for character in "ROMEO:\n"]), 300)
+    prompt = torch.tensor([number[character] for character in "ROMEO:\n"])
+    tokens = generate(model, prompt, int(length))
     print("".join(characters[i] for i in tokens))
 
 
