@@ -17,6 +17,7 @@ each of these counts from ① again.
 import ast
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 MARKS = "①②③④⑤⑥⑦⑧⑨"
 MARK = re.compile(r'(\S+) "([^"]+)"')
 BESIDE = re.compile(r'^<div class="beside" markdown>\n.*?^</div>\n</div>$', re.MULTILINE | re.DOTALL)
+
+
+sys.path.append(str(ROOT / "docs/plain"))  # whose files import each other by name
 
 
 def filled(markdown: str) -> str:
