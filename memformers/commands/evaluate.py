@@ -44,6 +44,8 @@ class Evaluate(ModelCommand):
     """A text file; - is standard input. Or documents: a folder of texts, a .jsonl file, or a .parquet or .csv
     table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: what the run
     was trained on."""
+    data: str = ""
+    """Where the text is that the run was trained on, if it was moved; in place of --text."""
     split: Literal["", "train", "validation", "test"] = ""
     """Which part of a text that is divided; empty: the test part, or the validation part if there is none."""
     text_field: str = "text"
@@ -81,6 +83,8 @@ class Evaluate(ModelCommand):
 
     def read(self, tokenizer: Tokenizer) -> Split:
         """The tokens to predict; UserError where there are none, or none of this ``tokenizer``."""
+        if self.text and self.data:
+            raise UserError("--text and --data name two texts; leave out one of them.")
         if self.text:
             name = tokenizer.name if tokenizer.name in OWN else "bpe"
             how = self.document_separator, self.text_field, name
@@ -90,7 +94,7 @@ class Evaluate(ModelCommand):
                 "text_field and document_separator are for the file of --text; name it, or don't set them."
             )
         elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
-            corpus = common_corpus(read_runs(self.checkpoint))
+            corpus = common_corpus(read_runs(self.checkpoint), self.data)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
                     f"{corpus.info.source} has other tokens than in the training; name a text with --text."
@@ -177,8 +181,10 @@ class Probe(CustomMemories):
     tokens: Count = 65_536
     """About how many tokens of the held-out text are predicted with the unmodified memory and with each
     changed part of it; more tokens give narrower intervals."""
+    data: str = ""
+    """Where the text is that the models were trained on, if it was moved."""
     device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
     def run(self) -> None:
         """Measure, write the report again, say how much memory helps and where the report is."""
@@ -186,5 +192,5 @@ class Probe(CustomMemories):
 
         self.import_memories()
         self.check_memories([run.config["model"] for run in read_runs(self.folder)])
-        probe(self.folder, self.tokens, choose_device(self.device))
+        probe(self.folder, self.tokens, choose_device(self.device), self.data)
         say_report(write_report(self.folder), probe_answer(self.folder))

@@ -10,13 +10,15 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+from memformers.common.fields import annotations_of
+from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
@@ -32,8 +34,9 @@ def cli_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for an error that the user can correct, with exit code
     130 for Ctrl-C, and with a traceback and the request to report it for a bug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that it can't encode becomes "?"
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
         yield
@@ -64,9 +67,8 @@ def cli_errors() -> Iterator[None]:
 def parse_arguments(
     kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
-    """The dataclass ``kind`` from the command line, on top of ``default``; a whole number may be written as
-    1e6. Help begins with the options that are ``first`` in ``kind``. If it is ``brief``, ``--help`` shows
-    only these of the groups in it, and ``--help-all`` all options.
+    """The dataclass ``kind`` from the command line, on top of ``default``. Help starts with the options that
+    are ``first`` in ``kind``; if it is ``brief``, ``--help`` shows only these, and ``--help-all`` all.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -74,7 +76,8 @@ def parse_arguments(
     import tyro  # not above: --help and --version of the program do without
 
     prog = prog or Path(sys.argv[0]).name
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    switches = switches_of(kind)
+    words = [as_switch(word, switches) for word in (sys.argv[1:] if arguments is None else arguments)]
     is_brief = getattr(kind, "brief", False) and not {"-h", "--help"}.isdisjoint(words)
     if "--help-all" in words:
         words = ["--help"]
@@ -97,6 +100,21 @@ def parse_arguments(
         raise
 
 
+def switches_of(kind: Any) -> set[str]:
+    """The names of the options of the dataclass ``kind``, and of those in it, that are on or off."""
+    kinds = annotations_of(kind)
+    inner = [switches_of(of) for of in kinds.values() if is_dataclass(of)]
+    return {name for name, of in kinds.items() if of is bool}.union(*inner)
+
+
+def as_switch(word: str, switches: Container[str]) -> str:
+    """``--x`` for ``--x=True`` and ``--no-x`` for ``--x=False``, as sweeps of settings write it."""
+    given = re.fullmatch(r"--([\w-]+)=(true|false)", word, re.IGNORECASE)
+    if not given or given[1].replace("-", "_") not in switches:
+        return word
+    return f"--{given[1]}" if given[2].lower() == "true" else f"--no-{given[1]}"
+
+
 def option_rules(command: type, is_brief: bool) -> Any:
     """tyro's rules for the options of ``command``, and ours before them: how numbers are read, and what help
     shows."""
@@ -116,12 +134,13 @@ def option_rules(command: type, is_brief: bool) -> Any:
         return spec
 
     @rules.primitive_rule
-    def numbers(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
+    def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
         spec = rule_of_tyro(tc.ConstructorRegistry.get_primitive_spec, info)
         if not isinstance(spec, tc.PrimitiveConstructorSpec):
             return None
-        if info.type is int:
-            return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
+        read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
+        if info.type in read:
+            return replace(spec, instance_from_str=lambda words: read[info.type](words[0]))
         if "{[INT" in spec.metavar:  # lengths by layer
             return replace(spec, metavar="INT [INT ...]", instance_from_str=lengths)
         return replace(spec, metavar=spec.metavar.replace("{None}|", ""))

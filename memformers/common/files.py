@@ -36,6 +36,11 @@ IS_READ: ContextVar[bool] = ContextVar("is_read", default=False)
 """Whether a config is being made from what a file says, which must run no code of the file's choice."""
 
 
+def user_path(name: str | Path) -> Path:
+    """The path ``name``, in which ``~`` is a user's home."""
+    return Path(os.path.expanduser(name))
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends well.

@@ -7,15 +7,18 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from memformers import Memory, MemoryLM, prepare_ids, train
 from memformers.cli import COMMANDS
 from memformers.commands import options
 from memformers.commands.train import Train, parse_train
 from memformers.common.files import read_json
 from memformers.common.text import UserError
+from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of
-from tests.builders import SMALL_RUN, SMALL_SIZES
+from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import finish, program, run
 
 
@@ -130,6 +133,30 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     assert (tmp_path / "runs" / "first" / "result.json").is_file()
 
 
+@pytest.mark.usefixtures("quick_runs")
+def test_every_folder_that_a_program_names_may_be_below_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    prepare_ids("~/ids", np.arange(1000) % 7, vocab_size=7)
+    trained = train(small_training(model="compressive", data="~/ids", tokens=64), "~/run")
+    trained.model.save_pretrained("~/model")
+    Memory.empty(trained.model.config, 1).save("~/memory")
+    Memory.load("~/memory")
+    MemoryLM.from_pretrained("~/model")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= {"ids", "run", "model", "memory"}
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_two_ways_out(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("BANQUO: well met.\n" * 100)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # no folder, for the administrator too
+    monkeypatch.setattr(tokenize_corpus, "BIG", 0)
+    ended = run("train", *SMALL_SIZES, "--data", text)
+    assert ended.said(
+        "set XDG_CACHE_HOME to a folder with space, or choose one with memformers prepare --out"
+    )
+
+
 MISTAKES = """
 train --batch-size 500000 --data builtin | 500000
 train --vocab-size 7 --data builtin | vocab_size=7
@@ -242,8 +269,12 @@ def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_cha
     assert f"loss            {loss:.4f} ± " in again.out, again.err
     for option in (["--text-field", "body"], ["--document-separator", "x"]):
         assert run("evaluate", "--checkpoint", "run", *option).said("are for the file of --text")
+    moved = text.rename(tmp_path / "moved.txt")
+    for command in ("evaluate", "--checkpoint", "run"), ("probe", "run"):
+        assert run(*command).said("text.txt doesn't exist")
+        assert run(*command, "--data", moved).code == 0
     text.write_text("".join(reversed(lines)))
-    assert run("evaluate", "--checkpoint", "run").said("restore the text if it was changed")
+    assert run("evaluate", "--checkpoint", "run").said("the text that it was trained on with --data")
 
 
 @pytest.mark.usefixtures("quick_runs")

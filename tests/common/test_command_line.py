@@ -1,8 +1,10 @@
 """What a command line means, what its help shows, what ends a program, and what it says."""
 
+import io
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -60,6 +62,25 @@ class Outer(Base):
     name: str = ""
     """What it is called."""
     scale: float = 1.0
+    folder: Path | None = None
+    bound: bool = False
+
+
+def test_a_file_gets_utf8_where_a_terminal_would_be_narrow(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    with cli_errors():
+        print("Ω", flush=True)
+    assert sys.stdout.buffer.getvalue() == "Ω\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("word", "bound"),
+    [("--bound", True), ("--bound=True", True), ("--bound=false", False), ("--no-bound", False)],
+)
+def test_a_switch_may_have_a_value_and_a_folder_may_be_below_the_home(word, bound, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    made = parse_arguments(Outer, ["--folder=~/x", word, "--name=True"])
+    assert made == Outer(name="True", folder=Path("/home/ada/x"), bound=bound)
 
 
 def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponent():
