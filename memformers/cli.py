@@ -23,8 +23,11 @@ COMMANDS = {
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
 needs PyTorch and is imported when a command is used."""
-HOMES = {"probe": "evaluate", "recall": "compare"}
-"""The modules of commands that share one with another command."""
+HOMES = {
+    "probe": "evaluate", "recall": "compare", "check": "train", "report": "runs", "dashboard": "runs",
+    "export": "runs",
+}  # fmt: skip
+"""The modules of commands that are not in one of their own name."""
 
 
 def main(arguments: list[str] | None = None) -> None:

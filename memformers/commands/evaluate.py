@@ -13,7 +13,7 @@ from torch import Tensor
 from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.machine import choose_device, give_back_freed_memory
+from memformers.common.machine import choose_device
 from memformers.common.text import UserError, counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
@@ -25,7 +25,7 @@ from memformers.evaluation.evaluate import evaluate, summary, units, with_length
 from memformers.evaluation.memory_ablation import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, FACTS, refuse_overwrite
+from memformers.runs.folder import FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
@@ -66,7 +66,6 @@ class Evaluate(ModelCommand):
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
     def run(self) -> None:
-        """Print the numbers; write them and the figure if asked to."""
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
         if self.out:
@@ -82,7 +81,6 @@ class Evaluate(ModelCommand):
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
-        """The tokens to predict; UserError where there are none, or none of this ``tokenizer``."""
         if self.text and self.data:
             raise UserError("--text and --data name two texts; leave out one of them.")
         if self.text:
@@ -90,10 +88,8 @@ class Evaluate(ModelCommand):
             how = self.document_separator, self.text_field, name
             corpus = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
         elif self.document_separator or self.text_field != "text":
-            raise UserError(
-                "text_field and document_separator are for the file of --text; name it, or don't set them."
-            )
-        elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
+            raise UserError("text_field and document_separator are for the file of --text; name it, too.")
+        elif self.checkpoint and (self.checkpoint / FACTS).is_file():
             corpus = common_corpus(read_runs(self.checkpoint), self.data)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
@@ -109,8 +105,6 @@ class Evaluate(ModelCommand):
         return replace(read, names=names)
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
-        """Evaluate ``split``, print the numbers and write them."""
-        give_back_freed_memory()
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
         total = 0.0
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
@@ -124,7 +118,7 @@ class Evaluate(ModelCommand):
 
             evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
         numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
-        seconds = time.perf_counter() - start
+        tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)
         loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
         print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
         unit = "per token" if tokenizer.name == "ids" else "per character"
@@ -138,10 +132,8 @@ class Evaluate(ModelCommand):
         for label, name, how in shown:
             if not math.isnan(numbers[name]):
                 print(f"{label:<15} {how.format(numbers[name])}")
-        print(
-            f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} per second"
-            f"{', in ' + counted(len(lengths), 'document') if lengths else ''}"
-        )
+        documents = f", in {counted(len(lengths), 'document')}" if lengths else ""
+        print(f"{'':15} {tokens:,} tokens, {speed:,.0f} per second{documents}")
         if self.out:
             in_segment, by_memory = evaluation.by_position, evaluation.by_memory
             details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
@@ -151,12 +143,8 @@ class Evaluate(ModelCommand):
                 for before, loss, uncertainty in by_memory
             ]
             if lengths:
-                documents = zip(
-                    split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True
-                )
-                details["documents"] = [
-                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in documents
-                ]
+                rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
+                details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
             write_json(self.out / NUMBERS, details)
             from memformers.report.plotting import save_loss_by_position  # not above: it takes 30 MiB
 
@@ -165,7 +153,7 @@ class Evaluate(ModelCommand):
 
 
 def or_none(value: float) -> float | None:
-    """The value, or None for one that JSON doesn't know."""
+    """The value, or None for NaN and infinity, which JSON doesn't have."""
     return value if math.isfinite(value) else None
 
 
@@ -187,10 +175,8 @@ class Probe(CustomMemories):
     """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
     def run(self) -> None:
-        """Measure, write the report again, say how much memory helps and where the report is."""
         from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
 
-        self.import_memories()
-        self.check_memories([run.config["model"] for run in read_runs(self.folder)])
+        self.check_memories([run.config["model"]["model"] for run in read_runs(self.folder)])
         probe(self.folder, self.tokens, choose_device(self.device), self.data)
         say_report(write_report(self.folder), probe_answer(self.folder))

@@ -51,8 +51,8 @@ class Generate(ModelCommand):
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
-        """Read the prompt and continue it; then, if ``interactive``, continue each line of the user's. A
-        signal ends it between two tokens, or while it waits for a line."""
+        """Continue the prompt; then, if ``interactive``, each line of the user's. A signal ends it between
+        two tokens, or while it waits for a line."""
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)
@@ -70,7 +70,6 @@ class Generate(ModelCommand):
             self.write(stream, generator, signals)
 
     def read_prompt(self, stream: TextStream, signals: StopSignals) -> None:
-        """Let the model read the file and the prompt; shows the prompt, and the progress of a long file."""
         text = read_text(self.prompt_file) if self.prompt_file else ""
         is_empty = self.prompt is None and not (text or self.interactive)
         prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""

@@ -2,12 +2,11 @@
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from memformers.common.command_line import cli_errors, command_here, parse_arguments
 from memformers.common.fields import Checked
@@ -16,7 +15,6 @@ from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:
     from memformers.data.tokenizer import Tokenizer
-    from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
     from memformers.report.markdown import Report
 
@@ -25,20 +23,6 @@ FIRST_OF_TRAINING = (
     "batch_size", "learning_rate", "seed",
 )  # fmt: skip
 """The options of a training run that help shows first."""
-
-
-def last_value(option: str, arguments: Sequence[str]) -> str:
-    """The last value of ``option`` among ``arguments``, which are not parsed yet; empty for none."""
-    pairs = pairwise([*arguments, ""])
-    values = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
-    return values[-1] if values and not values[-1].startswith("-") else ""
-
-
-def with_custom_memory(config: "ModelConfig", arguments: Sequence[str]) -> "ModelConfig":
-    """``config`` with the custom memory that ``--model`` names among the ``arguments``, if any, so that its
-    settings are options too."""
-    model = last_value("--model", arguments)
-    return replace(config, model=model) if ":" in model else config
 
 
 def dashboard_here() -> str:
@@ -65,8 +49,6 @@ def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedCommand(Checked):
-    """The option of a command that trains."""
-
     dashboard: str = ""
     """Where to show the runs live: the address of a labml server, such as
     http://localhost:5005/api/v1/default; or off, and then labml isn't used at all. Empty: the server in
@@ -104,8 +86,6 @@ class ExperimentCommand(TrackedCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class CustomMemories:
-    """The option that names the custom memories of trained models."""
-
     first: ClassVar = (
         "checkpoint", "pretrained", "prompt", "prompt_file", "text", "split", "tokens", "temperature",
     )  # fmt: skip
@@ -113,20 +93,18 @@ class CustomMemories:
     """The custom memory that it was trained with, such as my_memory.py:Averages. A checkpoint never runs a
     file by itself."""
 
-    def import_memories(self) -> None:
+    def import_memories(self) -> list[str]:
+        """Import the custom memories; returns their names."""
         from memformers.models.registry import name_of  # not above: other commands do without PyTorch
 
-        for path in self.model:
-            name_of(path)
+        return list(map(name_of, self.model))
 
-    def check_memories(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UserError for a memory that none of the ``models``, given by their settings, has."""
-        from memformers.models.registry import name_of
-
-        trained = list(dict.fromkeys(model["model"] for model in models))
-        for path in self.model:
-            if name_of(path) not in trained:
-                raise UserError(f"the checkpoint was trained with model={' or '.join(trained)}, not {path}.")
+    def check_memories(self, trained: Collection[str]) -> None:
+        """Raise UserError for a memory that no model was ``trained`` with."""
+        for name in self.import_memories():
+            if name not in trained:
+                names = " or ".join(dict.fromkeys(trained))
+                raise UserError(f"the checkpoint was trained with model={names}, not {name}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +120,7 @@ class ModelCommand(Checked, CustomMemories):
     """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
     def load(self) -> "tuple[MemoryLM, Tokenizer]":
-        """The model of ``--checkpoint`` or of ``--pretrained``, and its tokenizer. Raises UserError unless
-        exactly one of the two is given."""
+        """The model, of exactly one of ``--checkpoint`` and ``--pretrained``, and its tokenizer."""
         # Not above: commands that need no model do without PyTorch.
         from memformers.common.machine import choose_device
         from memformers.convert.load import load_checkpoint, load_packaged
@@ -158,5 +135,5 @@ class ModelCommand(Checked, CustomMemories):
         self.import_memories()
         folder = self.checkpoint
         loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
-        self.check_memories([vars(loaded[0].config)])
+        self.check_memories([loaded[0].config.model])
         return loaded

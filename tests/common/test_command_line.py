@@ -11,7 +11,7 @@ import pytest
 
 from memformers.common.command_line import cli_errors, command_as_given, parse_arguments, whole_number
 from memformers.common.fields import Checked, Count
-from memformers.common.text import UserError
+from memformers.common.text import UserError, counted, printable
 from tests.processes import ended
 
 
@@ -33,6 +33,11 @@ def test_an_error_is_one_line_and_a_bug_shows_its_traceback(error, code, end):
     assert said.err.endswith(end)
     assert ("Traceback" in said.err) == (code == 1)
     assert len(said.err.splitlines()) == 1 or code == 1
+
+
+def test_one_is_one_and_no_character_controls_the_terminal():
+    assert [counted(n, "document") for n in (1, 0, 2_000)] == ["1 document", "0 documents", "2,000 documents"]
+    assert printable("\x1b[31ma\nb\a") == "\ufffd[31ma\nb\ufffd"
 
 
 @dataclass(frozen=True)
