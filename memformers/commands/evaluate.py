@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from torch import Tensor
 
-from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
+from memformers.commands.generate import CustomMemories, ModelCommand, reading_bar
+from memformers.commands.options import say_report
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device
@@ -97,26 +97,22 @@ class Evaluate(ModelCommand):
                 )
         else:
             raise UserError("name a text with --text; only a run knows what it was trained on.")
-        split = self.split or (TEST if TEST in corpus.splits else VALIDATION)
-        if split not in corpus.splits:
-            raise UserError(f"{corpus.info.source} has no {split} part, but {', '.join(corpus.splits)}.")
-        read = corpus.splits[split]
-        names = read.names or [f"{split}:{n}" for n in range(1, len(read.documents) + 1)]
-        return replace(read, names=names)
+        name = self.split or (TEST if TEST in corpus.splits else VALIDATION)
+        if name not in corpus.splits:
+            raise UserError(f"{corpus.info.source} has no {name} part, but {', '.join(corpus.splits)}.")
+        split = corpus.splits[name]
+        return replace(split, names=split.names or [f"{name}:{n + 1}" for n in range(len(split.documents))])
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
-        total = 0.0
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
-
-            def progress(losses: Tensor) -> None:
-                nonlocal total
-                total += losses.double().sum().item()
-                read = bar.n + len(losses)
-                bar.set_postfix_str(f"loss {total / max(read, 1):.3f} nats", refresh=False)
-                bar.update(len(losses))
-
-            evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
+            evaluation = evaluate(
+                model,
+                split.tokens,
+                self.streams,
+                documents=lengths,
+                progress=lambda losses: bar.update(len(losses)),
+            )
         numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
         tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)
         loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]

@@ -2,7 +2,6 @@
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memformers.common.command_line import cli_errors, command_here, parse_arguments
 from memformers.common.fields import Checked
-from memformers.common.text import Progress, UserError
+from memformers.common.text import UserError
 from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:
-    from memformers.data.tokenizer import Tokenizer
-    from memformers.models.language_model import MemoryLM
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
@@ -39,12 +36,6 @@ def say_report(report: "Report", answer: str = "") -> None:
     page = report.page
     print(f"\n{answer or report.answer}\n\nreport: {page}\n        {page.with_suffix('.md')}")
     print(f"open it: python -m webbrowser -t {shlex.quote(str(page))}")
-
-
-def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
-    """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
-    is_short = tokens <= 50 * model.config.segment_len
-    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,58 +73,3 @@ class ExperimentCommand(TrackedCommand):
     def main(cls) -> None:
         with cli_errors():
             parse_arguments(cls).run()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CustomMemories:
-    first: ClassVar = (
-        "checkpoint", "pretrained", "prompt", "prompt_file", "text", "split", "tokens", "temperature",
-    )  # fmt: skip
-    model: tuple[str, ...] = ()
-    """The custom memory that it was trained with, such as my_memory.py:Averages. A checkpoint never runs a
-    file by itself."""
-
-    def import_memories(self) -> list[str]:
-        """Import the custom memories; returns their names."""
-        from memformers.models.registry import name_of  # not above: other commands do without PyTorch
-
-        return list(map(name_of, self.model))
-
-    def check_memories(self, trained: Collection[str]) -> None:
-        """Raise UserError for a memory that no model was ``trained`` with."""
-        for name in self.import_memories():
-            if name not in trained:
-                names = " or ".join(dict.fromkeys(trained))
-                raise UserError(f"the checkpoint was trained with model={names}, not {name}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCommand(Checked, CustomMemories):
-    """The options of a command that uses a trained model."""
-
-    checkpoint: Path | None = None
-    """Where the model is: the folder of a run, or one that save_pretrained wrote, with a tokenizer.json."""
-    pretrained: str = ""
-    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
-    transformer-xl-shakespeare."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
-
-    def load(self) -> "tuple[MemoryLM, Tokenizer]":
-        """The model, of exactly one of ``--checkpoint`` and ``--pretrained``, and its tokenizer."""
-        # Not above: commands that need no model do without PyTorch.
-        from memformers.common.machine import choose_device
-        from memformers.convert.load import load_checkpoint, load_packaged
-        from memformers.models.io import packaged_names
-
-        if (self.checkpoint is None) == (not self.pretrained):
-            raise UserError(
-                f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
-                f"{', '.join(packaged_names())}."
-            )
-        device = choose_device(self.device)
-        self.import_memories()
-        folder = self.checkpoint
-        loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
-        self.check_memories([loaded[0].config.model])
-        return loaded

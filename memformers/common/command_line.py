@@ -23,8 +23,6 @@ from memformers.common.text import USER_MODULES, UserError, printable
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
-NO_DEFAULTS = ("None", "", "''", "()")
-"""Defaults that mean "not given"; help doesn't show them."""
 
 
 @contextlib.contextmanager
@@ -158,7 +156,8 @@ def option_rules(command: type, is_brief: bool) -> Any:
 
 
 def default_hint(default: str) -> str:
-    return "" if default in NO_DEFAULTS else f"(default: {default})"
+    """Nothing for a default that means "not given"."""
+    return "" if default in ("None", "", "''", "()") else f"(default: {default})"
 
 
 def last_value(option: str, arguments: Sequence[str]) -> str:

