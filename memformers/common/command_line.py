@@ -110,7 +110,6 @@ def as_switch(word: str, switches: Container[str]) -> str:
 
 
 def option_rules(command: type, is_brief: bool) -> Any:
-    """tyro's rules for the options of ``command``, with ours before them."""
     import tyro
     from tyro import constructors as tc
 

@@ -79,7 +79,6 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
-    """Raise UserError unless ``value`` is of this ``kind``, an annotation."""
     if not matches(value, kind):
         instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
         raise UserError(f"expected {name} to be {describe_type(kind)}, got {name}={value!r}{instead}.")
@@ -133,7 +132,6 @@ def matches(value: Any, kind: Any) -> bool:
 
 
 def describe_type(kind: Any) -> str:
-    """A value of this ``kind`` in words, for errors."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return ", ".join([describe_type(args[0]), *(str(x) for x in args if isinstance(x, Range))])

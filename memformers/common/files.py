@@ -44,15 +44,14 @@ def user_path(name: str | Path) -> Path:
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends well, so a crash leaves the old
-    file or the new one. A link is followed. An existing file keeps its mode; a new one gets the umask's."""
-    path = Path(os.path.realpath(path))
+    file or the new one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.touch(exist_ok=False)
-        mode = (path if path.exists() else temporary).stat().st_mode
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
         sync(temporary)
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors, for example, sets a mode of its own
+        temporary.chmod(mode)  # safetensors sets another one
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -219,7 +218,6 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON has of an object: its fields, or what its ``to_json`` returns."""
     if hasattr(value, "to_json"):
         return value.to_json()
     return {field.name: getattr(value, field.name) for field in fields(value)}

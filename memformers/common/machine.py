@@ -66,7 +66,6 @@ def keep_freed_memory() -> None:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware and threads, as a report states them."""
     versions = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

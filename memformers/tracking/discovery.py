@@ -54,7 +54,6 @@ def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
 
 
 def check_dashboard(url: str) -> str:
-    """The problem with the labml server at ``url``, or an empty string."""
     try:
         status, _ = get(url, ANSWER_SECONDS)
     except OSError as error:
@@ -84,7 +83,6 @@ def state_folder() -> Path:
 
 
 def announce(url: str) -> None:
-    """Let trainings find the dashboard of this process, at ``url``."""
     state_folder().mkdir(parents=True, exist_ok=True)
     write_json(state_folder() / "dashboard.json", {"url": url, "process": os.getpid()})
 

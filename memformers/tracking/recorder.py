@@ -229,7 +229,6 @@ def check_accepted(labml: Any) -> None:
 
 
 def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
-    """Let labml write to ``files``, and send to the server at ``api`` if there is one."""
     from labml import experiment, lab
     from labml.internal.computer.configs import computer_singleton
 

@@ -186,8 +186,9 @@ def test_generate_reads_a_book_or_a_pipe_and_answers_line_by_line(trained, tmp_p
     assert "prefill" in read.err
     piped = run(*options, "--prompt-file", "-", input="BANQUO:")
     assert piped.out == run(*options, "--prompt", "BANQUO:").out.removeprefix("BANQUO:"), piped.err
-    answers = run(*options, "--interactive", input="well met.\nwell met.\n")
+    answers = run(*options, "--interactive", input="well met.\nwell € met.\nwell met.\n")
     assert (answers.code, len(answers.out)) == (0, 2 * 13 + 1), answers.err
+    assert "error: characters outside the vocabulary" in answers.err
 
 
 @pytest.mark.parametrize(

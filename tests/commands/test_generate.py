@@ -5,17 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.processes import program, run, start, wait_for
+from tests.processes import program, start, wait_for
 
 TEXT, LONG = "BANQUO: well met.\n", pytest.mark.long
-
-
-def test_a_character_that_the_model_does_not_know_is_an_error_after_which_it_continues(trained):
-    ended = run("generate", "--checkpoint", trained, "--tokens", 3, "--interactive",
-                input="well met.\nwell € met.\nwell met.\n")  # fmt: skip
-    assert ended.code == 0
-    assert "error: characters outside the vocabulary" in ended.err
-    assert len(ended.out) == 2 * (3 + 1) + 1  # two answers, and the end of the line
 
 
 @pytest.mark.parametrize(

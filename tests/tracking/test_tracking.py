@@ -59,14 +59,21 @@ def test_with_the_dashboard_off_no_process_starts_and_nothing_is_written_twice(t
     assert read_card(tmp_path).status == "completed"
 
 
-def test_without_a_dashboard_the_file_and_labml_have_every_record(tmp_path, capfd):
-    track(tmp_path)
-    assert labml_log(tmp_path) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
-    run = next((tmp_path / "labml").glob("test/*"))
+def test_without_a_dashboard_labml_has_every_record_and_leaves_the_home_alone(tmp_path, monkeypatch, capfd):
+    """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
+    gone, folder = tmp_path / "home/.labml/projects/gone.txt", tmp_path / "run"
+    gone.parent.mkdir(parents=True)
+    gone.write_text(str(tmp_path / "no such project"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder.mkdir()
+    track(folder)
+    assert labml_log(folder) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
+    run = next((folder / "labml").glob("test/*"))
     configs = (run / "configs.yaml").read_text()
     assert all(name in configs for name in ("d_model", "seed"))
     assert json.loads((run / "run_log.jsonl").read_text())["status"] == "completed"
     assert capfd.readouterr().err == ""
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents] == [gone]
 
 
 def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
@@ -109,21 +116,6 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
     assert "not all metrics" in after
     files = [path for path in tmp_path.glob("*") if path.is_file() and path.name != "labml.log"]
     assert not [path for path in files if "secret" in path.read_text()]  # the log is labml's own words
-
-
-def test_labml_neither_needs_nor_changes_the_home_that_runs_share(tmp_path, monkeypatch, capfd):
-    """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
-    home = "home/.labml/projects/gone.txt"
-    (tmp_path / home).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / home).write_text(str(tmp_path / "no such project"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir()
-    track(tmp_path / "run")
-    assert capfd.readouterr().err == ""
-    assert labml_log(tmp_path / "run")
-    assert [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "run" not in p.parents] == [
-        tmp_path / home
-    ]
 
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
