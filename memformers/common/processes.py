@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import memformers
 
@@ -121,6 +121,11 @@ class Stopped(BaseException):
         return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
 
 
+class Ranks(Protocol):
+    def highest(self, number: int) -> int:
+        """The highest ``number`` of all ranks, each of which calls this."""
+
+
 class StopSignals(contextlib.ExitStack):
     """A context that notes the signals that end a process: Ctrl-C, kill, and a terminal that was closed. A
     second Ctrl-C ends it at once. ``alone`` says whether this process works without other ranks."""
@@ -136,11 +141,11 @@ class StopSignals(contextlib.ExitStack):
             self.enter_context(handling(signal.Signals[name], self._note))
         return self
 
-    def check(self, highest: Callable[[int], int] = int) -> None:
-        """Raise [`Stopped`][] if a signal has come to this process, or to another rank: ``highest`` gives the
-        highest number of all ranks, each of which must call this, since one that stopped by itself would
-        leave the others waiting for it."""
-        if number := highest(self.received or 0):
+    def check(self, ranks: Ranks | None = None) -> None:
+        """Raise [`Stopped`][] if a signal has come to this process, or to any of the ``ranks``, all of which
+        must call this, since one that stopped by itself would leave the others waiting for it."""
+        number = self.received or 0
+        if number := ranks.highest(number) if ranks else number:
             raise Stopped(signal.Signals(number))
 
     @contextlib.contextmanager

@@ -120,7 +120,7 @@ class Callbacks:
             due = bool(self.ranks.highest(is_old))
         if due:
             self.save(state)
-        self.signals.check(self.ranks.highest)
+        self.signals.check(self.ranks)
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of ``state`` if it isn't saved already."""
@@ -196,7 +196,7 @@ class Callbacks:
 
     def _evaluation(self, final: bool) -> Measured:
         def progress(fraction: float) -> None:
-            self.signals.check(self.ranks.highest)
+            self.signals.check(self.ranks)
             self.bar.show(f"evaluating, {fraction:.0%}")
 
         return self.validation.evaluate(self.model, final, progress)
