@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from importlib import import_module
 
 from memformers import __version__
@@ -38,13 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
         prog = f"memformers {name}"
         if name in ("train", "compare", "recall"):
             import_module("memformers.common.machine").keep_freed_memory()
-        if name == "train":
-            command = module.parse_train(options, module.Train(), prog=prog)
-        elif name == "check":
-            command = module.parse_check(options, prog=prog)
-        else:
-            command = parse_arguments(getattr(module, name.capitalize()), options, prog=prog)
-        command.run()
+        parse = getattr(module, f"parse_{name}", partial(parse_arguments, getattr(module, name.capitalize())))
+        parse(options, prog=prog).run()
 
 
 def command_name(words: list[str]) -> str:

@@ -80,9 +80,10 @@ class Train(TrackedCommand):
         end_rank()
 
 
-def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
+def parse_train(arguments: list[str], default: Train | None = None, prog: str | None = None) -> Train:
     """The arguments of a training run, on top of ``default`` or of the preset that they name; if it resumes a
     run, on top of that run's config, so that only the named settings can differ."""
+    default = default or Train()
 
     def parsed(config: TrainConfig) -> Train:
         named = replace(config, model=with_custom_memory(config.model, arguments))

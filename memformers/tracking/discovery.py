@@ -45,15 +45,16 @@ def sent_to(dashboard: str) -> str:
     return "" if dashboard == OFF else dashboard
 
 
-def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
+def answers(url: str) -> bool:
     """Whether there is a page at ``url``, so that a link leads somewhere."""
     try:
-        return get(url, seconds)[0] == 200
+        return get(url, ANSWER_SECONDS)[0] == 200
     except OSError:
         return False
 
 
 def check_dashboard(url: str) -> str:
+    """The problem with the labml server at ``url``, or an empty string."""
     try:
         status, _ = get(url, ANSWER_SECONDS)
     except OSError as error:
