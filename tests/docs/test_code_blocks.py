@@ -52,6 +52,7 @@ OTHERS = (
     "python -m experiments.",
     "python docs/plain/",
     "git clone ",
+    "cd memformers",
     "apt-get download ",
     "for package in doc-rfc-",
     "mkdir rfc && find packages ",
