@@ -29,7 +29,7 @@ from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
 from memformers.training.checkpoints import is_finished, restore_newest
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
-from memformers.training.distributed import Distributed, process_group, with_precision
+from memformers.training.distributed import process_group, with_precision
 from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import (
@@ -161,19 +161,23 @@ def train(
         config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, weights)
         with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
+            name, facts = short_name(config.model.model), describe_run(config, text, model)
+            documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
+            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+            ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
             state = TrainingState(build_optimizers(model, config))
-            facts = describe_run(config, text, model)
-            announce(config, folder, facts, text, ranks)
-            records = 0
             if resume:
-                state, records = restore_newest(folder, model, state, config, ranks)
+                state = restore_newest(folder, model, state, config, ranks)
             ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
-            name = short_name(config.model.model)
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
-            with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:
+            bar = Progress(
+                desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
+                unit_scale=True, disable=not ranks.first,
+            )  # fmt: skip
+            with tracking if ranks.first else nullcontext(), bar:
                 write = tracking.record if ranks.first else lambda record: None
                 callbacks = Callbacks(
-                    folder, config, model, text, state, records, write, signals, bar, ranks, weights is None
+                    folder, config, model, text, state, write, signals, bar, ranks, weights is None
                 )
                 with callbacks.report_exit():
                     train_steps(
@@ -186,27 +190,11 @@ def train(
     return TrainedModel(folder, config.step.device)
 
 
-def announce(
-    config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
-) -> None:
-    name = short_name(config.model.model)
-    ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-    documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
-    ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
-
-
 def chosen(config: TrainConfig) -> list[str]:
     """The dotted names of the settings that the user chose."""
     usual = dict(flatten(asdict(TrainConfig())))
     settings = flatten(asdict(config))
     return [name for name, value in settings if name not in DERIVED and value != usual.get(name)]
-
-
-def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
-    return Progress(
-        desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
-        unit="tok", unit_scale=True, disable=not ranks.first,
-    )  # fmt: skip
 
 
 def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:

@@ -1,14 +1,16 @@
 """What happens between training steps: records, evaluations, checkpoints, samples."""
 
+import itertools
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from memformers.common.files import numbered, sync, write_json, write_text
@@ -16,20 +18,73 @@ from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.processes import Stopped, StopSignals
 from memformers.common.text import Progress, fitting, printable
 from memformers.data.dataset import TokenDataset
+from memformers.data.files import Ids
 from memformers.data.streams import read_tokens
+from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
 from memformers.generation.generate import Sampling, continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
+from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
 from memformers.training.config import TrainConfig, config_as_saved
-from memformers.training.data_module import Measured, Validation
-from memformers.training.distributed import Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import NotFiniteError, TrainingState
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
 OPENING_TOKENS = 4096
 """The prompt of samples is looked for in this many tokens of the held-out text."""
 SAMPLE_SEED = 0
+EVALUATION_STREAMS = 16
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation, and its loss in units that can be compared between tokenizers."""
+
+    evaluation: Evaluation
+    in_units: dict[str, float]
+    """As in [`comparable`][memformers.evaluation.evaluate.comparable]."""
+
+
+class Validation:
+    """The held-out text of ``text``: every evaluation of a training reads its first
+    ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all, or the
+    first ``config.final_tokens``. With several ``ranks``, each reads a part of the streams, or documents."""
+
+    def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
+        self.tokenizer, self.ranks = text.tokenizer, ranks
+        self.tokens, self.documents = text.validation.tokens, text.validation.documents
+        self.final = self._beginning(config.evaluation.final_tokens)
+        """The tokens that the last evaluation reads, and the lengths of their documents."""
+        self.first = self._beginning(config.evaluation.evaluation_tokens)
+        """Those that the others read."""
+        self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
+        self.predictable = len(self.tokens) - (len(self.documents) or 1)
+        """The number of tokens of the whole held-out text that can be predicted."""
+
+    def _beginning(self, length: int) -> tuple[Ids, tuple[int, ...]]:
+        """The first ``length`` tokens, and the lengths of their documents; all for 0, and where nothing in
+        them can be predicted."""
+        lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), length), prepend=0)
+        if max(lengths.tolist() or [length]) < 2:
+            return self.tokens, tuple(self.documents.tolist())
+        return self.tokens[:length], tuple(lengths[lengths > 0].tolist())
+
+    def evaluate(self, model: MemoryLM, final: bool, progress: Callable[[float], None]) -> Measured:
+        """Evaluate what the ``final`` evaluation reads, or the others; ``progress`` gets the fraction that is
+        done after each segment, equally often on every rank. All ranks must call this, and get the same."""
+        tokens, documents = self.final if final else self.first
+        reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
+        groups = (group[self.ranks.rank :: self.ranks.size] for group in reading.groups)
+        local = replace(reading, groups=tuple(group for group in groups if group))
+        steps, read = self.ranks.highest(len(local.steps)), itertools.count(1)
+        part = evaluate_reading(model, tokens, local, lambda losses: progress(next(read) / steps))
+        for _ in range(steps - len(local.steps)):  # while others read
+            progress(next(read) / steps)
+        total = Evaluation(reading, part.reach)
+        for other in self.ranks.all_gather(part):
+            total.merge(other)
+        in_units = comparable(total.nats, units(self.tokenizer, tokens, documents), self.tokenizer)
+        return Measured(total, in_units)
 
 
 @dataclass
@@ -42,13 +97,11 @@ class Callbacks:
     model: MemoryLM
     text: TokenDataset
     state: TrainingState
-    records: int
-    """How many lines of metrics are written."""
     write: Callable[[dict[str, Any]], None]
     signals: StopSignals
     bar: Progress
     ranks: Distributed
-    from_seed: bool = True
+    from_seed: bool
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
@@ -64,10 +117,6 @@ class Callbacks:
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
-        newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
-        abouts = [about for folder in newest if (about := usable_about(folder))]
-        self.peak_before = max((about.peak_memory_bytes or 0 for about in abouts), default=0)
-        """The most bytes that the processes which trained here before have held."""
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
@@ -130,7 +179,7 @@ class Callbacks:
         about = About(
             config=config_as_saved(self.config),
             environment=describe_environment(self.model.device),
-            records=self.records,
+            records=state.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
             peak_memory_bytes=self._peak_memory(),
         )
@@ -191,7 +240,7 @@ class Callbacks:
 
     def _write(self, state: TrainingState, metrics: dict[str, float]) -> None:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
-        self.records += 1
+        state.records += 1
 
     def _evaluation(self, final: bool) -> Measured:
         def progress(fraction: float) -> None:
@@ -207,7 +256,9 @@ class Callbacks:
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank
         must ask. None where the system doesn't report it."""
-        return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
+        now = self.ranks.highest(peak_memory(self.model.device) or 0)
+        self.state.peak_memory_bytes = max(now, self.state.peak_memory_bytes)
+        return self.state.peak_memory_bytes or None
 
     def _sample(self, characters: int) -> str:
         self.bar.show("writing a sample")

@@ -80,13 +80,10 @@ class About:
 
     config: dict[str, Any]
     environment: dict[str, Any]
-    """The hardware and versions that wrote it."""
     records: int
-    """How many lines of metrics.jsonl belong to the training so far."""
     validation_loss: float | None
     """In nats per token; None if there was no evaluation."""
     peak_memory_bytes: int | None = None
-    """The peak memory of any process of the run; None if the system doesn't report it."""
 
 
 def save_checkpoint(
@@ -97,7 +94,7 @@ def save_checkpoint(
     about: About,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint that appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
+    """Write a checkpoint, which appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
     call this; the first one writes. Raises OSError if it can't; then no other checkpoint has changed."""
     assert not state.unread  # nobody knows whether these steps were finite
     memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
@@ -109,9 +106,9 @@ def save_checkpoint(
         save_tensors(optimizer_tensors(model, state.optimizers), temporary / OPTIMIZER)
         save_tensors(memory, temporary / MEMORY)
         save_tokenizer(tokenizer, temporary)
-        tensors = ("optimizers", "memory", "unread")
-        numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in tensors}
-        write_json(temporary / STATE, numbers)
+        elsewhere = ("optimizers", "memory", "unread", "records", "peak_memory_bytes")
+        names = [f.name for f in fields(state) if f.name not in elsewhere]
+        write_json(temporary / STATE, {name: getattr(state, name) for name in names})
         write_json(temporary / RANDOM, {"ranks": randomness})
         write_json(temporary / ABOUT, about)
 
@@ -127,8 +124,7 @@ def read_checkpoint(
     state, with the memory of this rank's part of ``batch_size`` streams.
 
     Raises UserError for a checkpoint that has changed since it was written, or of another model or version;
-    and with dropout, which is random on each rank, for one of another number of ``ranks``. What was read by
-    then stays, until another checkpoint is read.
+    and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
     check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
@@ -163,7 +159,6 @@ def read_checkpoint(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a safetensors file; UserError for another kind of file."""
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -218,30 +213,26 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def read_about(folder: Path) -> About:
-    """The [`About`][] of the checkpoint in ``folder``; else UserError."""
     check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
-
-
-def usable_about(folder: Path) -> About | None:
-    """The [`About`][] of the checkpoint in ``folder``, or None if it can't be used."""
-    with contextlib.suppress(ValueError):
-        return read_about(folder)
-    return None
 
 
 def keep_best_and_newest(parent: Path, newest: int) -> None:
     """Link to the best checkpoint in ``parent``, if the file system has links, and delete all others but the
     ``newest`` ones."""
-    folders = numbered(parent)
-    abouts = {folder: about for folder in folders if (about := usable_about(folder))}
-    losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
+    folders, losses = numbered(parent), {}
+    for folder in folders:
+        with contextlib.suppress(ValueError):
+            if (loss := read_about(folder).validation_loss) is not None:
+                losses[folder] = loss
     if best := min(losses, key=losses.__getitem__, default=None):
-        temporary = parent / f"{UNFINISHED}{BEST}"
+        temporary, link = parent / f"{UNFINISHED}{BEST}", parent / BEST
+        if link.is_dir() and not link.is_symlink():  # of a run that was copied without links, and stale now
+            remove(link)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(best.name)
-            temporary.replace(parent / BEST)
+            temporary.replace(link)
     for folder in folders[newest:]:
         if folder != best:
             remove(folder)
@@ -260,9 +251,9 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
     there is no run. A finished run may be extended to more tokens."""
     if not (folder / CONFIG).exists():
         return
-    stored = read_train_config(folder)
-    is_extended = (folder / RESULT).exists() and config.tokens > stored.tokens
-    before = replace(stored, tokens=config.tokens) if is_extended else stored
+    before = read_train_config(folder)
+    if (folder / RESULT).exists() and config.tokens > before.tokens:
+        before = replace(before, tokens=config.tokens)
     if changes := differences(asdict(before), asdict(config)):
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or start a new run. "
@@ -314,10 +305,10 @@ def restore_newest(
     state: TrainingState,
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
-) -> tuple[TrainingState, int]:
+) -> TrainingState:
     """Read the newest usable checkpoint of ``folder``, a run of this ``config`` and text, into ``model`` and
-    the optimizers of ``state``; returns its state and how many records belong to it. Later records are
-    removed. Without any checkpoint, the training starts from the beginning.
+    the optimizers of ``state``; returns its state. Later records are removed. Without any checkpoint, the
+    training starts from the beginning.
 
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
     OSError if one can't be read. Then the folder has not changed.
@@ -325,8 +316,9 @@ def restore_newest(
     checkpoints = folder / CHECKPOINTS
 
     def read(path: Path) -> tuple[TrainingState, About]:
-        about = read_about(path)
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
+        about = read_about(path)
+        restored.records, restored.peak_memory_bytes = about.records, about.peak_memory_bytes or 0
         made_with = train_config_from(about.config, str(path / ABOUT))
         if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
@@ -343,28 +335,33 @@ def restore_newest(
         f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
         f"folder that all of them share.",
     )
-    if not newest:
-        return state, cut_metrics(folder, 0) if ranks.first else 0
-    path, (restored, about) = newest
-    ranks.say(f"continues at token {restored.tokens:,}, from {path}")
-    if restored.extended_at == restored.tokens > 0:
-        ranks.say(
-            f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
-        )
-    if not ranks.first:
-        return restored, 0
-    before, now = dict(flatten(about.environment)), dict(flatten(describe_environment(model.device)))
-    if changes := [f"{name} {before.get(name)} → {x}" for name, x in now.items() if x != before.get(name)]:
+    if newest:
+        path, (state, about) = newest
+        ranks.say(f"continues at token {state.tokens:,}, from {path}")
+        if state.extended_at == state.tokens > 0:
+            ranks.say(
+                f"trains on to token {config.tokens:,}: the learning rate rises again over "
+                f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
+            )
+        if ranks.first:
+            warn_of_changes(about.environment, describe_environment(model.device), path)
+            for later in folders[: folders.index(path)]:
+                move(later, BROKEN)  # it would pass for the newest
+    if ranks.first:
+        state.records = cut_metrics(folder, state.records)
+    return state
+
+
+def warn_of_changes(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Warn of another environment than that in which the checkpoint ``path`` was made."""
+    old = dict(flatten(before))
+    if changes := [f"{name} {old.get(name)} → {x}" for name, x in flatten(now) if x != old.get(name)]:
         warnings.warn(
             f"{path} was made in another environment ({', '.join(changes)}), so results may differ by "
             f"rounding.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    for later in folders[: folders.index(path)]:
-        move(later, BROKEN)  # it would pass for the newest
-    return restored, cut_metrics(folder, about.records)
 
 
 def cut_metrics(folder: Path, records: int) -> int:

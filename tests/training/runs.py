@@ -22,11 +22,10 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
-from memformers.training.data_module import spec_of
 from memformers.training.distributed import SINGLE_PROCESS
 from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model
+from memformers.training.run import build_model, spec_of
 from tests.builders import small_training
 
 

@@ -9,9 +9,9 @@ from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
-from memformers.training.data_module import EVALUATION_STREAMS, Validation, spec_of
+from memformers.training.callbacks import EVALUATION_STREAMS, Validation
 from memformers.training.distributed import Distributed
-from memformers.training.run import build_model, with_vocabulary
+from memformers.training.run import build_model, spec_of, with_vocabulary
 from tests.builders import small_training
 from tests.training.runs import train_run, without_times
 

@@ -136,7 +136,7 @@ def loaded_step(folder, capsys, word=""):
     state = TrainingState(build_optimizers(lm, CHECKPOINTED))
     newest = numbered(folder / "checkpoints")[0]
     capsys.readouterr()
-    state, _ = restore_newest(folder, lm, state, CHECKPOINTED)
+    state = restore_newest(folder, lm, state, CHECKPOINTED)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 6 - state.step
     assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in said), said

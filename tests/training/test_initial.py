@@ -27,8 +27,7 @@ from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.data_module import find_text
-from memformers.training.run import copy_weights, keep_tokenizer, load_initial
+from memformers.training.run import copy_weights, find_text, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run

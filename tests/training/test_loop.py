@@ -9,7 +9,7 @@ import torch
 from memformers import kernels
 from memformers.data.streams import training_segments
 from memformers.models.memory import Memory
-from memformers.training.loop import STAGES, TrainingState, clip, share_of_memory, shortened, train_steps
+from memformers.training.loop import TrainingState, clip, shortened, train_steps
 from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_lm, small_training
@@ -99,11 +99,18 @@ def counting(*lengths):
     return tuple(torch.arange(float(length)).view(-1, 1, 1) for length in lengths)
 
 
-def test_the_share_of_a_growing_memory_grows_in_stages_from_nothing_to_everything():
-    config = small_training(tokens=8_000, memory_warmup=0.5)
-    shares = [share_of_memory(tokens, config) for tokens in range(0, 8_000, 250)]
-    assert shares == [stage / STAGES for stage in range(STAGES) for _ in range(2)] + [1.0] * 16
-    assert share_of_memory(0, small_training()) == 1.0
+@pytest.mark.parametrize(
+    ("warmup", "lengths"),
+    [
+        (0.5, [*range(2, 16, 2), *[16] * 9]),
+        (1.0, [2 * (step // 2) for step in range(1, 17)]),
+        (0.0, [16] * 16),
+    ],
+)
+def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, lengths):
+    config = small_training(tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
+    records = train_here(build_model(config), config, segments_of(config))
+    assert [record["memory.length"] for record in records] == lengths
 
 
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
@@ -116,7 +123,6 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
         assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
         for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
             assert torch.equal(cut, whole[len(whole) - len(cut) :])
-    assert shortened(memory, 1.0, layers) is memory
     assert shortened(Memory(()), 0.5, layers) == Memory(())
     layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
     assert shortened(Memory(counting(4, 16)), 0.5, layers).lengths(2) == [(2, 0), (8, 0)]

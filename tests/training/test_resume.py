@@ -19,7 +19,7 @@ from memformers.runs.folder import METRICS, alone_in, read_metrics
 from memformers.tracking import recorder
 from memformers.training import run as run_module
 from memformers.training.checkpoints import cut_metrics
-from memformers.training.data_module import find_text
+from memformers.training.run import find_text
 from tests.builders import small_lm, small_training
 from tests.training.faults import STATE_FILES
 from tests.training.runs import (

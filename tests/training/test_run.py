@@ -13,8 +13,8 @@ from memformers.convert.load import load_checkpoint
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_card, read_metrics
 from memformers.training import api, callbacks, distributed
+from memformers.training.callbacks import EVALUATION_STREAMS
 from memformers.training.config import read_train_config
-from memformers.training.data_module import EVALUATION_STREAMS
 from memformers.training.loop import NotFiniteError
 from tests.builders import small_training
 from tests.training.runs import SHORT, train_run

@@ -20,7 +20,7 @@ from memformers.data.tokenize_corpus import prepare
 from memformers.report.document import write_report
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.data_module import find_text
+from memformers.training.run import find_text
 from tests.builders import small_training
 from tests.training.runs import SHORT, stop, train_run, without_times
 
