@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,13 +36,11 @@ SAMPLE_SEED = 0
 EVALUATION_STREAMS = 16
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """An evaluation, and its loss in units that can be compared between tokenizers."""
 
     evaluation: Evaluation
     in_units: dict[str, float]
-    """As in [`comparable`][memformers.evaluation.evaluate.comparable]."""
 
 
 class Validation:
@@ -54,9 +52,7 @@ class Validation:
         self.tokenizer, self.ranks = text.tokenizer, ranks
         self.tokens, self.documents = text.validation.tokens, text.validation.documents
         self.final = self._beginning(config.evaluation.final_tokens)
-        """The tokens that the last evaluation reads, and the lengths of their documents."""
         self.first = self._beginning(config.evaluation.evaluation_tokens)
-        """Those that the others read."""
         self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
         self.predictable = len(self.tokens) - (len(self.documents) or 1)
         """The number of tokens of the whole held-out text that can be predicted."""
@@ -117,6 +113,7 @@ class Callbacks:
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
+        self.environment = describe_environment(self.model.device)
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
@@ -128,7 +125,7 @@ class Callbacks:
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
-        nothing is recorded. Every record is over the same tokens."""
+        nothing is recorded."""
         began = time.perf_counter()
         with self.signals.at_once():
             measured = self._evaluation(final=False)
@@ -178,7 +175,7 @@ class Callbacks:
         last = self.last
         about = About(
             config=config_as_saved(self.config),
-            environment=describe_environment(self.model.device),
+            environment=self.environment,
             records=state.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
             peak_memory_bytes=self._peak_memory(),
@@ -221,8 +218,7 @@ class Callbacks:
 
     @contextmanager
     def report_exit(self) -> Iterator[None]:
-        """A block that trains: when it is stopped, it saves a checkpoint; when it fails, the message names
-        the newest checkpoint."""
+        """A block that trains: stopped, it saves a checkpoint; failed, it names the newest one."""
         try:
             try:
                 yield
@@ -254,8 +250,8 @@ class Callbacks:
         return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
-        """The most bytes that any process of the run has held, on any rank and before a resume; every rank
-        must ask. None where the system doesn't report it."""
+        """The most bytes that any process of the run has held; every rank must ask. None where the system
+        doesn't report it."""
         now = self.ranks.highest(peak_memory(self.model.device) or 0)
         self.state.peak_memory_bytes = max(now, self.state.peak_memory_bytes)
         return self.state.peak_memory_bytes or None
@@ -267,13 +263,12 @@ class Callbacks:
 
 
 def opening(text: str) -> str:
-    """The prompt of samples: the held-out ``text`` up to the end of the first line with a letter or digit, at
-    most the last part of it. (The text is cut within a line; of Tiny Shakespeare's only "?" is left.)"""
+    """The prompt of samples: the held-out ``text``, which may start within a line, up to the end of the first
+    line with a letter or digit, or the last part of that."""
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
 
 
 def in_one_line(text: str) -> str:
-    """``text`` as one line for a terminal: without line breaks and control characters."""
     return printable(text.replace("\n", "⏎"))

@@ -54,8 +54,8 @@ TRAINING = threading.Lock()
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
-    """A block that trains, after which the caller's random states are as before; UserError where another
-    thread trains, which would draw from the same random numbers."""
+    """A block that trains, after which the random states are as before; UserError where another thread
+    trains, which would draw the same random numbers."""
     if not TRAINING.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
     python, numpy = random.getstate(), np.random.get_state()
@@ -207,26 +207,25 @@ def build_model(
 
 def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
     """Give ``model`` the weights of ``source``; UserError where their shapes differ."""
-    got, want = ({n: tuple(x.shape) for n, x in m.state_dict().items()} for m in (source, model))
-    if wrong := [name for name in {**got, **want} if got.get(name) != want.get(name)]:
-        name = wrong[0]
+    try:
+        model.load_state_dict(source.state_dict())
+    except RuntimeError as error:
         raise UserError(
-            f"the initial weights don't fit: expected {name} to be {want.get(name, 'missing')}, got "
-            f"{got.get(name, 'none')}. With positions='learned', leave segment_len, mem_len and c_mem_len as "
-            f"they are."
-        )
-    model.load_state_dict(source.state_dict())
+            f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
+            f"c_mem_len as they are. {' '.join(str(error).split())}"
+        ) from None
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     card, held_out = text.info, text.validation
+    documents = {"documents": card.documents} if card.documents else {}
     return {
         "corpus": {
             "name": card.name,
             "source": card.source,
             "tokenizer": card.tokenizer,
             "characters": card.total("characters"),
-            **({"documents": card.documents} if card.documents else {}),
+            **documents,
             "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
@@ -242,8 +241,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
 
 
 def write_run_files(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
-    """Write config and facts; if a training continues on another machine or with other versions,
-    the facts list all environments."""
+    """Write config and facts, which list all environments in which the training has run."""
     (folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
     write_json(folder / CONFIG, config_as_saved(config))
     if state.tokens > 0 and (before := read_facts(folder)):

@@ -1,3 +1,5 @@
+"""What the evaluations of a training read of the held-out text, and in which units their losses are."""
+
 import math
 from dataclasses import replace
 
@@ -10,56 +12,35 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
 from memformers.training.callbacks import EVALUATION_STREAMS, Validation
-from memformers.training.distributed import Distributed
 from memformers.training.run import build_model, spec_of, with_vocabulary
 from tests.builders import small_training
 from tests.training.runs import train_run, without_times
-
-
-def validation(ranks=Distributed(), lengths=(), **changes):  # noqa: B008 (it holds nothing)
-    """The validation of a text of 10,000 bytes, or of documents of these ``lengths``, all held out."""
-    texts = ["to be or nöt " * (length // 14) + "x" * (length % 14) for length in lengths or (10_000,)]
-    parts = [Part(VALIDATION, "x", text.encode(), bool(lengths)) for text in texts]
-    config = small_training(tokenizer="byte", **changes)
-    sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", bool(lengths)), *parts])
-    return Validation(dataset_from(sources, spec_of(config)), config, ranks)
-
 
 LENGTHS = (30, 1, 500, 20, 700, 9)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most", "first"),
-    [((), 3_000, (3_000,)), ((), 0, (10_000,)), (LENGTHS, 540, (30, 1, 500, 9)),
-     (LENGTHS, 100, (30, 1, 69)), (LENGTHS, 9_999, LENGTHS), ((1, 5), 1, (1, 5)), ((), 1, (10_000,))],
+    ("lengths", "most", "read"),
+    [((), 3_000, (3_000,)), ((), 0, (10_000,)), (LENGTHS, 540, (30, 1, 500, 9)), (LENGTHS, 9_999, LENGTHS),
+     ((1, 1, 9), 2, (1, 1, 9)), ((), 1, (10_000,)), ((2,), 0, (2,))],
 )  # fmt: skip
-def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, most, first):
-    part, model = validation(lengths=lengths, evaluation_tokens=most), build_model(small_training())
-    documents = first if lengths else ()
-    tokens, fractions = part.final[0], []
-    for final, read, of in ((False, tokens[: sum(first)], documents), (True, tokens, lengths)):
-        fractions.clear()
-        measured = part.evaluate(model, final, fractions.append)
-        evaluation, bits = measured.evaluation, measured.in_units
-        assert evaluation.loss == evaluate(model, read, EVALUATION_STREAMS, documents=of).loss
-        assert evaluation.tokens == len(read) - (len(of) or 1)
+def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
+    """Of a text of 10,000 bytes, or of documents of these ``lengths``."""
+    texts = ["to be or nöt " * (length // 14) + "x" * (length % 14) for length in lengths or (10_000,)]
+    parts = [Part(VALIDATION, "x", text.encode(), bool(lengths)) for text in texts]
+    sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", bool(lengths)), *parts])
+    documents, model = read if lengths else (), build_model(small_training())
+    for final, name in ((False, "evaluation_tokens"), (True, "final_tokens")):
+        config, fractions = small_training(tokenizer="byte", **{name: most}), []
+        validation = Validation(dataset_from(sources, spec_of(config)), config)
+        evaluation, bits = validation.evaluate(model, final, fractions.append)
+        tokens = validation.tokens[: sum(read)]
+        assert evaluation.loss == evaluate(model, tokens, EVALUATION_STREAMS, documents=documents).loss
+        assert evaluation.tokens == len(tokens) - (len(documents) or 1)
         assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
         assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
         assert bits["bits_per_character"] >= bits["bits_per_byte"]
-    assert evaluation.tokens == part.predictable
-
-
-@pytest.mark.parametrize(
-    ("lengths", "read"), [((), 600), (LENGTHS, (30, 1, 500, 20, 49)), ((1, 1, 9), (1, 1, 9))]
-)
-def test_the_last_evaluation_reads_as_many_tokens_as_it_should(lengths, read):
-    part = validation(lengths=lengths, final_tokens=600 if lengths != (1, 1, 9) else 2)
-    tokens, documents = part.final
-    assert (documents or len(tokens)) == read
-    assert len(tokens) == (sum(read) if lengths else read)
-    evaluation = part.evaluate(build_model(small_training()), True, lambda fraction: None).evaluation
-    assert evaluation.tokens == len(tokens) - (len(documents) or 1)
-    assert part.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
+        assert validation.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
 def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
@@ -67,7 +48,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 ):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
     run, whole = (
-        train_run(small_training(evaluations=3, evaluation_tokens=most), tmp_path / str(most))
+        train_run(small_training(tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
         for most in (500, 0)
     )
     result = read_json(run / "result.json")
@@ -87,16 +68,10 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
     assert result["seconds"] == evaluated[-1]["seconds"]
 
 
-@pytest.mark.parametrize("lengths", [(2,), (), (30, 2)])
-def test_a_text_of_a_few_tokens_is_evaluated(lengths):
-    part, model = validation(lengths=lengths), build_model(small_training())
-    assert math.isfinite(part.evaluate(model, True, lambda fraction: None).evaluation.loss)
-
-
-@pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (0, 500), (500, 32_768), (500, 0)])
+@pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
 def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path):
     """Characters are tokens here, so the units differ by a constant."""
-    config = small_training(tokens=512, evaluation_tokens=while_training, final_tokens=final)
+    config = small_training(tokens=128, evaluation_tokens=while_training, final_tokens=final)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
     assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1
