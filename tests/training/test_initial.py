@@ -110,7 +110,9 @@ def test_a_training_starts_from_given_weights_their_tokenizer_and_other_lengths(
     run("train", "--init-from", trained, "--data", other, "--out", tmp_path / "run", *options)
     config = read_train_config(tmp_path / "run")
     assert (config.model.mem_len, config.model.d_model, config.model.model) == (12, 16, "compressive")
-    tokenizers = [next(path.glob("checkpoints/0*")) / "tokenizer.json" for path in (trained, tmp_path / "run")]
+    tokenizers = [
+        next(path.glob("checkpoints/0*")) / "tokenizer.json" for path in (trained, tmp_path / "run")
+    ]
     assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
     assert equal(weights(trained), weights(tmp_path / "run" / CHECKPOINTS / "000000000000"))
 
