@@ -68,7 +68,7 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
-        config = small_training(model=model, tokens=4_000, precision=precision, **rates)
+        config = small_training(model=model, tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
         lm.register_forward_hook(
             lambda _, inputs, output: dtypes.update(
