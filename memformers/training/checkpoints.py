@@ -27,21 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from memformers.common.files import (
-    BROKEN,
-    UNFINISHED,
-    atomic_dir,
-    check_manifest,
-    config_from_dict,
-    move,
-    newest_that_loads,
-    numbered,
-    read_json,
-    remove,
-    remove_leftovers,
-    write_json,
-    write_text,
-)
+from memformers.common import files
+from memformers.common.files import config_from_dict, numbered, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
@@ -62,16 +49,15 @@ OPTIMIZER_STATE: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     Muon: ("momentum",),
 }
-"""The state of each optimizer for a parameter, zeros at first."""
+"""The state of a parameter, zeros at first."""
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
 MAY_CHANGE_ON_RESUME = {
     "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that may change on resume: they affect results only by rounding. For data, the content is
-compared, not the path. With dropout, ``accumulate`` may not change, since the parts of a batch draw their own
-random numbers."""
+"""Settings that affect results only by rounding. Of data, the content is compared. With dropout,
+``accumulate`` may not change, since the parts of a batch draw their own random numbers."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ def save_checkpoint(
     randomness = ranks.all_gather(random_states())
     if not ranks.first:
         return
-    with atomic_dir(folder) as temporary:
+    with files.atomic_dir(folder) as temporary:
         model.save_pretrained(temporary)
         save_tensors(optimizer_tensors(model, state.optimizers), temporary / OPTIMIZER)
         save_tensors(memory, temporary / MEMORY)
@@ -126,7 +112,7 @@ def read_checkpoint(
     Raises UserError for a checkpoint that has changed since it was written, or of another model or version;
     and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
-    check_manifest(folder)
+    files.check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
     stored = read_tensors(folder / WEIGHTS) | read_tensors(folder / OPTIMIZER)
@@ -166,8 +152,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """The state of the optimizers as ``parameter/name``, of any shape: the tensors themselves, and zeros for
-    a parameter that had no gradient yet."""
+    """The tensors of the optimizers as ``parameter/name``, zeros for a parameter that had no gradient yet."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -195,8 +180,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Restore [`random_states`][], those of GPUs only where the number of GPUs is the same; UserError for
-    anything else."""
+    """Restore [`random_states`][], those of GPUs only where their number is the same."""
     try:
         python = states["python"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -213,7 +197,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def read_about(folder: Path) -> About:
-    check_manifest(folder, (ABOUT,))
+    files.check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
 
 
@@ -226,16 +210,16 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
             if (loss := read_about(folder).validation_loss) is not None:
                 losses[folder] = loss
     if best := min(losses, key=losses.__getitem__, default=None):
-        temporary, link = parent / f"{UNFINISHED}{BEST}", parent / BEST
+        temporary, link = parent / f"{files.UNFINISHED}{BEST}", parent / BEST
         if link.is_dir() and not link.is_symlink():  # of a run that was copied without links, and stale now
-            remove(link)
+            files.remove(link)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(best.name)
             temporary.replace(link)
     for folder in folders[newest:]:
         if folder != best:
-            remove(folder)
+            files.remove(folder)
 
 
 def is_finished(config: TrainConfig, folder: Path) -> bool:
@@ -247,8 +231,8 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
-    """Raise UserError, which names the settings, unless ``config`` is that of the run in ``folder``, or
-    there is no run. A finished run may be extended to more tokens."""
+    """Raise UserError for another ``config`` than that of the run in ``folder``, if there is one. A finished
+    run may be extended to more tokens."""
     if not (folder / CONFIG).exists():
         return
     before = read_train_config(folder)
@@ -281,8 +265,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def check_apart(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError for the folder of the documents themselves, to which a run or an experiment in
-    ``folder`` would add its own files."""
+    """Raise UserError for the folder of the documents themselves."""
     if Path(corpus.source).resolve() == folder.resolve():
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
@@ -327,9 +310,9 @@ def restore_newest(
                 restored.extend()
         return restored, about
 
-    ranks.on_rank_zero(lambda: remove_leftovers(checkpoints))
+    ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
     folders = numbered(checkpoints)
-    newest = newest_that_loads(folders, read, say=ranks.first) if folders else None
+    newest = files.newest_that_loads(folders, read, say=ranks.first) if folders else None
     ranks.check_alike(
         newest and newest[0].name,
         f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
@@ -346,7 +329,7 @@ def restore_newest(
         if ranks.first:
             warn_of_changes(about.environment, describe_environment(model.device), path)
             for later in folders[: folders.index(path)]:
-                move(later, BROKEN)  # it would pass for the newest
+                files.move(later, files.BROKEN)  # it would pass for the newest
     if ranks.first:
         state.records = cut_metrics(folder, state.records)
     return state
@@ -365,12 +348,11 @@ def warn_of_changes(before: dict[str, Any], now: dict[str, Any], path: Path) -> 
 
 
 def cut_metrics(folder: Path, records: int) -> int:
-    """Keep the first ``records`` lines of a run's metrics, since the later ones will be written again;
-    returns how many there are."""
+    """Keep the first ``records`` lines of a run's metrics; returns how many there are."""
     path = folder / METRICS
     if not path.exists():
         return 0
     with open(path, encoding="utf-8") as file:
         kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
-    write_text(path, "".join(kept))
+    files.write_text(path, "".join(kept))
     return len(kept)

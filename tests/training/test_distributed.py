@@ -22,7 +22,7 @@ from memformers.training.loop import TrainingState
 from tests.builders import small_training
 from tests.processes import run, wait_for
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import launch, launch_and_wait, train_run, without_times
+from tests.training.runs import launch, train_run, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
@@ -98,7 +98,9 @@ def ranks_of_cases(tmp_path_factory):
     """What each of two ranks has in the end, of all cases, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     configs = json.dumps([asdict(shared) for _, shared in CASES])
-    launch_and_wait("tests.training.ranks_program", folder, configs, processes=2)
+    process = launch("tests.training.ranks_program", folder, configs, processes=2)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
     return folder
 
 
