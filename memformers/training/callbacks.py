@@ -200,10 +200,11 @@ class Callbacks:
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
         evaluation = measured.evaluation
+        in_units = {name: x if math.isfinite(x) else None for name, x in measured.in_units.items()}
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            **{name: x if math.isfinite(x) else None for name, x in measured.in_units.items()},
+            **in_units,
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
