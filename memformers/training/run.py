@@ -195,7 +195,13 @@ def build_model(
     model.reset_parameters()
     model.transformer.recompute = config.step.activation_checkpointing
     if initial is not None:
-        copy_weights(initial, model)
+        try:
+            model.load_state_dict(initial.state_dict())
+        except RuntimeError as error:
+            raise UserError(
+                f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
+                f"c_mem_len as they are. {' '.join(str(error).split())}"
+            ) from None
     model.to(device)
     seed = config.seed + ranks.rank
     random.seed(seed)  # which a user's module may draw from, as from NumPy's
@@ -203,17 +209,6 @@ def build_model(
     if ranks.size > 1:
         torch.manual_seed(seed)
     return model
-
-
-def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
-    """Give ``model`` the weights of ``source``; UserError where their shapes differ."""
-    try:
-        model.load_state_dict(source.state_dict())
-    except RuntimeError as error:
-        raise UserError(
-            f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
-            f"c_mem_len as they are. {' '.join(str(error).split())}"
-        ) from None
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.run import copy_weights, find_text, keep_tokenizer, load_initial
+from memformers.training.run import build_model, find_text, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run
@@ -191,9 +191,9 @@ def test_a_tokenizer_that_lies_in_the_folder_is_not_replaced_by_another(tmp_path
 
 
 def test_given_weights_for_fewer_positions_are_one_line():
-    short, long = (MemoryLM(replace(NETWORK, positions="learned", mem_len=n)) for n in (8, 16))
+    short, long = (replace(NETWORK, positions="learned", mem_len=n) for n in (8, 16))
     with pytest.raises(UserError, match="positions='learned'"):
-        copy_weights(short, long)
+        build_model(replace(CONFIG, model=long), initial=MemoryLM(short))
 
 
 def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
