@@ -23,8 +23,9 @@ from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
 from memformers.report.markdown import TEMPLATES
 from memformers.training.api import evaluate, train
+from memformers.training.callbacks import EVALUATION_STREAMS
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.data_module import EVALUATION_STREAMS, find_text
+from memformers.training.run import find_text
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)
