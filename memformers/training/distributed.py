@@ -83,9 +83,11 @@ class Distributed:
 
     def rank_zero_first(self, make: Callable[[], T]) -> T:
         """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
-        use the files it leaves."""
+        use the files it leaves. It may prepare a large text for hours, longer than gloo lets them wait."""
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=2)) if self.size > 1 else None
         made = make() if self.first else None
-        self.barrier()
+        if patient:
+            dist.barrier(patient)
         return make() if made is None else made
 
     def barrier(self) -> None:
@@ -124,8 +126,7 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
         raise UserError(f"there are more processes than GPUs ({gpus}); start {gpus}, or use device='cpu'.")
     if gpus:
         torch.cuda.set_device(local_rank)
-    # The other ranks wait for the first one, which may prepare a large text for hours.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(days=2))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
         yield Distributed(int(os.environ["RANK"]), size, local_rank, config.step.parallel)
     except RuntimeError as error:
