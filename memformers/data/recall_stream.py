@@ -38,21 +38,17 @@ class RecallStream(Checked):
     """
 
     keys: Count = 16
-    """The number of keys."""
     values: Annotated[int, Range(2)] = 4
-    """The number of values; a guess is right with probability 1 / ``values``."""
     set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
-    """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
-    positions old when it is set again."""
+    """A key's value is, on average, ``keys / set_probability`` positions old when it is set again."""
 
     @property
     def vocab_size(self) -> int:
-        """The number of different tokens: values, those that set a key, and those that ask for one."""
         return self.values + self.keys * self.values + self.keys
 
     @property
     def chance(self) -> float:
-        """The fraction of answers that are right without memory."""
+        """The fraction of answers that a guess has right."""
         return 1 / self.values
 
 

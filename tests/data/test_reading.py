@@ -89,7 +89,8 @@ READ = [
       for others, said in (
           ({"a/.hidden": "not read", ".git/config": "not read"}, ""),
           ({"b.dat": NPY}, r"not text and left out: b.dat \(byte 0x93 at offset 0\)\.$"),
-          ({"c.zip": zipped({"a": "x", "b": "y"})}, r"left out: c.zip \(not one file, but several\)\.$"),
+          ({"c.zip": zipped({"a": "x", "b": "y"})}, r"left out: c.zip \(an archive\)\.$"),
+          ({"c.tar.gz": b"x"}, r"left out: c.tar.gz \(an archive\)\.$"),
           ({"d.txt": b"abc" * 99 + b"\xff"}, r"not text and left out: d\.txt \(byte 0xff at offset 297\)\.$"),
           ({"e.txt": " \n"}, r"documents without text are left out: e\.txt\.$"),
           ({f"{n}.png": b"\x89PNG\xff" for n in range(6)}, r"4.png \(byte 0x89 at offset 0\) and 1 more\.$"),
@@ -208,7 +209,9 @@ REFUSED = [
       for names, listed in (
           (("train.txt", "test.txt", "more.txt"), "test.txt, train.txt"),
           (("train-0-of-1.txt", "dev-0-of-1.txt"), "dev-0-of-1.txt, train-0-of-1.txt"),
-          (("train/1.txt", "eval/2.txt"), "eval, train"))],
+          (("train/1.txt", "eval/2.txt"), "eval, train"),
+          (("read.me", "en/train.txt", "en/valid.txt", "en/test.txt"), "en/test.txt, en/train.txt, en/valid"),
+          (("more.txt", "en/train/1.txt", "en/test/2.txt"), "en/test, en/train"))],
     *[({f"x.{kind}bin": np.arange(9).astype("<u4").tobytes()}, "--vocab-size 9", f"{words}")
       for kind, words in (("", "every second id is 0, .* call it x.uint32.bin"),
                           ("uint64.", "expected ids of 8 bytes, got 36 bytes"))],
@@ -241,7 +244,8 @@ REFUSED = [
           ("enwik9 x.txt", "enwik8, text8, wikitext-103, pg19, python-source"),
           ("memory://far/y.txt", r"memory://far/y\.txt can't be read: .*y\.txt"),
           ("nowhere://x", "nowhere://x can't be read: Protocol not known: nowhere"))],
-    *[({"x.zip": zipped(dict.fromkeys("ab"[:n], ""))}, "", f"x.zip contains {n} files") for n in (0, 2)],
+    *[({name: zipped(dict.fromkeys("ab"[:n], ""))}, "", f"{name} is an archive; unpack it")
+      for n, name in ((0, "x.zip"), (2, "y.zip"), (0, "x.tar"), (0, "x.TAR.gz"), (0, "x.tgz"))],
     ({"x.jsonl.zst": lambda path: path.write_bytes(PACK[".zst"](b"{" + b"x" * (257 << 20)))}, "",
      r"x\.jsonl\.zst:1: .* at most 256 MiB"),
     ({"x/y": lambda path: path.symlink_to("/proc/self/mem")}, "", "/y can't be read: Input/output error"),

@@ -10,9 +10,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from memformers.data import tokenizers
+from memformers.data import files, tokenize_corpus, tokenizers
 from memformers.data.files import LINE_END, NOT_UTF8, PIECE, WORD_END, bytes_as_text, bytes_of, pieces
 from memformers.data.tokenizer import IdTokenizer
 from memformers.data.tokenizers import SubwordTokenizer, build_tokenizer, learn_bpe, load_tokenizer
@@ -119,6 +119,51 @@ def test_no_bytes_end_the_decoding_of_a_tokenizer_that_falls_back_on_bytes(token
     text = "".join(map(FALLING_BACK.decoder(), tokens))
     assert text.count("a") == tokens.count(257)
     assert text.count("b") <= tokens.count(258)
+
+
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LIKE_LLAMA = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "cut"),
+    [(None, pre_tokenizers.Metaspace()), (None, pre_tokenizers.Metaspace(split=False)),
+     (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+     (normalizers.NFKC(), pre_tokenizers.ByteLevel(add_prefix_space=True)), (None, LIKE_LLAMA)],
+)  # fmt: skip
+def test_any_tokenizer_gives_a_long_text_the_tokens_of_the_whole(before, cut, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    words = [
+        "cat",
+        " naïve",
+        "—",
+        "crowns,",
+        "mat.\n",
+        " 橋を渡る",
+        "12345678" * 4,
+        "\n\n",
+        "½",
+        "don't ",
+        ".",
+    ]
+    text = "".join(rng.choice(words, 40_000)) + "1234567" * 8_000 + "".join(rng.choice(words, 9_000))
+    inner = Inner(models.BPE(unk_token="<unk>"))
+    inner.pre_tokenizer, inner.normalizer = cut, before
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+    inner.train_from_iterator([text[:9_000]], trainer)
+    inner.save(f"{tmp_path}/meta.json")
+    for module in (files, tokenize_corpus):
+        monkeypatch.setattr(module, "PIECE", 20_000)
+    monkeypatch.setattr(tokenize_corpus, "JOB", 50_000)
+    found = dataset(write(tmp_path, {"x": text}) / "x", tokenizer=f"{tmp_path}/meta.json")
+    half = len(text) * 9 // 10
+    for split, part in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
+        assert split.tokens.tolist() == inner.encode(part, add_special_tokens=False).ids
 
 
 def kept(folder, **data):
