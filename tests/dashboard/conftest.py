@@ -19,7 +19,7 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.labml import open_records
+from memformers.dashboard.labml import Records, prepare
 from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
@@ -93,7 +93,7 @@ class DashboardHere(Client):
 
     def __init__(self, folder: Path):
         self.said: list[str] = []
-        self.records = open_records(folder, self.said.append)
+        self.records = prepare(Records(folder, self.said.append))
         application = build(frozenset({"workstation"}), self.records)
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"

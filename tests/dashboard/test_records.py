@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from labml_db import Key
 
-from memformers.dashboard.records import from_text, to_text
+from memformers.dashboard.labml import from_text, to_text
 
 WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
 from labml_db import Index, Model
-from memformers.dashboard.records import Records
+from memformers.dashboard.labml import Records
 
 class Curve(Model["Curve"]):
     values: np.ndarray

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from memformers.comparison.experiment import plan_runs
-from memformers.dashboard.labml import open_records
+from memformers.dashboard.labml import Records, prepare
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
@@ -91,7 +91,7 @@ def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(tmp_path):
         run = read_card(folder).run
         record(tracking, range(1, 60))
         wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 59)
-        open_records(tmp_path / "other", print)
+        prepare(Records(tmp_path / "other", print))
         record(tracking, range(60, 64))
         wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 63)
         for name in ("loss.train", "loss.valid", "gradient_norm"):

@@ -210,7 +210,7 @@ REFUSED = [
           (("train.txt", "test.txt", "more.txt"), "test.txt, train.txt"),
           (("train-0-of-1.txt", "dev-0-of-1.txt"), "dev-0-of-1.txt, train-0-of-1.txt"),
           (("train/1.txt", "eval/2.txt"), "eval, train"),
-          (("read.me", "en/train.txt", "en/valid.txt", "en/test.txt"), "en/test.txt, en/train.txt, en/valid"),
+          (("read.me", "en/train.txt", "en/valid.txt", "en/test.txt"), "en/test.txt, en/train.txt, en/valid.txt"),
           (("more.txt", "en/train/1.txt", "en/test/2.txt"), "en/test, en/train"))],
     *[({f"x.{kind}bin": np.arange(9).astype("<u4").tobytes()}, "--vocab-size 9", f"{words}")
       for kind, words in (("", "every second id is 0, .* call it x.uint32.bin"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Inner
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Inner
 
 from memformers.data import files, tokenize_corpus, tokenizers
 from memformers.data.files import LINE_END, NOT_UTF8, PIECE, WORD_END, bytes_as_text, bytes_of, pieces
