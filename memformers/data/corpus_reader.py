@@ -147,10 +147,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
-        raise UserError(
-            f"{part.name} holds token ids, which are not divided again; leave out document_separator and "
-            f"tokenizer, or name the tokenizer.json that they were made with."
-        )
+        raise UserError(f"{part.name} holds token ids already; leave out tokenizer and document_separator.")
     assert not isinstance(part.file, bytes)
     ids, documents = ids_in(part.file, part.name, spec.vocab_size)
     for number, document in enumerate(documents or [ids], 1):
@@ -175,9 +172,9 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
             head = next(texts)
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
+            why = f"{name} consists of documents already, or is one"
             raise UserError(
-                f"document_separator={separator!r} divides a single text, but {name} consists of documents "
-                f"already, or is one; leave it out."
+                f"document_separator={separator!r} divides a single text, but {why}; leave it out."
             )
         if separator:
             documents = texts_between(separator, texts, name)
@@ -258,19 +255,15 @@ def text_in(value: Any, place: str, field: str) -> str:
     if not isinstance(text, str):
         shown = shown if isinstance(shown, str) else json.dumps(shown)
         got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
-        raise UserError(
-            f'{place}: expected a JSON object with a string "{field}", got {got}; correct or remove it, or '
-            f"name another field with text_field."
-        )
+        what_to_do = "correct or remove it, or name another field with text_field"
+        raise UserError(f'{place}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
     return checked(text, place)
 
 
 def checked(text: str, place: str) -> str:
     """The text of a document; UserError for what is not a character."""
     if wrong := NOT_CHARACTERS.search(text):
-        raise UserError(
-            f"{place}: expected text, got U+{ord(wrong[0]):04X}, which is no character; remove it."
-        )
+        raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
     return text
 
 
@@ -283,10 +276,8 @@ def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[
     heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
     mark = next((mark for mark, columns in heads.items() if field in columns), "")
     if not mark:
-        raise UserError(
-            f"{name}: expected the first row to name a column {field!r}, got {first.strip()[:99]!r}; name a "
-            f"column of texts with text_field."
-        )
+        names = repr(first.strip()[:99])
+        raise UserError(f"{name}: no column {field!r} in the first row, {names}; name one with text_field.")
     try:
         for number, row in enumerate(csv.reader(lines, delimiter=mark, strict=True), 1):
             if row and len(row) != len(heads[mark]):
@@ -317,11 +308,8 @@ def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
                     raise UserError(f"{path}, row {number}: expected a text as {field!r}, got {value!r}.")
                 yield f"{path.name}:{number}", checked(value, f"{path}, row {number}")
     except (ArrowException, KeyError, OSError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: the column {field!r} can't be read after row {number:,}: {why}; name a column of texts "
-            f"with text_field."
-        ) from None
+        why = f"can't be read after row {number:,}: {' '.join(str(error).split())}"
+        raise UserError(f"{path}: {field!r} {why}; name a column of texts with text_field.") from None
 
 
 def read_text(name: str) -> str:

@@ -125,9 +125,7 @@ def is_store(folder: Path) -> bool:
 def read_info(folder: Path) -> DatasetInfo:
     data = read_json(folder / CARD)
     if data.get("format") != FORMAT:
-        raise UserError(
-            f"expected {folder / CARD} to have format {FORMAT}, got {data.get('format')!r}; prepare it again."
-        )
+        raise UserError(f"{folder / CARD} has format {data.get('format')!r}, not {FORMAT}; prepare it again.")
     return config_from_dict(DatasetInfo, data, str(folder / CARD))
 
 
@@ -149,9 +147,7 @@ def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) ->
             raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
         if array.shape != (length,) or array.dtype.kind not in "ui":
             got = f"{list(array.shape)} of {array.dtype}"
-            raise UserError(
-                f"expected [{length}] whole numbers in {path}, got {got}; prepare the text again."
-            )
+            raise UserError(f"{path}: expected [{length}] integers, got {got}; prepare the text again.")
         return array
 
     splits = {}

@@ -203,10 +203,8 @@ def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[b
             searched, number = 0, number + 1
         searched = max(len(rest) - len(separator) + 1, 0)
         if searched > MAX_RECORD:
-            raise UserError(
-                f"{name}:{number}: expected at most {MAX_RECORD >> 20} MiB before the next {separator!r}, "
-                f"got more; make a file of what is there."
-            )
+            most = f"at most {MAX_RECORD >> 20} MiB before the next {separator!r}"
+            raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
     yield bytes(rest)
 
 

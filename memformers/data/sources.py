@@ -75,15 +75,12 @@ class Benchmark:
         return {split: sum(self.sizes[: i + 1]) for i, split in enumerate(SPLITS)}
 
     def check(self, counts: Mapping[str, Any], tokenizer: str) -> None:
-        """Raise UserError unless the splits with these [`Counts`][memformers.data.dataset.Counts] have as
-        many documents and words as the published ones."""
+        """Raise UserError unless splits of these [`Counts`][memformers.data.dataset.Counts] are whole."""
         of_words = self.words if tokenizer == "word" else ()  # in whose text each token is a word
         for what, expected in (("documents", self.documents), ("tokens", of_words)):
             numbers = tuple(getattr(count, what) for count in counts.values())
             if expected and numbers != expected:
-                raise UserError(
-                    f"expected {expected} {what} in {', '.join(counts)}, got {numbers}; is it whole?"
-                )
+                raise UserError(f"expected {expected} {what}, got {numbers}; is the corpus whole?")
 
 
 BENCHMARKS = {
@@ -177,10 +174,8 @@ def find(spec: CorpusSpec) -> Sources:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
     if (spec.test and not spec.validation) or (spec.validation and not spec.data):
-        missing = "validation" if spec.data else "data"
-        raise UserError(
-            f"a text for {'test' if spec.test else 'validation'} was given, and none as {missing}."
-        )
+        missing, other = "validation" if spec.data else "data", "test" if spec.test else "validation"
+        raise UserError(f"a text for {other} was given, and none as {missing}.")
     if spec.data in (BUILTIN, STAND_IN):
         return builtin_play(is_stand_in=spec.data == STAND_IN)
     return at_path(spec, local(spec.data)) if spec.data else tiny_shakespeare()

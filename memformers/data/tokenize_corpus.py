@@ -181,7 +181,7 @@ def tokenize(
         text = read(sources, spec, folder / TEXT, bar.update)
     if given and given.name == "ids" and not text.are_ids:
         raise UserError(
-            f"the model reads token ids, and {sources.source} is a text; name a .npy or .bin file."
+            f"the model reads token ids, not a text like {sources.source}; name a .npy or .bin file."
         )
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
@@ -239,10 +239,10 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     if text.are_ids:
         if spec.vocab_size is None:
             largest = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
-            raise UserError(
-                f"{text.names[0]} contains token ids; give vocab_size, how many different ones there are: "
-                f"the largest is {largest:,}, so at least {largest + 1}."
+            why = (
+                f"give vocab_size, how many there are: the largest is {largest:,}, so at least {largest + 1}"
             )
+            raise UserError(f"{text.names[0]} contains token ids; {why}.")
         return IdTokenizer(spec.vocab_size)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
         random.Random(0).shuffle(every := list(places))
@@ -291,10 +291,8 @@ def write_ids(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWrite
         ids = np.frombuffer(raw[begin:end], "<u4")
         if (wrong := ids >= tokenizer.vocab_size).any():
             at = int(wrong.argmax())
-            raise UserError(
-                f"expected token ids below vocab_size={tokenizer.vocab_size}, got {ids[at]:,} at "
-                f"{begin // 4 + at:,}; give the right vocab_size."
-            )
+            got = f"got {ids[at]:,} at {begin // 4 + at:,}; give the right vocab_size"
+            raise UserError(f"expected token ids below vocab_size={tokenizer.vocab_size}, {got}.")
         writer.add(ids, is_end=end == stop)
     writer.counts.characters = writer.counts.tokens
     drop_resident_pages(raw)

@@ -146,10 +146,8 @@ class SubwordTokenizer(Tokenizer):
             if not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
         ]
         if missing:
-            raise UserError(
-                f"the tokenizer has no token for {', '.join(map(repr, missing[:5]))}, and no <unk>; leave "
-                f"these characters out, or use another tokenizer."
-            )
+            named = ", ".join(map(repr, missing[:5]))
+            raise UserError(f"the tokenizer has no token for {named}, and no <unk>; use another tokenizer.")
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
         if (of_bytes := self.of_bytes) is not None:
@@ -199,8 +197,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(
-            f"vocab_size={vocab_size}, but the training text has only {learned} different subwords; use a "
-            f"smaller vocab_size, or a longer text."
+            f"vocab_size={vocab_size}, but the training text has only {learned} subwords; use fewer."
         )
     return SubwordTokenizer(inner.to_str())
 
@@ -273,8 +270,7 @@ def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Toke
 def check_name(name: str) -> None:
     if name not in OWN and not name.endswith(".json"):
         raise UserError(
-            f"expected tokenizer to be one of {', '.join(map(repr, OWN))}, or the path of a {TOKENIZER}, got "
-            f"{name!r}."
+            f"expected tokenizer to be {', '.join(OWN)} or the path of a {TOKENIZER}, got {name!r}."
         )
 
 
@@ -297,7 +293,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return IdTokenizer(data["vocab_size"])
     if name == "byte":
         return ByteTokenizer()
-    raise UserError(
-        f"expected {path} to be a tokenizer of Hugging Face's, or to name the tokenizer 'byte', 'character' "
-        f"or 'word', got {str(data)[:200]}."
-    )
+    raise UserError(f"expected {path} to be a tokenizer of Hugging Face's or of ours, got {str(data)[:200]}.")
