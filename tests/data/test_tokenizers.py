@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Inner
 
-from memformers.data import files, tokenize_corpus, tokenizers
+from memformers.data import files, tokenize_corpus, tokenizer, tokenizers
 from memformers.data.files import LINE_END, NOT_UTF8, PIECE, WORD_END, bytes_as_text, bytes_of, pieces
 from memformers.data.tokenizer import IdTokenizer
 from memformers.data.tokenizers import SubwordTokenizer, build_tokenizer, learn_bpe, load_tokenizer
@@ -65,12 +65,14 @@ def test_pieces_are_cut_where_no_word_goes_on(line, text):
         assert raw[end] == 10 or not LINE_END.search(raw, begin + PIECE, begin + 2 * PIECE)
 
 
-def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path):
-    words = ["often"] * 9 + [f"{n:x}" for n in range(1_200_000)]
-    words[900_000] = words[-1] = "forgotten"  # as the rarest are, and then counted anew
-    text = " ".join([*words, "twice twice", "the end " * 200_000])
+def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "COUNTED", 1 << 13)
+    monkeypatch.setattr(files, "PIECE", 1 << 12)
+    words = ["often"] * 9 + [f"{n:x}" for n in range(12_000)]
+    words[9_000] = words[-1] = "forgotten"  # as the rarest are, and then counted anew
+    text = " ".join([*words, "twice twice", "the end " * 9_000])
     path, cut = write(tmp_path, {"x": text}) / "x", len(text) * 9 // 10
-    with refused("more than 1,048,576 different words; give vocab_size"):
+    with refused("more than 8,192 different words; give vocab_size"):
         dataset(path, tokenizer="word")
     found = dataset(path, tokenizer="word", vocab_size=6)
     assert found.tokenizer.vocabulary == ["<eos>", "the", "end", "often", "twice", "<unk>"]
@@ -91,13 +93,14 @@ def test_any_bytes_come_back_from_the_tokens_of_hugging_face_and_half_a_characte
         assert shown[-1] == text
 
 
-def test_learning_takes_no_more_words_than_there_is_memory_for_and_divides_long_ones():
-    rng, taken = np.random.default_rng(0), []
-    texts = ("".join(rng.choice(list("äCGT"), 700_000)) for _ in range(99))
-    tokenizer = learn_bpe((taken.append(text) or text for text in texts), 300)
-    assert 2 << 20 <= len("".join(taken).encode()) < 4 << 20
-    found = tokenizer.encode(taken[0])
-    assert (len(found) < 350_000, tokenizer.decode(found)) == (True, taken[0])
+def test_learning_takes_no_more_words_than_there_is_memory_for_and_divides_long_ones(monkeypatch):
+    monkeypatch.setattr(tokenizers, "LEARNED_WORDS", 2 << 16)
+    rng, read = np.random.default_rng(0), []
+    texts = ("".join(rng.choice(list("äCGT"), 44_000)) for _ in range(99))
+    tokenizer = learn_bpe((read.append(text) or text for text in texts), 300)
+    assert 2 << 16 <= len("".join(read).encode()) < 4 << 16
+    found = tokenizer.encode(read[0])
+    assert (len(found) < 22_000, tokenizer.decode(found)) == (True, read[0])
     assert {tokenizer.bytes_of(np.array([i])) for i in range(256)} == {bytes([b]) for b in range(256)}
 
 
@@ -151,7 +154,7 @@ def test_any_tokenizer_gives_a_long_text_the_tokens_of_the_whole(before, cut, tm
         "don't ",
         ".",
     ]
-    text = "".join(rng.choice(words, 40_000)) + "1234567" * 8_000 + "".join(rng.choice(words, 9_000))
+    text = "".join(rng.choice(words, 16_000)) + "1234567" * 8_000 + "".join(rng.choice(words, 3_000))
     inner = Inner(models.BPE(unk_token="<unk>"))
     inner.pre_tokenizer, inner.normalizer = cut, before
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
