@@ -251,7 +251,7 @@ REFUSED = [
     ({"x/card.json": "{}", "x/tokenizer.json": "{}", "x/train.npy": ""}, "", "x holds tokens and no text"),
     ({"x/input.txt": "half"}, "", "the download is incomplete, or it is another text"),
     ({"x/train": WORDS, "x/valid": WORDS, "x/val": WORDS}, "", "x/val and x/valid are all for validation"),
-    *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{found}; is the corpus whole")
+    *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{found}; is the")
       for name, found in (("pg19 --vocab-size 256", r"\(1, 1, 1\)"), ("wikitext-103", r"\(27, 27, 27\)"))],
     ({"x.npy": NPY}, "", "x.npy .*the largest is 299, so at least 300"),
     ({"x.npy": NPY}, "--vocab-size 299", r"below vocab_size=299, got 299 at \d"),
