@@ -55,8 +55,7 @@ PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
-ASIDE = "unreadable"
-"""The folder of the files that can't be read."""
+ASIDE = "unreadable"  # the folder of the files that can't be read
 
 
 def to_text(record: Any) -> str:

@@ -37,19 +37,15 @@ IN_WORDS = {
     "gradient_norm": "norm of the gradient",
     "memory.length": "memory (positions)",
     "memory.compressed_length": "compressed memory (slots)",
-}
-"""What metrics are called, with their units; others have their own names."""
+}  # what metrics are called, with their units; others have their own names
 AXES = {TOKENS: "training tokens", SECONDS: "training time (seconds)"}
 DASHES = {":": "dot", "-": "solid", "--": "dash", "-.": "dashdot"}
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down",
            "P": "cross", "X": "x"}  # fmt: skip
 """plotly's names for matplotlib's lines and markers."""
-MAX_MARKED = 40
-"""The most points of a curve of which each has its marker."""
-MAX_SHOWN = 200
-"""The most arms that are drawn and listed, and the most runs."""
-Knows = Callable[[str], bool]
-"""Whether labml's pages have a run, by its id."""
+MAX_MARKED = 40  # the most points of a curve of which each has its marker
+MAX_SHOWN = 200  # the most arms that are drawn and listed, and the most runs
+Knows = Callable[[str], bool]  # whether labml's pages have a run, by its id
 
 
 def describe(

@@ -42,11 +42,9 @@ from memformers.tracking.discovery import COMPARISONS, announce, api_address, no
 from memformers.tracking.recorder import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
-CLOSE_SECONDS = 2
-"""How long a request may take after Ctrl-C."""
+CLOSE_SECONDS = 2  # how long a request may take after Ctrl-C
 LOG = logging.getLogger("memformers.dashboard")
-MAX_BYTES = 1_000_000
-"""The longest body of a request."""
+MAX_BYTES = 1_000_000  # the longest body of a request
 WEB = Path(__file__).parent / "web"
 ID = re.compile("[0-9a-f]{16}")
 HEADERS = {
@@ -57,8 +55,7 @@ HEADERS = {
 """These headers prevent that the name of a run runs a script, and show a new version of the page at once."""
 OF_REPORT = HEADERS | {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-}
-"""Those of a report, which holds its style and its figures, and no script."""
+}  # those of a report, which holds its style and its figures, and no script
 NONE_YET = (
     "<p>No run yet. Start one with <code>memformers train</code>, or several with "
     "<code>memformers compare --scale 0.1</code>.</p>"
@@ -66,8 +63,7 @@ NONE_YET = (
 OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
-)
-"""The paths that ask about a run; of one that doesn't exist, labml would make records."""
+)  # the paths that ask about a run; of one that doesn't exist, labml would make records
 TRACK = re.compile(r"/api/v1/[^/]+/track")
 SAFE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY",
                 "referrer-policy": "same-origin"}  # fmt: skip

@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -33,11 +34,9 @@ from memformers.data.files import (
 )
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 
-MAX_NAMES = 100_000
-"""Documents of which the names are kept."""
+MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-DELIMITERS = ",;\t"
-"""Between the columns of a table."""
+DELIMITERS = ",;\t"  # between the columns of a table
 JSON = (".jsonl", ".ndjson", ".json")
 
 
@@ -56,7 +55,7 @@ class Text:
         """Whether these are documents, not files of a plain text, and whether characters are token ids."""
         self.splits: dict[str, int] = {}
         """Where each split ends, in bytes; one without a name is to be divided."""
-        self.left_out: dict[str, list[str]] = {}
+        self.left_out: dict[str, list[str]] = defaultdict(list)
         """The names of what is not read, by the reason."""
         self._hash = hashlib.sha256()
 
@@ -75,7 +74,7 @@ class Text:
                 is_blank = is_blank and not text.strip()
                 self._write(bytes_of(text), len(text))
             if is_blank:
-                self.leave_out(name, "documents without text are")
+                self.left_out["documents without text are"].append(name)
             else:
                 self._end(name, before[1], is_document)
         except NotText:
@@ -108,9 +107,6 @@ class Text:
         self.lengths.append(self.characters - before)
         if len(self.names) < MAX_NAMES:
             self.names.append(name)
-
-    def leave_out(self, name: str, why: str) -> None:
-        self.left_out.setdefault(why, []).append(name)
 
     def place(self, character: int) -> int:
         """Where a character starts in the file."""
@@ -183,7 +179,7 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     except (NotText, Archive) as error:
         if not is_document:
             raise
-        return text.leave_out(f"{name} ({error.where})", "not text and")
+        return text.left_out["not text and"].append(f"{name} ({error.where})")
     for place, document in documents:
         text.add(place, [document], is_document=True)
     return None

@@ -32,30 +32,22 @@ CARD, FORMAT = STORE[0], 1
 class Counts:
     """How large a split is; of token ids, each counts as a character, and bytes and words are 0."""
 
-    bytes: int = 0
-    """In UTF-8."""
+    bytes: int = 0  # in UTF-8
     characters: int = 0
-    words: int = 0
-    """Separated by white space."""
+    words: int = 0  # separated by white space
     tokens: int = 0
-    documents: int = 0
-    """0 for a plain text."""
+    documents: int = 0  # 0 for a plain text
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    name: str
-    """For titles."""
-    source: str
-    """The path it was read from, or how it was made."""
-    sha256: str
-    """The checksum of the text in UTF-8, or of the ids, and of the ends of its documents."""
+    name: str  # for titles
+    source: str  # the path it was read from, or how it was made
+    sha256: str  # the checksum of the text in UTF-8, or of the ids, and of the ends of its documents
     tokenizer: str
     splits: dict[str, Counts]
-    documents: int = 0
-    """Of all splits, before one was cut; 0 for a plain text."""
-    is_stand_in: bool = False
-    """Whether it replaces Tiny Shakespeare."""
+    documents: int = 0  # of all splits, before one was cut; 0 for a plain text
+    is_stand_in: bool = False  # whether it replaces Tiny Shakespeare
     format: int = FORMAT
 
     def total(self, what: str) -> int:
@@ -64,13 +56,10 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class Split:
-    tokens: Ids
-    """Those of a folder stay on the disk until they are used."""
+    tokens: Ids  # those of a folder stay on the disk until they are used
     counts: Counts
-    documents: npt.NDArray[np.int64]
-    """How many tokens each document has; empty for a plain text."""
-    names: Sequence[str] = ()
-    """Of the documents; those of a folder have none."""
+    documents: npt.NDArray[np.int64]  # how many tokens each document has; empty for a plain text
+    names: Sequence[str] = ()  # of the documents; those of a folder have none
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,7 @@ class TokenDataset:
     info: DatasetInfo
     tokenizer: Tokenizer
     splits: dict[str, Split]
-    folder: Any = None
-    """What deletes the files that are mapped when nothing uses them any more."""
+    folder: Any = None  # what deletes the files that are mapped when nothing uses them any more
 
     @property
     def train(self) -> Split:

@@ -23,21 +23,17 @@ import zstandard
 
 from memformers.common.text import UserError
 
-Ids = npt.NDArray[Any]
-"""Token ids ``[n]``, of an integer type."""
+Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids
 """A file, - for standard input, or what a file would contain: a text, or token ids."""
 STDIN = Path("-")
-BLOCK = 1 << 20
-"""Bytes that are read at once."""
+BLOCK = 1 << 20  # bytes that are read at once
 MAX_RECORD = 256 << 20
 """Bytes of a line of JSON, an array, or a document between separators, which must fit into memory."""
-NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""What bytes that are not UTF-8 become in a text of bytes."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 """The encodings that byte order marks name."""
-PIECE = 256 << 10
-"""Bytes, more or less, of a text that are encoded at once."""
+PIECE = 256 << 10  # bytes, more or less, of a text that are encoded at once
 CONTEXT = 4 << 10
 """Bytes beside a piece that are encoded with it, where tokens depend on more than their word."""
 LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")

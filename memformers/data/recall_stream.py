@@ -20,12 +20,9 @@ from memformers.data.streams import IGNORED, Segment
 NEAREST_BAND = 64
 """Questions are drawn by bands of distances: the first is below this number, and each octave from it on is
 one."""
-NOTHING = -1
-"""The distance of positions without a question."""
-NEVER = -(2**62)
-"""The time at which a key was set that was never set."""
-FOREVER = 2**61
-"""A limit above all distances, and below the distance of a key that was never set."""
+NOTHING = -1  # the distance of positions without a question
+NEVER = -(2**62)  # the time at which a key was set that was never set
+FOREVER = 2**61  # a limit above all distances, and below the distance of a key that was never set
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,17 @@ SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*
 split's."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
 """The names of files and folders that look like a split."""
-STORE = ("card.json", "tokenizer.json")
-"""Files that every folder of tokens has."""
-OF_IDS = "_documents.npy"
-"""How the names of files end that list the documents of token ids."""
+STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
+OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")
-"""Where Tiny Shakespeare may be in a data folder."""
+IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")  # where Tiny Shakespeare may be in a data folder
 DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
-BUILTIN_LENGTH = 1_000_000
-"""Characters of the built-in play, about as many as Tiny Shakespeare has."""
+BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about as many as Tiny Shakespeare has
 PYTHON_SOURCE = "python-source"
 """The sources of the running interpreter and its packages: a text to scale with that needs no network, but
 not one that other machines have bit for bit."""
@@ -53,16 +49,12 @@ not one that other machines have bit for bit."""
 @dataclass(frozen=True)
 class Benchmark:
     tokenizer: str
-    vocab_size: int | None = None
-    """Of subwords."""
+    vocab_size: int | None = None  # of subwords
     sizes: tuple[int, ...] = ()
     """The bytes of each split in its one file, one after the other; empty: each split is a file or folder."""
-    sha256: str = ""
-    """Of that file, if it is published."""
-    documents: tuple[int, ...] = ()
-    """How many each split has, each a file; empty: a split is one text."""
-    words: tuple[int, ...] = ()
-    """How many words and ends of lines each split has."""
+    sha256: str = ""  # of that file, if it is published
+    documents: tuple[int, ...] = ()  # how many each split has, each a file; empty: a split is one text
+    words: tuple[int, ...] = ()  # how many words and ends of lines each split has
 
     def ends(self, total: int, sha256: str) -> dict[str, int]:
         """Where each split ends in its one file of ``total`` bytes; UserError for another file than the
@@ -95,8 +87,7 @@ BENCHMARKS = {
     "wikitext-103": Benchmark("word", words=(103_227_021, 217_646, 245_569)),
     # Rae et al. 2020 (arXiv 1911.05507), table 2.
     "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
-}
-"""The published corpora, by their names."""
+}  # the published corpora, by their names
 
 
 @dataclass(frozen=True)
@@ -110,15 +101,13 @@ class CorpusSpec:
     document_separator: str = ""
     text_field: str = "text"
     tokenizer: str = "character"
-    vocab_size: int | None = None
-    """Of learned words or subwords, or of token ids."""
+    vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""
     """The name of a published corpus, one of [`BENCHMARKS`][], that ``data`` holds; empty: none."""
 
 
 class Part(NamedTuple):
-    split: str
-    """Empty where the corpus is to be divided."""
+    split: str  # empty where the corpus is to be divided
     name: str
     file: File
     is_document: bool
@@ -133,10 +122,8 @@ class Part(NamedTuple):
 class Sources:
     """The files of a corpus, in order."""
 
-    name: str
-    """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
-    source: str
-    """The path it is read from, or how it was made."""
+    name: str  # for titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name
+    source: str  # the path it is read from, or how it was made
     parts: Sequence[Part]
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """The names of files and folders that are not read, by the reason."""

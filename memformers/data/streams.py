@@ -17,8 +17,7 @@ from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]
 """The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
-IGNORED = -100
-"""The target of positions without one; ``torch.nn.functional.cross_entropy`` ignores it."""
+IGNORED = -100  # the target of positions without one; `torch.nn.functional.cross_entropy` ignores it
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,11 @@ class Segment:
     """The next tokens of every stream, ``[S, B]`` each."""
 
     inputs: Tensor
-    targets: Tensor
-    """Each input's next token, or IGNORED."""
-    starts_over: bool = False
-    """Whether the streams begin here, with an empty memory."""
-    end: int = 0
-    """Where the next segment begins, in tokens of a stream."""
-    epoch: int = 0
-    """How many times the text was read before."""
-    doc_starts: Tensor | None = None
-    """Where a stream's new document begins; None for a plain text."""
+    targets: Tensor  # each input's next token, or IGNORED
+    starts_over: bool = False  # whether the streams begin here, with an empty memory
+    end: int = 0  # where the next segment begins, in tokens of a stream
+    epoch: int = 0  # how many times the text was read before
+    doc_starts: Tensor | None = None  # where a stream's new document begins; None for a plain text
 
     @property
     def predictions(self) -> int:
@@ -176,10 +170,8 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
 class Reading:
     """Streams of a text, which are read group by group, the streams of a group in parallel."""
 
-    begins: tuple[int, ...]
-    """Where the first token of each stream is in the text."""
-    lengths: tuple[int, ...]
-    """How many tokens of each stream are predicted: all but its first one."""
+    begins: tuple[int, ...]  # where the first token of each stream is in the text
+    lengths: tuple[int, ...]  # how many tokens of each stream are predicted: all but its first one
     groups: tuple[tuple[int, ...], ...]
     """The numbers of the streams of each group, the longest first; each is in one group at most."""
     segment_len: int

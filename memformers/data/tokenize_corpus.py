@@ -49,12 +49,9 @@ from memformers.data.sources import (
 from memformers.data.tokenizer import IdTokenizer, Tokenizer
 from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, save_tokenizer
 
-BIG = 32 << 20
-"""Bytes of a text from which on its tokens stay on the disk."""
-SMALL_JOB = 4 << 20
-"""Bytes of text whose encoding takes so short that no bar shows it."""
-JOB = 2 << 20
-"""Bytes that are encoded at once."""
+BIG = 32 << 20  # bytes of a text from which on its tokens stay on the disk
+SMALL_JOB = 4 << 20  # bytes of text whose encoding takes so short that no bar shows it
+JOB = 2 << 20  # bytes that are encoded at once
 LEARNED_FROM = 32 << 20
 """The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
 TEXT = "text"

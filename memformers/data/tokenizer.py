@@ -18,11 +18,9 @@ from memformers.data.files import bytes_of
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-TokenIds = npt.NDArray[Any]
-"""Tokens ``[n]``, of an integer type."""
+TokenIds = npt.NDArray[Any]  # tokens `[n]`, of an integer type
 EOS, UNKNOWN = "<eos>", "<unk>"
-COUNTED = 1 << 20
-"""Different words that are counted at once, beside those of the vocabulary."""
+COUNTED = 1 << 20  # different words that are counted at once, beside those of the vocabulary
 
 
 class Tokenizer(ABC):

@@ -31,16 +31,14 @@ if TYPE_CHECKING:
     import tokenizers
     from torch import Tensor
 
-OWN = ("character", "frequency", "byte", "word", "bpe")
-"""The tokenizers that are made for a text."""
+OWN = ("character", "frequency", "byte", "word", "bpe")  # the tokenizers that are made for a text
 TOKENIZER = "tokenizer.json"
 DEFAULT_SUBWORDS = 8192
 LEARNED_WORDS = 2 << 20
 """Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
 LONG_WORD = re.compile(r"\S{256}(?=\S)")
 """Where a word is cut for learning, whose time grows with the square of its length: Chinese, or a genome."""
-WORD = re.compile(r"\w+|[^\w\s]+")
-"""About what byte-level BPE takes for a word."""
+WORD = re.compile(r"\w+|[^\w\s]+")  # about what byte-level BPE takes for a word
 
 
 class SubwordTokenizer(Tokenizer):
@@ -86,19 +84,8 @@ class SubwordTokenizer(Tokenizer):
         return of_token
 
     def ids(self, text: str) -> TokenIds:
-        """UserError for a character that the vocabulary doesn't have, and, unless tokens are bytes, for text
-        that is not UTF-8."""
-        if not NOT_UTF8.search(text):
-            return self.ids_within([("", text, "")])[0]
-        if self.of_bytes is None:
-            check_utf8(text, "the text")
-        number = {token: i for i, token in reversed([*enumerate(self.of_bytes or ())])}
-        parts = [
-            np.array([number[bytes_of(part)]]) if NOT_UTF8.match(part) else self.ids(part)
-            for part in re.split(f"({NOT_UTF8.pattern})", text)
-            if part
-        ]
-        return np.concatenate(parts)
+        check_utf8(text, "the text")
+        return self.ids_within([("", text, "")])[0]
 
     def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
         if self._is_local:
