@@ -168,9 +168,8 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
             head = next(texts)
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
-            why = f"{name} consists of documents already, or is one"
             raise UserError(
-                f"document_separator={separator!r} divides a single text, but {why}; leave it out."
+                f"document_separator={separator!r} divides a text, but {name} is of documents already."
             )
         if separator:
             documents = texts_between(separator, texts, name)
@@ -199,10 +198,8 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
             yield f"{name}:{number - 1}", last
         last = document
     if number == 1:
-        raise UserError(
-            f"document_separator={separator!r} doesn't occur in {name}; give the text between its documents "
-            f"(a line break is written as $'\\n' in a shell), or leave it out."
-        )
+        shell = "write a line break as $'\\n' in a shell"
+        raise UserError(f"document_separator={separator!r} doesn't occur in {name}; correct it, or {shell}.")
     if last.strip():
         yield f"{name}:{number}", last
 
@@ -282,9 +279,7 @@ def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[
                 text = row[heads[mark].index(field)]
                 yield f"{Path(name).name}:{number}", checked(text, f"{name}, row {number}")
     except csv.Error as error:
-        raise UserError(
-            f"{name}: the row after row {number - 1:,} can't be read: {error}; correct it."
-        ) from None
+        raise UserError(f"{name}: the row after row {number - 1:,} can't be read: {error}.") from None
 
 
 def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:

@@ -137,10 +137,8 @@ class Sources:
     @property
     def size(self) -> int:
         """About how many bytes the text has, where that is known; a compressed file's count four times."""
-        in_memory = sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
-        return in_memory + sum(
-            p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths
-        )
+        on_disk = sum(p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths)
+        return on_disk + sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
 
     def cache_path(self, spec: CorpusSpec) -> Path:
         """Where the cache has the tokens of this corpus as ``spec`` says: a folder that no other corpus and
@@ -216,16 +214,12 @@ def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
         by_split.setdefault(split, []).append(path)
     if not {TRAIN, VALIDATION} <= by_split.keys():
         for place in [folder, *(path for path in visible(folder) if path.is_dir() and not holds_run(path))]:
-            looks = {
-                path: match[1].lower()
-                for path in visible(place)
-                if (match := LIKE_SPLIT.fullmatch(path.name))
-            }
+            looks = {p: m[1].lower() for p in visible(place) if (m := LIKE_SPLIT.fullmatch(p.name))}
             if len(set(looks.values())) > 1:
+                names = some_of([path.relative_to(folder).as_posix() for path in looks])
                 raise UserError(
                     f"expected the splits in {folder} to be train.*, valid.* and perhaps test.*, got "
-                    f"{some_of([path.relative_to(folder).as_posix() for path in looks])}; rename them, name "
-                    f"their own folder, or name them with --data, --validation and --test."
+                    f"{names}; rename them, name their own folder, or use --data, --validation and --test."
                 )
         return {}
     others = [path for path in by_split.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
@@ -251,25 +245,22 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
     files: dict[str, Path] = {}
     seen = set[Path]()
     for where, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
-        at = Path(where)
+        at, here = Path(where), Path(where).relative_to(folder)
         if at.resolve() in seen:
-            left_out["folders that are read already are"].append(at.relative_to(folder).as_posix())
+            left_out["folders that are read already are"].append(here.as_posix())
             folders.clear()
             continue
         seen.add(at.resolve())
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if name[0] != ".")
         runs = [name for name in folders if holds_run(at / name)]
-        left_out["folders of runs or tokens are"] += [
-            (at / name).relative_to(folder).as_posix() for name in runs
-        ]
+        left_out["folders of runs or tokens are"] += [(here / name).as_posix() for name in runs]
         folders[:] = [name for name in folders if name not in runs]
-        shown = {
-            (at / name).relative_to(folder).as_posix(): at / name
-            for name in names
-            if not name.startswith(".") and not name.endswith(OF_IDS)
-        }
-        files |= {name: path for name, path in shown.items() if path.is_file()}
-        left_out["links that lead nowhere are"] += [name for name, path in shown.items() if not path.exists()]
+        for name in names:
+            if name[0] != "." and not name.endswith(OF_IDS):
+                if (at / name).is_file():
+                    files[(here / name).as_posix()] = at / name
+                elif not (at / name).exists():
+                    left_out["links that lead nowhere are"].append((here / name).as_posix())
     return files
 
 

@@ -73,10 +73,8 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
         raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
-        raise UserError(
-            f"{path} is divided into tokens already, by tokenizer={store.info.tokenizer!r}; leave out "
-            f"tokenizer and document_separator."
-        )
+        how = f"divided by tokenizer={store.info.tokenizer!r} already"
+        raise UserError(f"{path} is {how}; leave out tokenizer and document_separator.")
     return store
 
 
@@ -177,9 +175,7 @@ def tokenize(
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
     if given and given.name == "ids" and not text.are_ids:
-        raise UserError(
-            f"the model reads token ids, not a text like {sources.source}; name a .npy or .bin file."
-        )
+        raise UserError(f"the model reads token ids; name a .npy or .bin file, not {sources.source}.")
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
     if "" in ends:

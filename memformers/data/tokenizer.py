@@ -99,10 +99,8 @@ class CharacterTokenizer(Tokenizer):
         if (numbers < 0).any():
             unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
             named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
-            raise UserError(
-                f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
-                f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
-            )
+            known = f"known are {self.vocabulary!r}. Leave them out, or train with byte tokens"
+            raise UserError(f"characters outside the vocabulary of {self.vocab_size}: {named}; {known}.")
         return numbers
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
@@ -212,10 +210,8 @@ def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
         counts.update(words_and_ends(piece))
         if len(counts) > most:
             if vocab_size is None:
-                raise UserError(
-                    f"the training text has more than {most:,} different words; give vocab_size (all others "
-                    f"become {UNKNOWN}), or use tokenizer='bpe'."
-                )
+                what_to_do = f"give vocab_size (all others become {UNKNOWN}), or use tokenizer='bpe'"
+                raise UserError(f"the training text has more than {most:,} different words; {what_to_do}.")
             counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
     words = [word for word, _ in counts.most_common() if word != EOS]
     if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):

@@ -169,13 +169,11 @@ def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(
         for name in "abc":
             with Tracking(tmp_path / name, name, {}, "off") as tracking:
                 for step in (100, 300, 490, 500):  # the last two are closer than the first two
-                    tracking.record({"tokens": step, "loss.valid": float(step), "gradient_norm": 1.0})
+                    tracking.record({"tokens": step, "loss.valid": float(step)})
             bring_in([tmp_path / name], dashboard.url)
             assert dashboard.curve(ids[name], "loss.valid") == expected(tmp_path / name, "loss.valid")
             asked = [dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in "abc" if n <= name]
             found[name] = [preferences["base_experiment"] for preferences in asked]
-        drawn = [preferences["series_preferences"] for preferences in asked]
-    assert drawn[1:] == [[-1, 1]] * 2, "the losses, and no other metric"
     assert found == {"a": [""], "b": [ids["b"], ids["a"]], "c": [ids["b"], ids["a"], ids["a"]]}
 
 
