@@ -169,7 +169,7 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
             raise UserError(
-                f"document_separator={separator!r} divides a text, but {name} is of documents already."
+                f"document_separator={separator!r} divides one text, and {name} consists of documents."
             )
         if separator:
             documents = texts_between(separator, texts, name)
@@ -198,8 +198,10 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
             yield f"{name}:{number - 1}", last
         last = document
     if number == 1:
-        shell = "write a line break as $'\\n' in a shell"
-        raise UserError(f"document_separator={separator!r} doesn't occur in {name}; correct it, or {shell}.")
+        raise UserError(
+            f"document_separator={separator!r} doesn't occur in {name}; give the text between its documents "
+            f"(a line break is written as $'\\n' in a shell), or leave it out."
+        )
     if last.strip():
         yield f"{name}:{number}", last
 

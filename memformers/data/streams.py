@@ -159,9 +159,11 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     """Raise ValueError unless every stream gets at least one whole segment."""
     needed = batch_size * segment_len + 1
     if n_tokens < needed:
-        streams = f"{batch_size} streams of a segment of {segment_len}, which need {needed:,}"
         what_to_do = "use a longer text, a smaller batch_size or a shorter segment_len"
-        raise UserError(f"a text of {n_tokens:,} tokens is too short for {streams}; {what_to_do}.")
+        raise UserError(
+            f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
+            f"{segment_len}, which need {needed:,}; {what_to_do}."
+        )
 
 
 @dataclass(frozen=True)
