@@ -152,7 +152,8 @@ def test_a_long_run_with_many_metrics_is_imported_within_what_a_request_may_hold
     folder = recorded(tmp_path / "long", ())
     with open(folder / "metrics.jsonl", "w") as file:
         for step in range(1, 3000):
-            values = {f"loss.{n}": step / 3 for n in range(20)} | {"loss.valid": 2.0} * (step % 300 == 0)
+            values = {f"loss.{n}": step / 3 for n in range(20)}
+            values |= {"loss.valid": 2.0} if step % 300 == 0 else {}
             file.write(json.dumps({"tokens": step, **values}) + "\n")
     with DashboardHere(tmp_path / "records") as dashboard:
         bring_in([folder], dashboard.url)
