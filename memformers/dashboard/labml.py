@@ -1,11 +1,20 @@
 """labml's own server as one application: its records, its handlers and its page, without what labml-app adds
 when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
-and the permission for https://app.labml.ai to call it."""
+and the permission for https://app.labml.ai to call it.
 
+Its records are files that are written atomically: labml-db's drivers, made safe. Records refer to each other,
+so where one can't be read, all are set aside: they are copies of what runs have in their folders, and come
+again. They are JSON, with marks for the types that labml stores besides plain values, and not pickles: a file
+that someone else wrote must not be able to run code.
+"""
+
+import base64
+import json
 import logging
 import math
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +35,13 @@ from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPrefe
 from labml_app.analyses.series import Series
 from labml_app.db import project, run, user
 from labml_app.utils import gen_token
-from labml_db import Key
+from labml_db import Index, Key, Model
+from labml_db.driver.file import FileDbDriver
+from labml_db.index_driver.file import FileIndexDbDriver
 
 from memformers.common.fields import matches
-from memformers.dashboard.records import Records
+from memformers.common.files import write_text
+from memformers.common.text import UserError
 from memformers.tracking.discovery import TOKEN, WHO
 
 RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
@@ -43,16 +55,145 @@ PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
+ASIDE = "unreadable"  # the folder of the files that can't be read
 
 
-def open_records(folder: Path, say: Callable[[str], None]) -> Records:
-    """Keep the records of labml's models in ``folder``, all of them readable and consistent."""
-    records = Records(folder, say, db.models, db.indexes)
-    prepare(records)
-    return records
+def to_text(record: Any) -> str:
+    return json.dumps(_marked(record), default=_to_json)
 
 
-def prepare(records: Records) -> None:
+def from_text(text: str) -> dict[str, Any]:
+    record = json.loads(text, object_hook=_from_json)
+    if not isinstance(record, dict):
+        raise UserError(f"it holds a {type(record).__name__}, not a record")
+    return record
+
+
+def _marked(value: Any) -> Any:
+    """``value`` with marks around dicts that look like a mark below: a run may send anything."""
+    if isinstance(value, dict):
+        items = {name: _marked(item) for name, item in value.items()}
+        return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
+    return [_marked(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Key):
+        return {"$key": str(value)}
+    if isinstance(value, set):
+        return {"$set": sorted(value)}
+    if isinstance(value, np.ndarray):
+        return {"$array": base64.b64encode(value.astype("<f8").tobytes()).decode()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} can't be part of a record")
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    match value:
+        case {"$dict": items}:
+            return dict(items)
+        case {"$key": key}:
+            return Key(key)
+        case {"$set": items}:
+            return set(items)
+        case {"$array": data}:
+            return np.frombuffer(base64.b64decode(data), "<f8")
+    return value
+
+
+class Records:
+    """The records of labml's models and indexes in ``folder``, which only this process uses. All are read
+    once, and set aside if one can't be, which ``say`` tells the user."""
+
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        models: list[Any] = db.models,
+        indexes: list[Any] = db.indexes,
+    ):
+        self.folder, self.say, self.models, self.index_types = folder, say, models, indexes
+        self.install()
+        for driver in self.drivers.values():
+            for key in driver.get_all():
+                driver.load_dict(key)
+        for index in self.indexes.values():
+            for key in index.get_all():
+                owner = self.drivers.get(key.partition(":")[0])
+                if owner is None or not owner.path(key).exists():
+                    self.found_broken(self.folder / "indexes", f"{key} is missing")
+        if self.is_damaged:
+            self.begin_again()
+
+    def install(self) -> None:
+        """Let labml use what is here, without unfinished files of a dashboard that was killed."""
+        self.is_damaged = False
+        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob("*/.*"):
+            unfinished.unlink(missing_ok=True)
+        self.drivers = {model.__name__: RecordDriver(self, model) for model in self.models}
+        self.indexes = {index.__name__: IndexDriver(self, index) for index in self.index_types}
+        Model.set_db_drivers(list(self.drivers.values()))
+        Index.set_db_drivers(list(self.indexes.values()))
+
+    def begin_again(self) -> None:
+        aside = self.folder / ASIDE / f"{time.time_ns()}"
+        aside.mkdir(parents=True)
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name != ASIDE:
+                path.replace(aside / path.name)
+        again = "runs that go on come again, and --import brings others."
+        self.say(f"all records were set aside as {aside}; {again}")
+        self.install()
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            return from_text(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError) as error:
+            self.found_broken(path, error)
+        return None
+
+    def found_broken(self, path: Path, why: object) -> None:
+        if not self.is_damaged:
+            self.say(f"{path} couldn't be read: {why}")
+        self.is_damaged = True
+
+
+class RecordDriver(FileDbDriver):
+    def __init__(self, records: Records, model: Any):
+        super().__init__(None, model, records.folder / model.__name__)
+        self._records = records
+
+    def path(self, key: str) -> Path:
+        return Path(self._db_path, f"{key}.json")
+
+    def load_dict(self, key: str) -> dict[str, Any] | None:
+        return self._records.read(self.path(key))
+
+    def save_dict(self, key: str, data: dict[str, Any]) -> None:
+        write_text(self.path(key), to_text(data))
+
+    def delete(self, key: str) -> None:
+        self.path(key).unlink(missing_ok=True)
+
+
+class IndexDriver(FileIndexDbDriver):
+    def __init__(self, records: Records, index: Any):
+        super().__init__(None, index, records.folder / "indexes" / f"{index.__name__}.json")
+        self.entries: dict[str, str] = records.read(self._index_path) or {}
+        self._cache = self.entries
+
+    def _save_cache(self) -> None:
+        write_text(self._index_path, to_text(self.entries))
+
+    def get_all(self) -> list[str]:
+        return list(self.entries.values())  # as labml's driver for MongoDB
+
+
+def prepare(records: Records) -> Records:
     """Give labml the user and projects that it assumes, with our token for the user's own, and forget runs
     of which a kill left only a part: they come again."""
     project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
@@ -74,6 +215,7 @@ def prepare(records: Records) -> None:
             home.runs.pop(run_id, None)
             run.RunIndex.delete(run_id)
     home.save()
+    return records
 
 
 def add_labml(app: FastAPI, records: Records) -> None:
@@ -102,7 +244,6 @@ def is_known(run_id: str) -> bool:
 
 
 def is_packet(packet: Any) -> bool:
-    """Whether a run's packet has the structure that labml's client gives it."""
     return (
         isinstance(packet, dict)
         and all(matches(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
@@ -126,8 +267,10 @@ async def track(request: Request, labml_token: str) -> Response:
         missing = "the beginning of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
-        if "configs" in packet and not has_settings(run_id):  # else the user may have chosen others here
-            settings = packet["configs"].values()
+        if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):
+            settings = packet[
+                "configs"
+            ].values()  # for the first time: later, the user may have chosen others
             packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
         drop_known(run_id, packet)
     request._json = packets
@@ -141,19 +284,13 @@ async def track(request: Request, labml_token: str) -> Response:
     return JSONResponse(answer)
 
 
-def has_settings(run_id: str) -> bool:
-    """Whether the settings of a run have arrived."""
-    return is_known(run_id) and bool(run.get(run_id).configs)
-
-
 def tracked(run_id: str) -> dict[str, Any]:
-    """What labml has of a run's metrics, by their names, which it sorts."""
     metrics = MetricsAnalysis.get(run_id)
     return dict(sorted(metrics.metrics.tracking.items())) if metrics else {}
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
-    """Remove the steps that the run already has from a packet."""
+    """Remove steps that the run has from a packet."""
     known = tracked(run_id)
     for name, series in list(packet.get("track", {}).items()):
         last = known[name]["last_step"][-1] if name in known else -math.inf

@@ -37,27 +37,23 @@ IN_WORDS = {
     "gradient_norm": "norm of the gradient",
     "memory.length": "memory (positions)",
     "memory.compressed_length": "compressed memory (slots)",
-}
-"""What metrics are called, with their units; others have their own names."""
+}  # what metrics are called, with their units; others have their own names
 AXES = {TOKENS: "training tokens", SECONDS: "training time (seconds)"}
 DASHES = {":": "dot", "-": "solid", "--": "dash", "-.": "dashdot"}
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down",
            "P": "cross", "X": "x"}  # fmt: skip
 """plotly's names for matplotlib's lines and markers."""
-MAX_MARKED = 40
-"""The most points of a curve of which each has its marker."""
-MAX_SHOWN = 200
-"""The most arms that are drawn and listed, and the most runs."""
-Knows = Callable[[str], bool]
-"""Whether labml's pages have a run, by its id."""
+MAX_MARKED = 40  # the most points of a curve of which each has its marker
+MAX_SHOWN = 200  # the most arms that are drawn and listed, and the most runs
+Knows = Callable[[str], bool]  # whether labml's pages have a run, by its id
 
 
 def describe(
     runs: Runs, metric: str = "", over: str = TOKENS, *, log: bool = False, dark: bool = False,
     knows: Knows = lambda run: False,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the page of ``runs`` shows: the curves of ``metric``, or where it has no point the first that
-    has one, as plotly's figure, and all else as HTML."""
+    """All that the page of ``runs`` shows: the curves of ``metric``, or where it has no point of another, as
+    plotly's figure, and all else as HTML."""
     names = sorted({name for run in runs.all for name in run.metrics.names})
     metrics = [name for name in names if any(run.last(name) is not None for run in runs.all)]
     if metric not in metrics:
@@ -76,7 +72,7 @@ def describe(
 
 
 def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
-    """What stands above the chart, and what below it, as HTML."""
+    """What is above the chart, and what below it, as HTML."""
     base, measure = base_of(arms), MEASURES[arms[0].first.task]
     measured = str(measure.of)  # a name, as all measures of tasks have
     measure = replace(measure, of=lambda result: known(result.get(measured)))
@@ -97,7 +93,9 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
             mean.mean if (mean := mean_of_known(run.last(name) for run in arm.counted)) else None, form, unit
         )
 
-    columns = {"state": states} | ({valid_in_words: last(valid, ".3f")} if valid else {})
+    columns: dict[str, Column] = {"state": states}
+    if valid:
+        columns[valid_in_words] = last(valid, ".3f")
     columns |= {"tokens": last(TOKENS, ",.0f"), "time": last(SECONDS, ",.0f", " s")}
     columns["tokens/s"] = last("tokens_per_second", ",.0f")
     above.append(results_table(arms, base, [measure], columns))

@@ -25,14 +25,8 @@ from types import FrameType
 import platformdirs
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import (
-    FileResponse,
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-)
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import PlainTextResponse as Text
 from filelock import Timeout
 
 from memformers.common.files import locked, read_json, write_json
@@ -41,7 +35,6 @@ from memformers.common.processes import handling
 from memformers.common.text import UserError
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
-from memformers.dashboard.records import Records
 from memformers.report.markdown import STYLE, TEMPLATE
 from memformers.runs.folder import PAGE, read_card, read_metrics
 from memformers.runs.reader import find_runs
@@ -49,11 +42,9 @@ from memformers.tracking.discovery import COMPARISONS, announce, api_address, no
 from memformers.tracking.recorder import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
-CLOSE_SECONDS = 2
-"""How long a request may take after Ctrl-C."""
+CLOSE_SECONDS = 2  # how long a request may take after Ctrl-C
 LOG = logging.getLogger("memformers.dashboard")
-MAX_BYTES = 1_000_000
-"""The longest body of a request."""
+MAX_BYTES = 1_000_000  # the longest body of a request
 WEB = Path(__file__).parent / "web"
 ID = re.compile("[0-9a-f]{16}")
 HEADERS = {
@@ -64,8 +55,7 @@ HEADERS = {
 """These headers prevent that the name of a run runs a script, and show a new version of the page at once."""
 OF_REPORT = HEADERS | {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-}
-"""Those of a report, which holds its style and its figures, and no script."""
+}  # those of a report, which holds its style and its figures, and no script
 NONE_YET = (
     "<p>No run yet. Start one with <code>memformers train</code>, or several with "
     "<code>memformers compare --scale 0.1</code>.</p>"
@@ -73,8 +63,7 @@ NONE_YET = (
 OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
-)
-"""The paths that ask about a run; of one that doesn't exist, labml would make records."""
+)  # the paths that ask about a run; of one that doesn't exist, labml would make records
 TRACK = re.compile(r"/api/v1/[^/]+/track")
 SAFE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY",
                 "referrer-policy": "same-origin"}  # fmt: skip
@@ -101,23 +90,13 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         print(f"dashboard: {owner}")
         bring_in(list(runs), owner)
         return
-    with lock:
-        (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
-        serve_alone(folder, host, port, list(runs), open_browser)
-
-
-def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:
-    """Run the dashboard in a folder that this process owns."""
     labml.quiet_labml(folder / LOG_FILE)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with listen(host, port) as listener:
+    with lock, listen(host, port) as listener:
+        (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = build(names, labml.open_records(folder, say))
+        app = build(names, labml.prepare(labml.Records(folder, say)))
         write_json(folder / ADDRESS, {"url": url})
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
@@ -125,8 +104,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
             app, log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )  # fmt: skip
-        if runs:
-            threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
+        threading.Thread(target=bring_in, args=(list(runs), url), daemon=True).start()
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         announce(url)
@@ -136,7 +114,11 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
     print("dashboard: stopped")
 
 
-def build(names: frozenset[str], records: Records) -> FastAPI:
+def stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def build(names: frozenset[str], records: labml.Records) -> FastAPI:
     """The application, for a machine with these ``names`` beside its addresses."""
 
     def knows(run_id: str) -> bool:
@@ -153,15 +135,14 @@ def build(names: frozenset[str], records: Records) -> FastAPI:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at ``host`` and ``port``; ValueError if that is impossible."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        said = f"host={host!r} and port={port} can't be listened on: {error}"
+        why = f"host={host!r} and port={port} can't be listened on: {error}"
         if error.errno == errno.EADDRINUSE:
-            said = f"port {port} is taken by another program; choose one with --port, or 0 for any."
-        raise UserError(said) from None
+            why = f"port {port} is taken by another program; choose one with --port, or 0 for any."
+        raise UserError(why) from None
 
 
 def bring_in(runs: list[Path], url: str) -> None:
@@ -170,14 +151,12 @@ def bring_in(runs: list[Path], url: str) -> None:
         try:
             card = read_card(run)
             read_metrics(run)
-            arrived = import_run(run, api_address(url))
+            if import_run(run, api_address(url)):
+                print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
+                continue
         except (OSError, ValueError) as error:
-            arrived = False
             say(f"{run} can't be read as a run: {error}")
-        if arrived:
-            print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
-        else:
-            say(f"{run} was not imported.")
+        say(f"{run} was not imported.")
 
 
 def say(message: str) -> None:
@@ -185,16 +164,15 @@ def say(message: str) -> None:
 
 
 def add_pages(app: FastAPI, knows: live.Knows) -> None:
-    """Serve our pages; ``knows`` says whether labml's pages have a run. UserError where plotly, whose script
-    they have from the installed package, is missing."""
-    found = importlib.util.find_spec("plotly")
-    plotly = Path((found and found.origin) or "").parent / "package_data" / "plotly.min.js"
+    """Serve our pages; ``knows`` says whether labml's pages have a run."""
+    plotly_package = importlib.util.find_spec("plotly")
+    plotly = Path((plotly_package and plotly_package.origin) or "").parent / "package_data" / "plotly.min.js"
     if not plotly.is_file():
         raise UserError("the dashboard needs plotly, which is not installed: pip install '.[dashboard]'")
     comparisons, lock = live.Comparisons(), threading.Lock()
     files = {path.name: path for path in (WEB / "live.js", WEB / "labml.js", plotly)}
     style = STYLE + (WEB / "live.css").read_text(encoding="utf-8")
-    nothing = PlainTextResponse("There is nothing at this address.", 404)
+    nothing = Text("There is nothing at this address.", 404)
 
     def home() -> Response:
         with lock:
@@ -218,11 +196,15 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
         return FileResponse(WEB / "live.html", headers=HEADERS) if is_known else nothing
 
     def data(
-        identity: str, metric: str = "", over: str = "tokens", log: bool = False, dark: bool = False,
+        identity: str,
+        metric: str = "",
+        over: str = "tokens",
+        log: bool = False,
+        dark: bool = False,
         seen: str = "",
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         if not ID.fullmatch(identity) or over not in live.AXES:
-            return PlainTextResponse("That is no page's id, or no axis.", 400)
+            return Text("That is no page's id, or no axis.", 400)
         with lock:
             if not (runs := comparisons.get(identity)):
                 return nothing
@@ -258,8 +240,7 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
 
 
 def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool]) -> None:
-    """Refuse what no page or program of the user's asks ``app``. ``names`` are those of this machine, beside
-    its addresses; ``knows`` says whether there is a run."""
+    """Refuse what no page or program of the user's asks ``app``."""
 
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -271,7 +252,7 @@ def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool])
                 status, why = 400, "That is no run's id."
             elif not knows(asked["run"].partition("_")[0]):
                 status, why = 404, "There is no such run."
-        response = PlainTextResponse(why, status) if why else await answer(request)
+        response = Text(why, status) if why else await answer(request)
         response.headers.update(SAFE_HEADERS)
         return response
 
@@ -279,15 +260,13 @@ def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool])
         """labml's handlers find out by KeyError and ValueError that a request lacks something."""
         LOG.warning("%s %s: %r", request.method, request.url.path, error)
         status = 400 if isinstance(error, KeyError | ValueError) else 500
-        said = "The dashboard can't answer this request; its log says why."
-        return PlainTextResponse(said, status, SAFE_HEADERS)
+        return Text("The dashboard can't answer this request; its log says why.", status, SAFE_HEADERS)
 
     for kind in (KeyError, ValueError, Exception):
         app.add_exception_handler(kind, say_failed)
 
 
 def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
-    """The reason why a request is refused, or an empty string."""
     host = headers.get("host", "")
     if not is_here(host, names):
         return f"This dashboard is not called {host!r}; start it with --host to give it that name."

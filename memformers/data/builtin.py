@@ -76,18 +76,15 @@ def pick(rng: random.Random, items: Sequence[T]) -> T:
     return items[int(rng.random() * len(items))]
 
 
-def greeting(rng: random.Random) -> str:
-    """Some 14 characters."""
+def greeting(rng: random.Random) -> str:  # of some 14 characters
     return f"{pick(rng, ADJECTIVES)} {new_name(rng)}"
 
 
-def claim(rng: random.Random) -> str:
-    """Some 30 characters."""
+def claim(rng: random.Random) -> str:  # of some 30
     return f"{new_name(rng)} {deed(rng)}"
 
 
-def two_claims(rng: random.Random) -> str:
-    """Some 62 characters."""
+def two_claims(rng: random.Random) -> str:  # of some 62
     return f"{claim(rng)} and {claim(rng)}"
 
 

@@ -1,5 +1,5 @@
-"""From files to one text: texts, JSON lines, tables and what is between separators, read into one file of
-UTF-8, in constant memory; or from token ids to one file of these."""
+"""From files to one: texts, JSON lines, tables and what is between separators, in UTF-8, or token ids; in
+constant memory."""
 
 import codecs
 import csv
@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -18,12 +19,12 @@ import numpy as np
 from memformers.common.files import user_path
 from memformers.common.text import UserError
 from memformers.data.files import (
+    BLOCK,
     MAX_RECORD,
     STDIN,
+    Archive,
     Ids,
     NotText,
-    SeveralFiles,
-    as_bytes,
     blocks_of,
     bytes_as_text,
     bytes_of,
@@ -34,11 +35,9 @@ from memformers.data.files import (
 )
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 
-MAX_NAMES = 100_000
-"""Documents of which the names are kept."""
+MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-DELIMITERS = ",;\t"
-"""Between the columns of a table."""
+DELIMITERS = ",;\t"  # between the columns of a table
 JSON = (".jsonl", ".ndjson", ".json")
 
 
@@ -57,7 +56,7 @@ class Text:
         """Whether these are documents, not files of a plain text, and whether characters are token ids."""
         self.splits: dict[str, int] = {}
         """Where each split ends, in bytes; one without a name is to be divided."""
-        self.left_out: dict[str, list[str]] = {}
+        self.left_out: dict[str, list[str]] = defaultdict(list)
         """The names of what is not read, by the reason."""
         self._hash = hashlib.sha256()
 
@@ -70,28 +69,31 @@ class Text:
 
     def add(self, name: str, texts: Iterable[str], *, is_document: bool) -> None:
         """Append the text in ``texts``, unless it is blank; nothing of it if that fails."""
-        start, before, digest, blank = self.bytes, self.characters, self._hash.copy(), True
+        before, is_blank = (self.bytes, self.characters, self._hash.copy()), True
         try:
             for text in texts:
-                blank = blank and not text.strip()
+                is_blank = is_blank and not text.strip()
                 self._write(bytes_of(text), len(text))
+            if is_blank:
+                self.left_out["documents without text are"].append(name)
+            else:
+                self._end(name, before[1], is_document)
         except NotText:
-            self._forget(start, before, digest)
+            is_blank = True
             raise
-        if not blank:
-            return self._end(name, before, is_document)
-        self._forget(start, before, digest)
-        return self.leave_out(name, "documents without text are")
-
-    def _forget(self, start: int, characters: int, digest: Any) -> None:
-        self.bytes, self.characters, self._hash = start, characters, digest
-        self.file.seek(start)
-        self.file.truncate()
+        finally:
+            if is_blank:
+                self.bytes, self.characters, self._hash = before
+                self.file.seek(self.bytes)
+                self.file.truncate()
 
     def add_ids(self, name: str, ids: Ids, *, is_document: bool) -> None:
         before, self.are_ids = self.characters, True
-        for block in as_bytes(ids, name):
-            self._write(block, len(block) // 4)
+        for start in range(0, len(ids), BLOCK // 4):
+            block = ids[start : start + BLOCK // 4]
+            if block.dtype.kind == "i" and block.min() < 0:
+                raise UserError(f"{name}: expected token ids from 0 on, got {block.min():,}; correct them.")
+            self._write(block.astype("<u4").tobytes(), len(block))
         self._end(name, before, is_document)
 
     def _write(self, block: bytes, characters: int) -> None:
@@ -107,11 +109,8 @@ class Text:
         if len(self.names) < MAX_NAMES:
             self.names.append(name)
 
-    def leave_out(self, name: str, why: str) -> None:
-        self.left_out.setdefault(why, []).append(name)
-
     def place(self, character: int) -> int:
-        """Where a character begins, in bytes, in the file."""
+        """Where a character starts in the file."""
         if self.are_ids:
             return 4 * character
         decoder, at = codecs.getincrementaldecoder("utf-8")("surrogateescape"), 0
@@ -126,11 +125,7 @@ class Text:
 def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int], object]) -> Text:
     """The text or documents of ``sources`` in a new file ``path``. A file of JSON lines or a table has one
     document per line, and any other file of a folder is one document. Documents without text and, in a
-    folder, files that are no text are left out, with a warning. ``progress`` gets the number of bytes that
-    were read.
-
-    Raises UserError where nothing is left, for what can't be read, for a line without a text, and for a
-    separator in a text that consists of documents."""
+    folder, files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
     of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
     if len(of_ids) > 1:
@@ -149,10 +144,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
-        raise UserError(
-            f"{part.name} holds token ids, which are not divided again; leave out document_separator and "
-            f"tokenizer, or name the tokenizer.json that they were made with."
-        )
+        raise UserError(f"{part.name} holds token ids already; leave out tokenizer and document_separator.")
     assert not isinstance(part.file, bytes)
     ids, documents = ids_in(part.file, part.name, spec.vocab_size)
     for number, document in enumerate(documents or [ids], 1):
@@ -178,33 +170,31 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
             raise UserError(
-                f"document_separator={separator!r} divides a single text, but {name} consists of documents "
-                f"already, or is one; leave it out."
+                f"document_separator={separator!r} divides one text, and {name} consists of documents."
             )
         if separator:
             documents = texts_between(separator, texts, name)
         elif not documents:
             return text.add(name, texts, is_document=is_document)
-    except (NotText, SeveralFiles) as error:
+    except (NotText, Archive) as error:
         if not is_document:
             raise
-        return text.leave_out(f"{name} ({error.where})", "not text and")
+        return text.left_out["not text and"].append(f"{name} ({error.where})")
     for place, document in documents:
         text.add(place, [document], is_document=True)
     return None
 
 
-def parts_between(separator: bytes, texts: Iterable[str], name: str) -> Iterator[str]:
-    """What is between the ``separator`` in ``texts``, as by [`split_at`][]."""
-    parts = split_at(separator, map(bytes_of, texts), name)
+def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[str]:
+    parts = split_at(bytes_of(separator), map(bytes_of, texts), name)
     return (part.decode("utf-8", "surrogateescape") for part in parts)
 
 
 def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each document between the ``separator``; what follows the last one is a
-    document if it has text. Raises UserError where the separator doesn't occur."""
+    document if it has text."""
     number, last = 0, ""
-    for number, document in enumerate(parts_between(bytes_of(separator), texts, name), 1):
+    for number, document in enumerate(parts_between(separator, texts, name), 1):
         if number > 1:
             yield f"{name}:{number - 1}", last
         last = document
@@ -219,8 +209,7 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
 
 def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]] | None:
     """The place and the text of each document in ``texts``, which start with ``head``: of a file of JSON
-    lines, or of one array; None for a .json file of another form, unless ``field`` asks for documents.
-    UserError, which names the place, for what has no text."""
+    lines, or of one array; None for a .json file of another form, unless ``field`` asks for documents."""
     start = head.lstrip()
     if start.startswith("[") and start[1:].lstrip().startswith("{"):
         return ((place, text_in(value, place, field)) for place, value in elements_of(texts, name))
@@ -231,7 +220,7 @@ def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Ite
             is_object = False
         if not is_object and field == CorpusSpec().text_field:
             return None
-    lines = enumerate(parts_between(b"\n", texts, name), 1)
+    lines = enumerate(parts_between("\n", texts, name), 1)
     return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, line in lines if line.strip())
 
 
@@ -250,8 +239,7 @@ def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def text_in(value: Any, place: str, field: str) -> str:
-    """The text in the ``field`` of a JSON object, or of a line that contains one; UserError, which starts
-    with the ``place``, where it has none."""
+    """The text in the ``field`` of a JSON object, or of a line that contains one."""
     reason, shown = "", value
     if isinstance(value, str):
         shown = value.strip()
@@ -263,46 +251,29 @@ def text_in(value: Any, place: str, field: str) -> str:
     if not isinstance(text, str):
         shown = shown if isinstance(shown, str) else json.dumps(shown)
         got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
-        raise UserError(
-            f'{place}: expected a JSON object with a string "{field}", got {got}; correct or remove it, or '
-            f"name another field with text_field."
-        )
+        what_to_do = "correct or remove it, or name another field with text_field"
+        raise UserError(f'{place}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
     return checked(text, place)
 
 
 def checked(text: str, place: str) -> str:
-    """The text of a document; UserError, which starts with the ``place``, for what is not a character."""
+    """The text of a document; UserError for what is not a character."""
     if wrong := NOT_CHARACTERS.search(text):
-        raise UserError(
-            f"{place}: expected text, got U+{ord(wrong[0]):04X}, which is no character; remove it."
-        )
+        raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
     return text
-
-
-def lines_of(texts: Iterable[str], name: str) -> Iterator[str]:
-    """The lines of ``texts``, each with its end; UserError for one that is longer than [`MAX_RECORD`][]."""
-    rest = ""
-    for text in texts:
-        *lines, rest = (rest + text).split("\n")
-        yield from (f"{line}\n" for line in lines)
-        if len(rest) > MAX_RECORD:
-            raise UserError(f"{name}: expected lines of at most {MAX_RECORD >> 20} MiB, got more; divide it.")
-    yield rest
 
 
 def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each row of a table, whose first row names its columns, between commas,
-    semicolons or tabs, from the column ``field``. UserError, which names the place, for what has no text."""
+    semicolons or tabs, from the column ``field``."""
     csv.field_size_limit(MAX_RECORD)
-    lines, number = lines_of(texts, name), 0
+    lines, number = (f"{line}\n" for line in parts_between("\n", texts, name)), 0
     first = next(lines)
     heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
     mark = next((mark for mark, columns in heads.items() if field in columns), "")
     if not mark:
-        raise UserError(
-            f"{name}: expected the first row to name a column {field!r}, got {first.strip()[:99]!r}; name a "
-            f"column of texts with text_field."
-        )
+        names = repr(first.strip()[:99])
+        raise UserError(f"{name}: no column {field!r} in the first row, {names}; name one with text_field.")
     try:
         for number, row in enumerate(csv.reader(lines, delimiter=mark, strict=True), 1):
             if row and len(row) != len(heads[mark]):
@@ -311,14 +282,11 @@ def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[
                 text = row[heads[mark].index(field)]
                 yield f"{Path(name).name}:{number}", checked(text, f"{name}, row {number}")
     except csv.Error as error:
-        raise UserError(
-            f"{name}: the row after row {number - 1:,} can't be read: {error}; correct it."
-        ) from None
+        raise UserError(f"{name}: the row after row {number - 1:,} can't be read: {error}.") from None
 
 
 def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each row of a table, from the column ``field``, by pyarrow. Raises UserError,
-    which names the place, for what has no text."""
+    """The place and the text of each row of a table, from the column ``field``, by pyarrow."""
     if path.suffix.lower() != ".parquet":
         raise UserError(f"{path} is a compressed table, which can't be read in part; decompress it.")
     try:
@@ -334,16 +302,12 @@ def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
                     raise UserError(f"{path}, row {number}: expected a text as {field!r}, got {value!r}.")
                 yield f"{path.name}:{number}", checked(value, f"{path}, row {number}")
     except (ArrowException, KeyError, OSError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: the column {field!r} can't be read after row {number:,}: {why}; name a column of texts "
-            f"with text_field."
-        ) from None
+        why = f"can't be read after row {number:,}: {' '.join(str(error).split())}"
+        raise UserError(f"{path}: {field!r} {why}; name a column of texts with text_field.") from None
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input for ``-``, or its bytes as text if it is none; UserError if it
-    can't be read."""
+    """The text of a file, or of standard input for ``-``, or its bytes as text if it is none."""
     blocks = list(blocks_of(STDIN if name == "-" else user_path(name)))
     try:
         return "".join(texts_in(blocks, name))

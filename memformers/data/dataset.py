@@ -1,4 +1,4 @@
-"""Datasets of tokens, in memory or in a folder from which they are read where they lie.
+"""Datasets of tokens, in memory or in a folder from which they are read in place.
 
 ``train.npy``, ``validation.npy`` and, where there is one, ``test.npy`` are the tokens of a split: one
 dimension, of the smallest unsigned type that holds the vocabulary. ``train_documents.npy`` and so on are the
@@ -9,7 +9,7 @@ places where documents begin, and the end, int64 ``[documents + 1]``; a plain te
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +32,22 @@ CARD, FORMAT = STORE[0], 1
 class Counts:
     """How large a split is; of token ids, each counts as a character, and bytes and words are 0."""
 
-    bytes: int = 0
-    """In UTF-8."""
+    bytes: int = 0  # in UTF-8
     characters: int = 0
-    words: int = 0
-    """Separated by white space."""
+    words: int = 0  # separated by white space
     tokens: int = 0
-    documents: int = 0
-    """0 for a plain text."""
+    documents: int = 0  # 0 for a plain text
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    name: str
-    """For titles."""
-    source: str
-    """The path it was read from, or how it was made."""
-    sha256: str
-    """The checksum of the text in UTF-8, or of the ids, and of the ends of its documents."""
+    name: str  # for titles
+    source: str  # the path it was read from, or how it was made
+    sha256: str  # the checksum of the text in UTF-8, or of the ids, and of the ends of its documents
     tokenizer: str
     splits: dict[str, Counts]
-    documents: int = 0
-    """Of all splits, before one was cut; 0 for a plain text."""
-    is_stand_in: bool = False
-    """Whether it replaces Tiny Shakespeare."""
+    documents: int = 0  # of all splits, before one was cut; 0 for a plain text
+    is_stand_in: bool = False  # whether it replaces Tiny Shakespeare
     format: int = FORMAT
 
     def total(self, what: str) -> int:
@@ -64,15 +56,10 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class Split:
-    """The tokens of a split."""
-
-    tokens: Ids
-    """``[n]``, of an unsigned type; those of a folder stay on the disk until they are used."""
+    tokens: Ids  # those of a folder stay on the disk until they are used
     counts: Counts
-    documents: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """How many tokens each document has, ``[documents]``; empty for a plain text."""
-    names: Sequence[str] = ()
-    """Of the documents; those of a folder have none."""
+    documents: npt.NDArray[np.int64]  # how many tokens each document has; empty for a plain text
+    names: Sequence[str] = ()  # of the documents; those of a folder have none
 
 
 @dataclass(frozen=True)
@@ -80,8 +67,7 @@ class TokenDataset:
     info: DatasetInfo
     tokenizer: Tokenizer
     splits: dict[str, Split]
-    folder: Any = None
-    """What deletes the files that are mapped when nothing uses them any more."""
+    folder: Any = None  # what deletes the files that are mapped when nothing uses them any more
 
     @property
     def train(self) -> Split:
@@ -93,8 +79,6 @@ class TokenDataset:
 
 
 class SplitWriter:
-    """Writes the tokens of a split into a folder, and where its documents end."""
-
     def __init__(self, folder: Path, split: str, vocab_size: int):
         self.path, self.dtype = folder / f"{split}.npy", np.dtype(np.min_scalar_type(vocab_size - 1))
         self.counts, self.begins = Counts(), array("q", [0])
@@ -102,7 +86,6 @@ class SplitWriter:
         self._write_header()
 
     def add(self, tokens: Ids, *, is_end: bool) -> None:
-        """Append ``tokens [n]``, with which a document may end."""
         self._file.write(tokens.astype(self.dtype, copy=False).tobytes())
         self.counts.tokens += len(tokens)
         if is_end:
@@ -128,45 +111,38 @@ def is_store(folder: Path) -> bool:
 
 
 def read_info(folder: Path) -> DatasetInfo:
-    """The card of a folder of tokens; UserError for that of another version."""
     data = read_json(folder / CARD)
     if data.get("format") != FORMAT:
-        raise UserError(
-            f"expected {folder / CARD} to have format {FORMAT}, got {data.get('format')!r}; prepare it again."
-        )
+        raise UserError(f"{folder / CARD} has format {data.get('format')!r}, not {FORMAT}; prepare it again.")
     return config_from_dict(DatasetInfo, data, str(folder / CARD))
 
 
 def open_store(folder: Path) -> TokenDataset:
-    """The folder that ``memformers prepare`` wrote; tokens stay on the disk. Raises UserError for one that is
-    incomplete, has changed, or comes from another version. Changed tokens in a file of the same size
-    aren't noticed, since checksums of all would take long."""
+    """The folder that ``memformers prepare`` wrote. Changed tokens in a file of the same size aren't noticed,
+    since checksums of all would take long."""
     info = read_info(folder)
     check_manifest(folder, STORE)
     return read_dataset(folder, info)
 
 
 def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
-    """The tokens in ``folder``, mapped or ``in_memory``; UserError unless each split has as many tokens and
-    documents as ``info`` says."""
+    """The tokens in ``folder``, mapped or ``in_memory``."""
 
     def array_in(path: Path, length: int) -> npt.NDArray[Any]:
         try:
-            found = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
+            array = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
-        if found.shape != (length,) or found.dtype.kind not in "ui":
-            got = f"{list(found.shape)} of {found.dtype}"
-            raise UserError(
-                f"expected {path} to have [{length}] whole numbers, got {got}; prepare the text again."
-            )
-        return found
+        if array.shape != (length,) or array.dtype.kind not in "ui":
+            got = f"{list(array.shape)} of {array.dtype}"
+            raise UserError(f"{path}: expected [{length}] integers, got {got}; prepare the text again.")
+        return array
 
     splits = {}
     for name, counts in info.splits.items():
-        splits[name] = Split(array_in(folder / f"{name}.npy", counts.tokens), counts)
+        tokens, lengths = array_in(folder / f"{name}.npy", counts.tokens), np.zeros(0, np.int64)
         if counts.documents:
             path = folder / f"{name}_documents.npy"
             lengths = lengths_of(array_in(path, counts.documents + 1), counts.tokens, str(path))
-            splits[name] = Split(splits[name].tokens, counts, lengths)
+        splits[name] = Split(tokens, counts, lengths)
     return TokenDataset(info, load_tokenizer(folder), splits)

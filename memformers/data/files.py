@@ -1,5 +1,5 @@
-"""What lies in files: blocks of bytes, compressed or not, of this machine or another, and the text or the
-token ids that they are; in constant memory."""
+"""What is in files: bytes, compressed or not, of this machine or another, and the text or the token ids that
+they are; in constant memory."""
 
 import bz2
 import codecs
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,23 @@ import zstandard
 from memformers.common.files import user_path
 from memformers.common.text import UserError
 
-Ids = npt.NDArray[Any]
-"""Token ids ``[n]``, of an integer type; those of a file are mapped."""
+Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids
 """A file, - for standard input, or what a file would contain: a text, or token ids."""
 STDIN = Path("-")
-BLOCK = 1 << 20
-"""Bytes that are read at once."""
+BLOCK = 1 << 20  # bytes that are read at once
 MAX_RECORD = 256 << 20
 """Bytes of a line of JSON, an array, or a document between separators, which must fit into memory."""
-NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""What bytes that are not UTF-8 become in a text of bytes."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 """The encodings that byte order marks name."""
-PIECE = 256 << 10
-"""Bytes, more or less, of a text that are encoded at once."""
+PIECE = 256 << 10  # bytes, more or less, of a text that are encoded at once
+CONTEXT = 4 << 10
+"""Bytes beside a piece that are encoded with it, where tokens depend on more than their word."""
 LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
 WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
 CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
+TAR = re.compile(r"\.(tar|tgz|tbz2?|txz)$", re.IGNORECASE)
 DECOMPRESSORS: dict[str, Any] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
     ".bz2": bz2.BZ2Decompressor,
@@ -50,8 +49,11 @@ DECOMPRESSORS: dict[str, Any] = {
 }
 
 
-class SeveralFiles(UserError):
-    where = "not one file, but several"
+class Archive(UserError):
+    where = "an archive"
+
+    def __init__(self, file: Path):
+        super().__init__(f"{file} is an archive; unpack it, and name a file in it or the folder.")
 
 
 class NotText(UserError):
@@ -65,7 +67,7 @@ class NotText(UserError):
 
 def local(name: str) -> Path:
     """The file or folder called ``name``; one of another machine's, such as s3://bucket/text.jsonl, is first
-    copied into the user's cache. UserError where that fails."""
+    copied into the user's cache."""
     if "://" not in name:
         return user_path(name)
     import fsspec  # not above: hardly any text needs it
@@ -81,26 +83,14 @@ def local(name: str) -> Path:
 
 def blocks_of(file: Path | bytes) -> Iterator[bytes]:
     """The contents of a file, decompressed if its name ends so. Raises UserError for one that can't be read,
-    that changes meanwhile, or is broken."""
+    that changes meanwhile, or is broken or an archive."""
     if isinstance(file, bytes) or file == STDIN:
         yield from [file] if isinstance(file, bytes) else read_blocks(sys.stdin.buffer)
         return
-    suffix = file.suffix.lower()
     try:
         with open(file, "rb") as raw:
             before = os.fstat(raw.fileno())
-            if suffix == ".zip":
-                archive = zipfile.ZipFile(raw)
-                inside = [entry for entry in archive.infolist() if not entry.is_dir()]
-                if len(inside) != 1:
-                    raise SeveralFiles(
-                        f"{file} contains {len(inside):,} files; unpack it, and name the folder."
-                    )
-                yield from read_blocks(archive.open(inside[0]))
-            elif suffix in DECOMPRESSORS:
-                yield from decompressed(read_blocks(raw), suffix)
-            else:
-                yield from read_blocks(raw)
+            yield from decompressed(raw, file)
             after = os.fstat(raw.fileno())
     except UserError:
         raise
@@ -113,20 +103,32 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
 
 
 def raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
-    """Raise UserError for a file or folder that can't be read."""
     why = f"{path or error.filename} can't be read: {error.strerror or error}"
     raise UserError(f"{why}; name a text file, a folder of texts or a file of JSON lines.") from None
 
 
-def read_blocks(opened: Any) -> Iterator[bytes]:
+def read_blocks(opened: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: opened.read(BLOCK), b"")
 
 
-def decompressed(blocks: Iterable[bytes], suffix: str) -> Iterator[bytes]:
-    """What ``blocks`` are when they are decompressed: parts, and zeros that fill up the last block, as gzip
-    and xz take them."""
+def decompressed(raw: IO[bytes], file: Path) -> Iterator[bytes]:
+    """The contents of the open ``file``: of the one in a zip, or of all parts, where zeros may fill up the
+    last block, as gzip and xz take them."""
+    suffix = file.suffix.lower()
+    if TAR.search(plain_name(file.name)):
+        raise Archive(file)
+    if suffix == ".zip":
+        archive = zipfile.ZipFile(raw)
+        inside = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if len(inside) != 1:
+            raise Archive(file)
+        yield from read_blocks(archive.open(inside[0]))
+        return
     stream = None
-    for block in blocks:
+    for block in read_blocks(raw):
+        if suffix not in DECOMPRESSORS:
+            yield block
+            continue
         while stream or (block := block.lstrip(b"\0")):
             stream = stream or DECOMPRESSORS[suffix]()
             try:
@@ -147,8 +149,8 @@ def plain_name(name: str) -> str:
 
 
 def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """The text in ``blocks``: UTF-8, or UTF-16 with a byte order mark, without the mark. Raises NotText, with
-    the ``name`` of the file, at the first byte that is not text, which a NUL isn't either."""
+    """The text in ``blocks``: UTF-8, or UTF-16 with a byte order mark, without the mark. NotText at the first
+    byte that is not text, which a NUL isn't either."""
     blocks = filter(None, blocks)
     head = next(iter(blocks), b"")
     mark = next(filter(head.startswith, MARKS), b"")
@@ -183,14 +185,12 @@ def bytes_of(text: str) -> bytes:
 
 
 def check_utf8(text: str, source: str) -> None:
-    """Raise NotText for a text with bytes that are not UTF-8."""
-    if found := NOT_UTF8.search(text):
-        raise NotText(source, ord(found[0]) - 0xDC00, len(bytes_of(text[: found.start()])))
+    if wrong := NOT_UTF8.search(text):
+        raise NotText(source, ord(wrong[0]) - 0xDC00, len(bytes_of(text[: wrong.start()])))
 
 
 def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """What is between the ``separator`` in ``blocks``, without it; UserError, with the ``name`` of the file,
-    for more than [`MAX_RECORD`][] bytes."""
+    """What is between the ``separator`` in ``blocks``; UserError for more than [`MAX_RECORD`][] bytes."""
     rest, searched, number = bytearray(), 0, 1
     for block in blocks:
         rest += block
@@ -200,26 +200,24 @@ def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[b
             searched, number = 0, number + 1
         searched = max(len(rest) - len(separator) + 1, 0)
         if searched > MAX_RECORD:
-            raise UserError(
-                f"{name}:{number}: expected at most {MAX_RECORD >> 20} MiB before the next {separator!r}, "
-                f"got more; make a file of what is there."
-            )
+            most = f"at most {MAX_RECORD >> 20} MiB before the next {separator!r}"
+            raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
     yield bytes(rest)
 
 
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where UTF-8 ``text``, bytes or a map of a file, is cut from ``begin`` to ``end``, so that it is encoded
-    in constant memory and always in the same way: before the first line break, else the first white space,
-    else the first character, after [`PIECE`][] bytes."""
+    """Where UTF-8 ``text`` is cut from ``begin`` to ``end``, so that it is encoded in constant memory and
+    always in the same way: before the first line break, else the first white space, else the first character,
+    after [`PIECE`][] bytes."""
     while end - begin > PIECE:
         at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
-        found = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
-        if not found and limit == end:
+        cut = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
+        if not cut and limit == end:
             break
-        found = found or CHARACTER_END.search(text, at, limit)
-        cut = found.start() if found else limit
-        yield begin, cut
-        begin = cut
+        cut = cut or CHARACTER_END.search(text, at, limit)
+        stop = cut.start() if cut else limit
+        yield begin, stop
+        begin = stop
     yield begin, end
 
 
@@ -230,9 +228,8 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
 
 
 def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, list[Ids]]:
-    """The ids ``[n]`` in a .npy or .bin file, or those of a program, and the documents in them, where
-    NAME_documents.npy beside the file lists where they start, and the end, int64 ``[documents + 1]``.
-    UserError, with the ``name``, for a file that is broken or contains something else."""
+    """The ids in a .npy or .bin file, or of a program, and the documents in them, where NAME_documents.npy
+    beside the file lists where they start, and the end, int64 ``[documents + 1]``."""
     ids: Ids = mapped(file, vocab_size) if isinstance(file, Path) else np.asanyarray(file)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
         got = f"{list(ids.shape)} of {ids.dtype}"
@@ -245,8 +242,7 @@ def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[
 
 def mapped(path: Path, vocab_size: int | None = None) -> Ids:
     """The ids in a .npy file, or in a .bin file: of the type in its name, as in x.uint32.bin, or of two
-    bytes, or four where there are so many. UserError for a broken file, and for ids that have four bytes, as
-    every second half that is 0 shows."""
+    bytes, or four where there are so many. Every second half that is 0 shows ids of four bytes."""
     try:
         if path.suffix.lower() == ".npy":
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -263,8 +259,7 @@ def mapped(path: Path, vocab_size: int | None = None) -> Ids:
 
 
 def lengths_of(begins: Ids, n_ids: int, name: str) -> npt.NDArray[np.int64]:
-    """The lengths of documents that start at these places, the last of which is the end; UserError unless
-    they divide ``n_ids`` ids."""
+    """The lengths of documents that start at these places, the last of which is the end."""
     places = begins.astype(np.int64)
     lengths: npt.NDArray[np.int64] = np.diff(places)
     if places[0] != 0 or places[-1] != n_ids or (lengths < 0).any():
@@ -273,12 +268,3 @@ def lengths_of(begins: Ids, n_ids: int, name: str) -> npt.NDArray[np.int64]:
             f"{places[-1]:,}, with {(lengths < 0).sum():,} steps back; write it again."
         )
     return lengths
-
-
-def as_bytes(ids: Ids, name: str) -> Iterator[bytes]:
-    """``ids [n]`` as four bytes each; UserError for a negative one."""
-    for start in range(0, len(ids), BLOCK // 4):
-        block = ids[start : start + BLOCK // 4]
-        if block.dtype.kind == "i" and block.min() < 0:
-            raise UserError(f"{name}: expected token ids from 0 on, got {block.min():,}; correct them.")
-        yield block.astype("<u4").tobytes()

@@ -20,12 +20,9 @@ from memformers.data.streams import IGNORED, Segment
 NEAREST_BAND = 64
 """Questions are drawn by bands of distances: the first is below this number, and each octave from it on is
 one."""
-NOTHING = -1
-"""The distance of positions without a question."""
-NEVER = -(2**62)
-"""The time at which a key was set that was never set."""
-FOREVER = 2**61
-"""A limit above all distances, and below the distance of a key that was never set."""
+NOTHING = -1  # the distance of positions without a question
+NEVER = -(2**62)  # the time at which a key was set that was never set
+FOREVER = 2**61  # a limit above all distances, and below the distance of a key that was never set
 
 
 @dataclass(frozen=True)
@@ -38,21 +35,17 @@ class RecallStream(Checked):
     """
 
     keys: Count = 16
-    """The number of keys."""
     values: Annotated[int, Range(2)] = 4
-    """The number of values; a guess is right with probability 1 / ``values``."""
     set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
-    """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
-    positions old when it is set again."""
+    """A key's value is, on average, ``keys / set_probability`` positions old when it is set again."""
 
     @property
     def vocab_size(self) -> int:
-        """The number of different tokens: values, those that set a key, and those that ask for one."""
         return self.values + self.keys * self.values + self.keys
 
     @property
     def chance(self) -> float:
-        """The fraction of answers that are right without memory."""
+        """The fraction of answers that a guess has right."""
         return 1 / self.values
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,25 +28,19 @@ from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
 """The names of the files or folders that are a split, also as WikiText publishes them; the group is the
 split's."""
-STORE = ("card.json", "tokenizer.json")
-"""Files that every folder of tokens has."""
+LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
+"""The names of files and folders that look like a split."""
+STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
+OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")
-"""Where Tiny Shakespeare may lie in a data folder."""
+IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")  # where Tiny Shakespeare may be in a data folder
 DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
-BUILTIN_LENGTH = 1_000_000
-"""Characters of the built-in play, about as many as Tiny Shakespeare has."""
-LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
-"""The names of files and folders that look like a split; the group is the split's."""
-OF_IDS = "_documents.npy"
-"""How the names of files end that list the documents of token ids."""
-NAMED = 5
-"""How many of the skipped files a message names."""
+BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about as many as Tiny Shakespeare has
 PYTHON_SOURCE = "python-source"
 """The sources of the running interpreter and its packages: a text to scale with that needs no network, but
 not one that other machines have bit for bit."""
@@ -54,37 +49,30 @@ not one that other machines have bit for bit."""
 @dataclass(frozen=True)
 class Benchmark:
     tokenizer: str
-    vocab_size: int | None = None
-    """Of subwords."""
+    vocab_size: int | None = None  # of subwords
     sizes: tuple[int, ...] = ()
     """The bytes of each split in its one file, one after the other; empty: each split is a file or folder."""
-    sha256: str = ""
-    """Of that file, if it is published."""
-    documents: tuple[int, ...] = ()
-    """How many each split has, each a file; empty: a split is one text."""
-    words: tuple[int, ...] = ()
-    """How many words and ends of lines each split has."""
+    sha256: str = ""  # of that file, if it is published
+    documents: tuple[int, ...] = ()  # how many each split has, each a file; empty: a split is one text
+    words: tuple[int, ...] = ()  # how many words and ends of lines each split has
 
     def ends(self, total: int, sha256: str) -> dict[str, int]:
         """Where each split ends in its one file of ``total`` bytes; UserError for another file than the
         published one."""
         if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
             raise UserError(
-                f"expected the published file of {sum(self.sizes):,} bytes"
-                f"{f' and SHA-256 {self.sha256}' * bool(self.sha256)}, got {total:,} bytes and {sha256}; "
-                f"download it again, or prepare it without the corpus's name."
+                f"expected the published file of {sum(self.sizes):,} bytes, SHA-256 {self.sha256 or 'any'}, "
+                f"got {total:,} bytes, {sha256}; download it again, or prepare it without the corpus's name."
             )
         return {split: sum(self.sizes[: i + 1]) for i, split in enumerate(SPLITS)}
 
     def check(self, counts: Mapping[str, Any], tokenizer: str) -> None:
-        """Raise UserError unless the splits with these [`Counts`][memformers.data.dataset.Counts] have as
-        many documents and words as the published ones."""
-        for what, expected in (("documents", self.documents), ("words", self.words * (tokenizer == "word"))):
-            found = tuple(getattr(c, "tokens" if what == "words" else what) for c in counts.values())
-            if expected and found != expected:
-                raise UserError(
-                    f"expected {expected} {what} in {', '.join(SPLITS)}, got {found}; is it whole?"
-                )
+        """Raise UserError unless splits of these [`Counts`][memformers.data.dataset.Counts] are whole."""
+        of_words = self.words if tokenizer == "word" else ()  # in whose text each token is a word
+        for what, expected in (("documents", self.documents), ("tokens", of_words)):
+            numbers = tuple(getattr(count, what) for count in counts.values())
+            if expected and numbers != expected:
+                raise UserError(f"expected {expected} {what}, got {numbers}; is the corpus whole?")
 
 
 BENCHMARKS = {
@@ -99,8 +87,7 @@ BENCHMARKS = {
     "wikitext-103": Benchmark("word", words=(103_227_021, 217_646, 245_569)),
     # Rae et al. 2020 (arXiv 1911.05507), table 2.
     "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
-}
-"""The published corpora, by their names."""
+}  # the published corpora, by their names
 
 
 @dataclass(frozen=True)
@@ -114,15 +101,13 @@ class CorpusSpec:
     document_separator: str = ""
     text_field: str = "text"
     tokenizer: str = "character"
-    vocab_size: int | None = None
-    """Of learned words or subwords, or of token ids."""
+    vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""
     """The name of a published corpus, one of [`BENCHMARKS`][], that ``data`` holds; empty: none."""
 
 
 class Part(NamedTuple):
-    split: str
-    """Empty where the corpus is to be divided."""
+    split: str  # empty where the corpus is to be divided
     name: str
     file: File
     is_document: bool
@@ -137,10 +122,8 @@ class Part(NamedTuple):
 class Sources:
     """The files of a corpus, in order."""
 
-    name: str
-    """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
-    source: str
-    """The path it is read from, or how it was made."""
+    name: str  # for titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name
+    source: str  # the path it is read from, or how it was made
     parts: Sequence[Part]
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """The names of files and folders that are not read, by the reason."""
@@ -154,10 +137,8 @@ class Sources:
     @property
     def size(self) -> int:
         """About how many bytes the text has, where that is known; a compressed file's count four times."""
-        in_memory = sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
-        return in_memory + sum(
-            p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths
-        )
+        on_disk = sum(p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths)
+        return on_disk + sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
 
     def cache_path(self, spec: CorpusSpec) -> Path:
         """Where the cache has the tokens of this corpus as ``spec`` says: a folder that no other corpus and
@@ -178,10 +159,8 @@ def find(spec: CorpusSpec) -> Sources:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
     if (spec.test and not spec.validation) or (spec.validation and not spec.data):
-        missing = "validation" if spec.data else "data"
-        raise UserError(
-            f"a text for {'test' if spec.test else 'validation'} was given, and none as {missing}."
-        )
+        missing, other = "validation" if spec.data else "data", "test" if spec.test else "validation"
+        raise UserError(f"a text for {other} was given, and none as {missing}.")
     if spec.data in (BUILTIN, STAND_IN):
         return builtin_play(is_stand_in=spec.data == STAND_IN)
     return at_path(spec, local(spec.data)) if spec.data else tiny_shakespeare()
@@ -197,10 +176,11 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     of documents."""
     if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
         return tiny_shakespeare_at(found)
-    left_out: dict[str, list[str]] = {}
-    given = {TRAIN: path, VALIDATION: spec.validation, TEST: spec.test}
-    places = {split: local(str(place)) for split, place in given.items() if place}
-    if not spec.validation:
+    left_out: dict[str, list[str]] = defaultdict(list)
+    if spec.validation:
+        named = {TRAIN: path, VALIDATION: local(spec.validation), TEST: local(spec.test)}
+        places = {split: place for split, place in named.items() if split != TEST or spec.test}
+    else:
         places = splits_in(path, left_out) if path.is_dir() else {}
     known = benchmark(spec.corpus) if spec.corpus else None
     if known and (not path.is_file() if known.sizes else set(places) != set(SPLITS)):
@@ -226,27 +206,36 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
 def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
     """The files or folders in ``folder`` that are its splits, as train.txt, valid.txt and test.txt; none
     unless there are some to train and to validate on. UserError for two that are one split, and for names
-    that look like several splits and are none, whose texts to claim on would be learned."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+    there, or in a folder there, that look like several splits, whose texts to claim on would be learned."""
+    by_split: dict[str, list[Path]] = {}
+    for path in visible(folder):
         named = SPLIT_NAME.fullmatch(path.name)
         split = next(s for s in SPLITS if s.startswith(named[1].lower()[:3])) if named else ""
-        found.setdefault(split, []).append(path)
-    if not {TRAIN, VALIDATION} <= found.keys():
-        names = [path.name for paths in found.values() for path in paths if LIKE_SPLIT.fullmatch(path.name)]
-        if len({match[1] for name in names if (match := LIKE_SPLIT.fullmatch(name))}) > 1:
-            raise UserError(
-                f"expected the splits in {folder} to be train.*, valid.* and perhaps test.*, got "
-                f"{some_of(sorted(names))}; rename them, or name them with --data, --validation and --test."
-            )
+        by_split.setdefault(split, []).append(path)
+    if not {TRAIN, VALIDATION} <= by_split.keys():
+        for place in [folder, *(path for path in visible(folder) if path.is_dir() and not holds_run(path))]:
+            looks = {p: m[1].lower() for p in visible(place) if (m := LIKE_SPLIT.fullmatch(p.name))}
+            if len(set(looks.values())) > 1:
+                names = some_of([path.relative_to(folder).as_posix() for path in looks])
+                raise UserError(
+                    f"expected the splits in {folder} to be train.*, valid.* and perhaps test.*, got "
+                    f"{names}; rename them, name their own folder, or use --data, --validation and --test."
+                )
         return {}
-    others = [path for path in found.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
+    others = [path for path in by_split.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
     left_out["of no split and"] = [path.name for path in others]
-    if twice := next((split for split, paths in found.items() if len(paths) > 1), None):
-        raise UserError(
-            f"{' and '.join(map(str, found[twice]))} are all for {twice}; keep one of them there."
-        )
-    return {split: found[split][0] for split in SPLITS if split in found}
+    for split, paths in by_split.items():
+        if len(paths) > 1:
+            raise UserError(f"{' and '.join(map(str, paths))} are all for {split}; keep one of them there.")
+    return {split: by_split[split][0] for split in SPLITS if split in by_split}
+
+
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name, but for what is hidden; nothing of one that can't be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise_unreadable(error)
 
 
 def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
@@ -254,23 +243,24 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
     or tokens, since a command may write into the folder of its texts, and hidden ones. Links are followed,
     and each folder is read once. Raises UserError for a sub-folder that can't be read."""
     files: dict[str, Path] = {}
-    runs, seen = left_out.setdefault("folders of runs or tokens are", []), set[Path]()
+    seen = set[Path]()
     for where, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
-        at = Path(where)
+        at, here = Path(where), Path(where).relative_to(folder)
         if at.resolve() in seen:
-            left_out.setdefault("folders that are read already are", []).append(
-                at.relative_to(folder).as_posix()
-            )
+            left_out["folders that are read already are"].append(here.as_posix())
             folders.clear()
             continue
         seen.add(at.resolve())
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        runs += [(at / name).relative_to(folder).as_posix() for name in folders if holds_run(at / name)]
-        folders[:] = [name for name in folders if not holds_run(at / name)]
-        shown = [at / name for name in names if not name.startswith(".") and not name.endswith(OF_IDS)]
-        files |= {path.relative_to(folder).as_posix(): path for path in shown if path.is_file()}
-        gone = [path.relative_to(folder).as_posix() for path in shown if not path.exists()]
-        left_out.setdefault("links that lead nowhere are", []).extend(gone)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        runs = [name for name in folders if holds_run(at / name)]
+        left_out["folders of runs or tokens are"] += [(here / name).as_posix() for name in runs]
+        folders[:] = [name for name in folders if name not in runs]
+        for name in names:
+            if name[0] != "." and not name.endswith(OF_IDS):
+                if (at / name).is_file():
+                    files[(here / name).as_posix()] = at / name
+                elif not (at / name).exists():
+                    left_out["links that lead nowhere are"].append((here / name).as_posix())
     return files
 
 
@@ -280,18 +270,18 @@ def holds_run(folder: Path) -> bool:
 
 def tiny_shakespeare_at(path: Path) -> Sources:
     """Tiny Shakespeare in a file; UserError for another text."""
-    if (found := checksum(path)) != TINY_SHAKESPEARE_SHA256:
+    if (actual := checksum(path)) != TINY_SHAKESPEARE_SHA256:
         raise UserError(
             f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got "
-            f"{path.stat().st_size:,} bytes with {found}: the download is incomplete, or it is another text. "
-            f"Remove it, rename it to read all files of the folder as documents, or name the file itself to "
-            f"train on it unchanged."
+            f"{path.stat().st_size:,} bytes with {actual}: the download is incomplete, or it is another "
+            f"text; remove it, name the file itself, or rename it to read all files of the folder."
         )
     return Sources(TINY_SHAKESPEARE, str(path), [Part("", path.name, path, False)])
 
 
 def tiny_shakespeare() -> Sources:
     """Tiny Shakespeare or what stands in for it, as [`find`][] looks for it."""
+    cached = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
     try:
         if named := os.environ.get("MEMFORMERS_DATA", ""):
             path = Path(named)
@@ -299,14 +289,10 @@ def tiny_shakespeare() -> Sources:
                 return at_path(CorpusSpec(named), path)
             places = " or ".join(IN_FOLDER)
             warn(f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}.")
+        if cached.is_file():
+            return tiny_shakespeare_at(cached)
     except UserError as error:
-        warn(f"{error} Looking further.")
-    path = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
-    try:
-        if path.is_file():
-            return tiny_shakespeare_at(path)
-    except UserError as error:
-        warn(f"{error} Downloading it again.")
+        warn(f"{error} Downloading it.")
     try:
         raw = download()
     except OSError as error:
@@ -316,13 +302,13 @@ def tiny_shakespeare() -> Sources:
         )
         return builtin_play(is_stand_in=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(cached) as temporary:
             temporary.write_bytes(raw)
     except OSError as error:
         warn(f"Tiny Shakespeare can't be kept in the cache: {error}")
-        return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", path.name, raw, False)])
-    return tiny_shakespeare_at(path)
+        return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", cached.name, raw, False)])
+    return tiny_shakespeare_at(cached)
 
 
 def download() -> bytes:
@@ -338,8 +324,8 @@ def warn(what: str) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    """The first five."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def benchmark(name: str) -> Benchmark:

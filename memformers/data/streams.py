@@ -17,26 +17,19 @@ from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]
 """The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
-IGNORED = -100
-"""The target of positions without one; ``torch.nn.functional.cross_entropy`` ignores it."""
+IGNORED = -100  # the target of positions without one; `torch.nn.functional.cross_entropy` ignores it
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The next tokens of every stream."""
+    """The next tokens of every stream, ``[S, B]`` each."""
 
     inputs: Tensor
-    """``[S, B]``, int64."""
-    targets: Tensor
-    """``[S, B]``: each input's next token, or IGNORED."""
-    starts_over: bool = False
-    """Whether the streams begin here, with an empty memory."""
-    end: int = 0
-    """Where the next segment begins, in tokens of a stream."""
-    epoch: int = 0
-    """How many times the text was read before."""
-    doc_starts: Tensor | None = None
-    """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
+    targets: Tensor  # each input's next token, or IGNORED
+    starts_over: bool = False  # whether the streams begin here, with an empty memory
+    end: int = 0  # where the next segment begins, in tokens of a stream
+    epoch: int = 0  # how many times the text was read before
+    doc_starts: Tensor | None = None  # where a stream's new document begins; None for a plain text
 
     @property
     def predictions(self) -> int:
@@ -62,8 +55,8 @@ def training_segments(
     in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
 
     With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, in an order drawn
-    from ``seed`` and the epoch ([`ordered`][]). A chunk is never longer than 1 / B of the text.
+    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, at most 1 / B of the
+    text, in an order drawn from ``seed`` and the epoch ([`ordered`][]).
 
     ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
     joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
@@ -98,11 +91,10 @@ the starts of a plain text."""
 
 
 def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[int, Read]:
-    """The streams of an epoch of a plain text ``tokens [n]``: their length, and what reads them.
+    """The length of the streams of an epoch of a plain text, and what reads them.
 
     The place of the first chunk is drawn for each epoch, so that each epoch divides the text at other places.
-    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk. The
-    order costs one number for each chunk.
+    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
     """
     n = len(tokens) - 1
     length = n // batch_size
@@ -124,13 +116,12 @@ def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: i
 def shuffled(
     tokens: Tokens, documents: Sequence[int] | Tensor, batch_size: int, seed: int, epoch: int
 ) -> tuple[int, Read]:
-    """The streams of an epoch of ``documents``, the lengths of those that make up ``tokens [n]``: their
-    length, ⌊n / B⌋, and what reads them.
+    """The length of the streams of an epoch of documents with these lengths, ⌊n / B⌋, and what reads them.
 
     The documents are joined in an order drawn from ``seed`` and ``epoch`` and divided into B equal streams,
     so a document may begin in one stream and end in the next. Fewer than B tokens at the end are not used.
     The first token of each document and of each stream is a start. The last token of a document has no
-    target, since another document follows. The order costs two numbers for each document.
+    target, since another document follows.
     """
     lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
@@ -151,14 +142,13 @@ def shuffled(
 
 
 def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
-    """The tokens at these places, of any shape, int64; of a file that is mapped, no others are read, and none
-    stay in memory."""
+    """The tokens at these places; of a file that is mapped, no others are read, and none stay in memory."""
     if isinstance(tokens, Tensor):
         return tokens[at]
-    found = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
+    read = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
     if isinstance(tokens, np.memmap):
         drop_resident_pages(tokens._mmap)  # type: ignore[attr-defined]
-    return found
+    return read
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
@@ -169,10 +159,10 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     """Raise ValueError unless every stream gets at least one whole segment."""
     needed = batch_size * segment_len + 1
     if n_tokens < needed:
+        what_to_do = "use a longer text, a smaller batch_size or a shorter segment_len"
         raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
-            f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or a "
-            f"shorter segment_len."
+            f"{segment_len}, which need {needed:,}; {what_to_do}."
         )
 
 
@@ -180,22 +170,18 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
 class Reading:
     """Streams of a text, which are read group by group, the streams of a group in parallel."""
 
-    begins: tuple[int, ...]
-    """Where the first token of each stream stands in the text."""
-    lengths: tuple[int, ...]
-    """How many tokens of each stream are predicted: all but its first one."""
+    begins: tuple[int, ...]  # where the first token of each stream is in the text
+    lengths: tuple[int, ...]  # how many tokens of each stream are predicted: all but its first one
     groups: tuple[tuple[int, ...], ...]
     """The numbers of the streams of each group, the longest first; each is in one group at most."""
     segment_len: int
-    """Tokens that are read at once of each stream."""
     of_documents: bool = False
     """Whether each stream is a document, which leaves its group when it ends. The streams of a plain text are
     padded to the longest one."""
 
     @cached_property
     def steps(self) -> list[tuple[list[int], int]]:
-        """The segments in the order of reading: the numbers of the streams that are read, and the position in
-        them at which the segment begins."""
+        """Of each segment, in order: the numbers of the streams that are read, and its start in them."""
         return [
             ([n for n in group if self.lengths[n] > start or not self.of_documents], start)
             for group in self.groups
@@ -225,13 +211,13 @@ class Reading:
             yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:
-        """What was found for each prediction, stream after stream ``[n]``; ``parts [S, B]`` are what was
-        found in each of the first steps."""
-        found: list[list[Tensor]] = [[] for _ in self.lengths]
+        """What belongs to each prediction, stream after stream ``[n]``, of which ``parts [S, B]`` are that of
+        each of the first steps."""
+        by_stream: list[list[Tensor]] = [[] for _ in self.lengths]
         for (numbers, start), part in zip(self.steps, parts, strict=False):
             for column, number in enumerate(numbers):
-                found[number].append(part[: max(self.lengths[number] - start, 0), column])
-        return torch.cat([part for of_stream in found for part in of_stream])
+                by_stream[number].append(part[: max(self.lengths[number] - start, 0), column])
+        return torch.cat([part for parts_of_one in by_stream for part in parts_of_one])
 
 
 def plain_reading(n_tokens: int, batch_size: int, segment_len: int) -> Reading:
@@ -246,30 +232,24 @@ def plain_reading(n_tokens: int, batch_size: int, segment_len: int) -> Reading:
     return Reading(begins, lengths, (tuple(range(batch_size)),), segment_len)
 
 
-def documents_reading(
-    documents: Sequence[int], batch_size: int, segment_len: int, parts: Sequence[Sequence[int]] = ()
-) -> Reading:
+def documents_reading(documents: Sequence[int], batch_size: int, segment_len: int) -> Reading:
     """How to read ``documents``, the lengths in tokens of those that make up a text, ``batch_size`` in
-    parallel; of each, all tokens but the first are predicted. With ``parts``, only the documents of these
-    numbers are read, part after part.
+    parallel; of each, all tokens but the first are predicted.
 
     Documents of similar length are in the same group, so that few wait for the longest one. A document of a
     single token is in no group. Raises UserError where nothing can be predicted.
     """
     if max(documents, default=0) < 2:
         raise UserError("documents of a single token have nothing to predict; use at least 2 tokens.")
-    groups = []
-    for part in parts or [range(len(documents))]:
-        longest_first = sorted((n for n in part if documents[n] > 1), key=lambda n: (-documents[n], n))
-        groups += [tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size)]
+    longest_first = sorted((n for n, d in enumerate(documents) if d > 1), key=lambda n: (-documents[n], n))
+    groups = tuple(tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size))
     begins = tuple(accumulate(documents, initial=0))[:-1]
-    return Reading(begins, tuple(length - 1 for length in documents), tuple(groups), segment_len, True)
+    return Reading(begins, tuple(length - 1 for length in documents), groups, segment_len, True)
 
 
 def streams_and_places(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """For each of the tokens of streams of these ``lengths``, which follow each other: the number of its
-    stream, and its position there; int64 ``[n]`` each."""
-    of_each = torch.tensor(lengths)
-    first = of_each.cumsum(0) - of_each
-    stream = torch.arange(len(of_each)).repeat_interleave(of_each)
-    return stream, torch.arange(len(stream)) - first[stream]
+    """For each token of streams of these ``lengths``, which follow each other: the number of its stream, and
+    its position there."""
+    sizes = torch.tensor(lengths)
+    stream = torch.arange(len(sizes)).repeat_interleave(sizes)
+    return stream, torch.arange(len(stream)) - (sizes.cumsum(0) - sizes)[stream]

@@ -1,9 +1,8 @@
 """From files to a dataset of tokens, in constant memory; subwords are encoded on all cores.
 
 The text is first read into one file of UTF-8, which is deleted in the end: so it can't change between the
-time when it is divided, learned from and encoded. It is encoded in pieces that are cut by a rule of the text
-alone ([`pieces`][memformers.data.files.pieces]), so the number of cores changes nothing. A small text
-takes the same way as a large one; its folder is temporary, and its tokens stay in memory.
+time when it is divided, learned from and encoded. A small text takes the same way as a large one; its folder
+is temporary, and its tokens stay in memory.
 """
 
 import hashlib
@@ -12,7 +11,6 @@ import random
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -38,7 +36,7 @@ from memformers.data.dataset import (
     open_store,
     read_dataset,
 )
-from memformers.data.files import PIECE, drop_resident_pages, local, pieces
+from memformers.data.files import CONTEXT, PIECE, drop_resident_pages, local, pieces
 from memformers.data.sources import (
     BENCHMARKS,
     TINY_SHAKESPEARE,
@@ -49,23 +47,16 @@ from memformers.data.sources import (
     find,
 )
 from memformers.data.tokenizer import IdTokenizer, Tokenizer
-from memformers.data.tokenizers import (
-    OWN,
-    check_name,
-    learn,
-    load_tokenizer,
-    save_tokenizer,
-)
+from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, save_tokenizer
 
-BIG = 32 << 20
-"""Bytes of a text from which on its tokens stay on the disk."""
-SMALL_JOB = 4 << 20
-"""Bytes of text whose encoding takes so short that no bar shows it."""
-JOB = 2 << 20
-"""Bytes that are encoded at once."""
+BIG = 32 << 20  # bytes of a text from which on its tokens stay on the disk
+SMALL_JOB = 4 << 20  # bytes of text whose encoding takes so short that no bar shows it
+JOB = 2 << 20  # bytes that are encoded at once
 LEARNED_FROM = 32 << 20
 """The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
 TEXT = "text"
+Job = list[tuple[int, int, int, int]]
+"""Where pieces start and end, and where the document of each, or the text, does."""
 
 
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
@@ -82,10 +73,8 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
         raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
-        raise UserError(
-            f"{path} is divided into tokens already, by tokenizer={store.info.tokenizer!r}; leave out "
-            f"tokenizer and document_separator."
-        )
+        how = f"divided by tokenizer={store.info.tokenizer!r} already"
+        raise UserError(f"{path} is {how}; leave out tokenizer and document_separator.")
     return store
 
 
@@ -95,28 +84,32 @@ def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None
     if is_large and not tokenizer:
         return open_store(in_cache(sources, spec))
     temporary = TemporaryDirectory(prefix="memformers-", ignore_cleanup_errors=True)
-    folder = Path(temporary.name)
-    info, names = tokenize(sources, spec, folder, tokenizer)
-    found = read_dataset(folder, info, in_memory=not is_large)
-    splits = {split: replace(read, names=names[split]) for split, read in found.splits.items()}
-    return replace(found, splits=splits, folder=temporary if is_large else None)
+    info, names = tokenize(sources, spec, folder := Path(temporary.name), tokenizer)
+    dataset = read_dataset(folder, info, in_memory=not is_large)
+    splits = {name: replace(split, names=names[name]) for name, split in dataset.splits.items()}
+    return replace(dataset, splits=splits, folder=temporary if is_large else None)
 
 
-def prepare(
-    spec: CorpusSpec, folder: Path, tokenizer: Tokenizer | None = None, sources: Sources | None = None
-) -> Path:
-    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. With the
-    ``tokenizer`` of a trained model, a text that has no splits is a test. Beside another preparation, it
-    waits until that one has ended; where ``folder`` is there then, nothing is left to do.
-
-    Raises UserError for a text that can't be read, that changes meanwhile or is too short; OSError if the
-    folder can't be written."""
+def prepare(spec: CorpusSpec, folder: Path, sources: Sources | None = None) -> Path:
+    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. Beside another
+    preparation, it waits until that one has ended; where ``folder`` is there then, nothing is left to do."""
     sources = sources or find(spec)
-    with alone_beside(folder):
-        if not is_store(folder):
-            remove_leftovers(folder.parent)
-            with atomic_dir(folder) as temporary:
-                tokenize(sources, spec, temporary, tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.parent / ".preparing.lock"
+    try:
+        held = locked(lock)
+    except Timeout:
+        print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
+        held = locked(lock, seconds=-1)
+    with held:
+        try:
+            if not is_store(folder):
+                remove_leftovers(folder.parent)
+                with atomic_dir(folder) as temporary:
+                    tokenize(sources, spec, temporary)
+        except OSError as error:  # such as that of a full disk
+            error.filename = error.filename or str(folder)
+            raise
     return folder
 
 
@@ -179,38 +172,16 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
     return folder
 
 
-@contextmanager
-def alone_beside(folder: Path) -> Iterator[None]:
-    """A block in which nothing else is prepared beside ``folder``, which is waited for; errors of the system
-    in it, as that of a full disk, name the folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.parent / ".preparing.lock"
-    try:
-        held = locked(lock)
-    except Timeout:
-        print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
-        held = locked(lock, seconds=-1)
-    with held:
-        try:
-            yield
-        except OSError as error:
-            error.filename = error.filename or str(folder)
-            raise
-
-
 def tokenize(
     sources: Sources, spec: CorpusSpec, folder: Path, given: Tokenizer | None = None
 ) -> tuple[DatasetInfo, dict[str, Sequence[str]]]:
-    """Write the tokens of ``sources`` into ``folder``, with the tokenizer, which is learned unless it is
-    ``given``, and the card; returns this, and the names of the documents of each split, or none where there
-    are too many."""
+    """Write the tokens of ``sources`` into ``folder``, with the tokenizer that is ``given`` or learned, and
+    the card; returns this, and the names of each split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
     if given and given.name == "ids" and not text.are_ids:
-        raise UserError(
-            f"the model reads token ids, and {sources.source} is a text; name a .npy or .bin file."
-        )
+        raise UserError(f"the model reads token ids; name a .npy or .bin file, not {sources.source}.")
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
     if "" in ends:
@@ -224,9 +195,7 @@ def tokenize(
         with bytes_bar("encoding", text.bytes) as bar:
             for split, end in ends.items():
                 writer = SplitWriter(folder, split, tokenizer.vocab_size)
-                for job in jobs(raw, text, begin, end):
-                    write_job(raw, text, job, tokenizer, writer)
-                    bar.update(job[-1][1] - job[0][0])
+                write_split(raw, text, begin, end, tokenizer, writer, bar)
                 counts[split] = writer.close(are_documents=text.are_documents)
                 first = bisect_right(text.ends, begin)
                 named = text.names[first : first + counts[split].documents]
@@ -260,9 +229,8 @@ def split_of(length: int, documents: Sequence[int] = ()) -> int:
 
 
 def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
-    """The tokenizer of ``spec`` for the ``text`` in ``raw``, of which the first ``trained_on`` bytes are for
-    training: characters are learned from all of it, words from the training part, subwords from pieces all
-    over the training part."""
+    """The tokenizer of ``spec``: characters are learned from all of the text, words from the ``trained_on``
+    bytes of the training part, subwords from pieces all over it."""
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))
     size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
@@ -270,10 +238,10 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     if text.are_ids:
         if spec.vocab_size is None:
             largest = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
-            raise UserError(
-                f"{text.names[0]} contains token ids; give vocab_size, how many different ones there are: "
-                f"the largest is {largest:,}, so at least {largest + 1}."
+            why = (
+                f"give vocab_size, how many there are: the largest is {largest:,}, so at least {largest + 1}"
             )
+            raise UserError(f"{text.names[0]} contains token ids; {why}.")
         return IdTokenizer(spec.vocab_size)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
         random.Random(0).shuffle(every := list(places))
@@ -288,63 +256,70 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
         return learn(spec.tokenizer, spec.vocab_size, texts())
 
 
-def places_in(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a text, or token ids, are cut between two bytes of a map; what is read of it, to find or to use a
-    piece, stays in memory no longer than the piece is used."""
+def places_in(
+    raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer | None = None
+) -> Iterator[tuple[int, int]]:
+    """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map; what is read of it
+    stays in memory no longer than a piece is used."""
     of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
-    for place in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
-        yield place
+    for _, stop in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
+        if stop == end or not tokenizer or tokenizer.is_cut(*beside(raw, stop, stop, begin, end)):
+            yield begin, stop
+            begin = stop
         drop_resident_pages(raw)
 
 
-def jobs(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[list[tuple[int, int, bool]]]:
-    """The pieces between two bytes, each with whether a document ends there, some [`JOB`][] bytes at once."""
+def write_split(
+    raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer, writer: SplitWriter, bar: Any
+) -> None:
+    """Write the tokens of what is between two bytes, some [`JOB`][] bytes at once."""
     inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
-    job: list[tuple[int, int, bool]] = []
+    job: Job = []
     for stop in (*(inside if text.are_documents else ()), end):
-        for a, b in places_in(raw, text, begin, stop):
-            job.append((a, b, b == stop))
-            if b - job[0][0] >= JOB:
-                yield job
+        for a, b in places_in(raw, text, begin, stop, None if text.are_ids else tokenizer):
+            job.append((a, b, begin, stop))
+            if (size := b - job[0][0]) >= JOB or b == end:
+                (write_ids if text.are_ids else write_tokens)(raw, job, tokenizer, writer)
+                bar.update(size)
                 job = []
         begin = stop
-    if job:
-        yield job
 
 
-def write_job(
-    raw: mmap.mmap, text: Text, job: list[tuple[int, int, bool]], tokenizer: Tokenizer, writer: SplitWriter
-) -> None:
-    """Write the tokens of some pieces of what is in ``raw``; UserError for token ids that aren't below the
-    size of the vocabulary."""
-    if text.are_ids:
-        for begin, end, is_end in job:
-            ids = np.frombuffer(raw[begin:end], "<u4")
-            if (wrong := ids >= tokenizer.vocab_size).any():
-                at = int(wrong.argmax())
-                raise UserError(
-                    f"expected token ids below vocab_size={tokenizer.vocab_size}, got {ids[at]:,} at "
-                    f"{begin // 4 + at:,}; give the right vocab_size."
-                )
-            writer.add(ids, is_end=is_end)
-            writer.counts.characters = writer.counts.tokens
-        drop_resident_pages(raw)
-        return
-    texts = [text_at(raw, begin, end) for begin, end, _ in job]
-    read = zip(texts, job, strict=True)
-    ended = [tokenizer.terminate(text) if is_end else text for text, (*_, is_end) in read]
-    for (begin, end, is_end), piece, tokens in zip(job, texts, tokenizer.ids_of(ended), strict=True):
-        writer.add(tokens, is_end=is_end)
+def write_ids(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWriter) -> None:
+    for begin, end, _, stop in job:
+        ids = np.frombuffer(raw[begin:end], "<u4")
+        if (wrong := ids >= tokenizer.vocab_size).any():
+            at = int(wrong.argmax())
+            got = f"got {ids[at]:,} at {begin // 4 + at:,}; give the right vocab_size"
+            raise UserError(f"expected token ids below vocab_size={tokenizer.vocab_size}, {got}.")
+        writer.add(ids, is_end=end == stop)
+    writer.counts.characters = writer.counts.tokens
+    drop_resident_pages(raw)
+
+
+def write_tokens(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWriter) -> None:
+    parts = []
+    for begin, end, first, stop in job:
+        piece, (before, after) = text_at(raw, begin, end), beside(raw, begin, end, first, stop)
         writer.counts.bytes += end - begin
         writer.counts.characters += len(piece)
         writer.counts.words += len(piece.split())
+        parts.append((before, tokenizer.terminate(piece) if end == stop else piece, after))
+    for (_, end, _, stop), tokens in zip(job, tokenizer.ids_within(parts), strict=True):
+        writer.add(tokens, is_end=end == stop)
 
 
-def text_at(raw: mmap.mmap, begin: int, end: int) -> str:
+def text_at(raw: mmap.mmap, begin: int, end: int, errors: str = "surrogateescape") -> str:
     """The text between two bytes of a map, of which nothing stays in memory."""
-    text = raw[begin:end].decode("utf-8", errors="surrogateescape")
+    text = raw[begin:end].decode("utf-8", errors)
     drop_resident_pages(raw)
     return text
+
+
+def beside(raw: mmap.mmap, begin: int, end: int, first: int, stop: int) -> tuple[str, str]:
+    """What is before and after a piece of a document that goes from ``first`` to ``stop``."""
+    before, after = max(first, begin - CONTEXT), min(stop, end + CONTEXT)
+    return text_at(raw, before, begin, "ignore"), text_at(raw, end, after, "ignore")
 
 
 def bytes_bar(what: str, total: int) -> "tqdm[Any]":

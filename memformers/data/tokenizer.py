@@ -18,11 +18,9 @@ from memformers.data.files import bytes_of
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-TokenIds = npt.NDArray[Any]
-"""Tokens ``[n]``, of an integer type."""
+TokenIds = npt.NDArray[Any]  # tokens `[n]`, of an integer type
 EOS, UNKNOWN = "<eos>", "<unk>"
-COUNTED = 1 << 20
-"""Different words that are counted at once, beside those of the vocabulary."""
+COUNTED = 1 << 20  # different words that are counted at once, beside those of the vocabulary
 
 
 class Tokenizer(ABC):
@@ -34,25 +32,26 @@ class Tokenizer(ABC):
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
     @abstractmethod
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` stand for."""
+    def bytes_of(self, tokens: "Tensor") -> bytes: ...
 
     @abstractmethod
-    def to_json(self) -> Any:
-        """What ``tokenizer.json`` holds."""
+    def to_json(self) -> Any: ...
 
-    def ids_of(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The tokens of each of ``texts``, ``[n]``; UserError as in [`ids`][]."""
-        return list(map(self.ids, texts))
+    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
+        """The tokens of the second of each three parts of a text, which follow each other."""
+        return [self.ids(text) for _, text, _ in parts]
+
+    def is_cut(self, before: str, after: str) -> bool:
+        """Whether tokens near the cut between two parts of a text don't depend on what is farther away."""
+        return True
 
     def encode(self, text: str) -> "Tensor":
-        """The tokens of ``text``, int64 ``[n]``; UserError as in [`ids`][]."""
+        """[`ids`][] as int64."""
         import torch
 
         return torch.from_numpy(self.ids(text).astype(np.int64))
 
     def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
 
     def decoder(self) -> Callable[[int], str]:
@@ -100,10 +99,8 @@ class CharacterTokenizer(Tokenizer):
         if (numbers < 0).any():
             unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
             named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
-            raise UserError(
-                f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
-                f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
-            )
+            known = f"known are {self.vocabulary!r}. Leave them out, or train with byte tokens"
+            raise UserError(f"characters outside the vocabulary of {self.vocab_size}: {named}; {known}.")
         return numbers
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
@@ -172,7 +169,7 @@ class WordTokenizer(Tokenizer):
         return "".join(map(self.decoder(), tokens.tolist())).encode()
 
     def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][]; a word follows a space, except at the beginning of a line."""
+        """A word follows a space, except at the start of a line."""
         space = ""
 
         def piece(token: int) -> str:
@@ -196,7 +193,6 @@ def code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 def words_and_ends(text: str) -> list[str]:
-    """The words of ``text`` and, in place of the end of each line, ``<eos>``."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("\n", f" {EOS} ").split()
@@ -207,17 +203,15 @@ def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
     occurred; ``vocab_size`` tokens in all, or all words.
 
     Where more than [`COUNTED`][] are different, the rarest are forgotten, and counted anew where they occur
-    again, so that memory is bounded. Raises UserError for as many where all words are asked for."""
+    again, so that memory is bounded; UserError where all words are asked for."""
     most = COUNTED + (vocab_size or 0)
     counts: Counter[str] = Counter()
     for piece in pieces:
         counts.update(words_and_ends(piece))
         if len(counts) > most:
             if vocab_size is None:
-                raise UserError(
-                    f"the training text has more than {most:,} different words; give vocab_size (all others "
-                    f"become {UNKNOWN}), or use tokenizer='bpe'."
-                )
+                what_to_do = f"give vocab_size (all others become {UNKNOWN}), or use tokenizer='bpe'"
+                raise UserError(f"the training text has more than {most:,} different words; {what_to_do}.")
             counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
     words = [word for word, _ in counts.most_common() if word != EOS]
     if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):

@@ -1,5 +1,5 @@
-"""Tokenizers by their names and their files, and those of subwords, by Hugging Face's library: byte-level BPE
-that is learned from a text, and any ``tokenizer.json``."""
+"""Tokenizers by their names and files, and those of subwords, by Hugging Face's library: byte-level BPE that
+is learned from a text, and any ``tokenizer.json``."""
 
 import json
 import re
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
-from memformers.data.files import NOT_UTF8, bytes_of, check_utf8, pieces
+from memformers.data.files import CONTEXT, NOT_UTF8, bytes_of, check_utf8
 from memformers.data.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -32,16 +31,14 @@ if TYPE_CHECKING:
     import tokenizers
     from torch import Tensor
 
-OWN = ("character", "frequency", "byte", "word", "bpe")
-"""The tokenizers that are made for a text."""
+OWN = ("character", "frequency", "byte", "word", "bpe")  # the tokenizers that are made for a text
 TOKENIZER = "tokenizer.json"
 DEFAULT_SUBWORDS = 8192
 LEARNED_WORDS = 2 << 20
 """Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
 LONG_WORD = re.compile(r"\S{256}(?=\S)")
 """Where a word is cut for learning, whose time grows with the square of its length: Chinese, or a genome."""
-WORD = re.compile(r"\w+|[^\w\s]+")
-"""About what byte-level BPE takes for a word."""
+WORD = re.compile(r"\w+|[^\w\s]+")  # about what byte-level BPE takes for a word
 
 
 class SubwordTokenizer(Tokenizer):
@@ -62,57 +59,73 @@ class SubwordTokenizer(Tokenizer):
         if not vocabulary:
             raise UserError(f"expected {path} to have tokens, got none.")
         self.vocab_size = max(vocabulary.values()) + 1
-        self._added = [token["content"] for token in self._data.get("added_tokens") or ()]
+        added, cuts = self._data.get("added_tokens") or (), self._data.get("pre_tokenizer") or {}
+        self._added = [token["content"] for token in added]
+        self._is_local = (
+            cuts.get("type") == "ByteLevel"
+            and cuts["use_regex"]
+            and not (
+                cuts["add_prefix_space"]
+                or self._data.get("normalizer")
+                or any(token["lstrip"] or token["rstrip"] for token in added)
+            )
+        )
+        """Whether no token depends on what is beyond its word, as for GPT-2."""
 
     @cached_property
     def of_bytes(self) -> list[bytes] | None:
         """The bytes of each token, where tokens are bytes; else None."""
-        decoder, alphabet = self._data.get("decoder") or {}, bytes_of_letters()
-        if decoder.get("type") != "ByteLevel":
+        if (self._data.get("decoder") or {}).get("type") != "ByteLevel":
             return None
-        found = [b""] * self.vocab_size
+        alphabet, of_token = bytes_of_letters(), [b""] * self.vocab_size
         for token, number in self.inner.get_vocab(with_added_tokens=True).items():
             is_added = token in self._added or not alphabet.keys() >= set(token)
-            found[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
-        return found
+            of_token[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
+        return of_token
 
     def ids(self, text: str) -> TokenIds:
-        """The tokens of ``text``, int64 ``[n]``; UserError for a character that the vocabulary doesn't have,
-        and, unless tokens are bytes, for text that is not UTF-8."""
-        if not NOT_UTF8.search(text):
-            return self.ids_of([text])[0]
-        if self.of_bytes is None:
-            check_utf8(text, "the text")
-        number = {token: i for i, token in reversed([*enumerate(self.of_bytes or ())])}
-        parts = [
-            np.array([number[bytes_of(part)]]) if NOT_UTF8.match(part) else self.ids(part)
-            for part in re.split(f"({NOT_UTF8.pattern})", text)
-            if part
-        ]
-        return np.concatenate(parts)
+        check_utf8(text, "the text")
+        return self.ids_within([("", text, "")])[0]
 
-    def ids_of(self, texts: Sequence[str]) -> list[TokenIds]:
-        """The tokens of each of ``texts``, ``[n]``, with all cores; UserError as in [`ids`][]."""
-        if any(map(NOT_UTF8.search, texts)):
-            return list(map(self.ids, texts))
-        cut = []
-        for raw in map(bytes_of, texts):
-            cut.append([raw[begin:end].decode() for begin, end in pieces(raw, 0, len(raw))])
-        every = list(chain.from_iterable(cut))
-        if self.of_bytes is None:
-            for piece in every:
-                self._check_known(piece)
-        try:  # by what knows no offsets
-            found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
+    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
+        if self._is_local:
+            parts = [("", text, "") for _, text, _ in parts]
+        texts = list(map("".join, parts))
+        for text in texts:
+            self._check_known(text)
+        try:  # the fast one knows no places
+            encoded = iter(self.inner.encode_batch_fast(texts, add_special_tokens=False))
         except Exception as error:  # of no class of its own
             why = "give it an unknown token, or use another tokenizer"
             raise UserError(f"the tokenizer can't divide the text: {error}; {why}.") from None
-        return [np.concatenate([np.array(next(found).ids, dtype=np.int64) for _ in parts]) for parts in cut]
+        result = []
+        for before, text, after in parts:
+            ids = np.array(next(encoded).ids, dtype=np.int64)
+            first = sum(place < 0 for place, _ in self._near(before, text[:CONTEXT])) if before else 0
+            last = sum(place >= 0 for place, _ in self._near(text[-CONTEXT:], after)) if after else 0
+            result.append(ids[first : len(ids) - last])
+        return result
+
+    def is_cut(self, before: str, after: str) -> bool:
+        if self._is_local:
+            return True
+        # By 2,053 fewer, a prime: in a run of digits, tokens start at every third one, and so in others.
+        some = CONTEXT // 2 - 5
+        one, other = self._near(before, after[:some]), self._near(before[-some:], after)
+        return [x for x in one if abs(x[0]) < some // 4] == [x for x in other if abs(x[0]) < some // 4]
+
+    def _near(self, before: str, after: str) -> list[tuple[int, int]]:
+        """Where each token of two texts starts, in characters from where these meet, and the token."""
+        found = self.inner.encode(before + after, add_special_tokens=False)
+        return [
+            (start - len(before), token) for (start, _), token in zip(found.offsets, found.ids, strict=True)
+        ]
 
     def _check_known(self, text: str) -> None:
         """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""
         model = self._data["model"]
-        if model.get("unk_token") is not None or model.get("byte_fallback") or self.name != "bpe":
+        is_whole = model.get("unk_token") is not None or model.get("byte_fallback") or self.of_bytes
+        if is_whole or self.name != "bpe":
             return
         missing = [
             character
@@ -120,10 +133,8 @@ class SubwordTokenizer(Tokenizer):
             if not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
         ]
         if missing:
-            raise UserError(
-                f"the tokenizer has no token for {', '.join(map(repr, missing[:5]))}, and no <unk>; leave "
-                f"these characters out, or use another tokenizer."
-            )
+            named = ", ".join(map(repr, missing[:5]))
+            raise UserError(f"the tokenizer has no token for {named}, and no <unk>; use another tokenizer.")
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
         if (of_bytes := self.of_bytes) is not None:
@@ -153,8 +164,7 @@ class SubwordTokenizer(Tokenizer):
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
     """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
-    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given. Raises UserError
-    where they don't have as many, and for fewer than the 256 bytes."""
+    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -174,8 +184,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(
-            f"vocab_size={vocab_size}, but the training text has only {learned} different subwords; use a "
-            f"smaller vocab_size, or a longer text."
+            f"vocab_size={vocab_size}, but the training text has only {learned} subwords; use fewer."
         )
     return SubwordTokenizer(inner.to_str())
 
@@ -221,8 +230,8 @@ def bytes_of_letters() -> dict[str, int]:
 
 def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer:
     """The tokenizer called ``name`` (one of [`OWN`][]) for a text in ``pieces``, which are cut before white
-    space: its own characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any
-    bytes; its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
+    space: its characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any bytes;
+    its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
     if name == "bpe":
         return learn_bpe(pieces, vocab_size)
     if name == "word":
@@ -233,25 +242,22 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     for piece in pieces:
         check_utf8(piece, "the text")
         counts += np.bincount(code_points(piece), minlength=len(counts))
-    found = counts.nonzero()[0]
+    characters = counts.nonzero()[0]
     if name == "frequency":
-        found = found[np.argsort(-counts[found], kind="stable")]
-    return CharacterTokenizer("".join(map(chr, found)))
+        characters = characters[np.argsort(-counts[characters], kind="stable")]
+    return CharacterTokenizer("".join(map(chr, characters)))
 
 
 def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer called ``name`` for ``text``, as by [`learn`][], or the one in the file with this
-    name."""
+    """The tokenizer called ``name`` for ``text``, or the one in the file with this name."""
     check_name(name)
     return learn(name, vocab_size, [text]) if name in OWN else load_tokenizer(Path(name))
 
 
 def check_name(name: str) -> None:
-    """Raise UserError unless ``name`` is that of a tokenizer or of a ``.json`` file."""
     if name not in OWN and not name.endswith(".json"):
         raise UserError(
-            f"expected tokenizer to be one of {', '.join(map(repr, OWN))}, or the path of a {TOKENIZER}, got "
-            f"{name!r}."
+            f"expected tokenizer to be {', '.join(OWN)} or the path of a {TOKENIZER}, got {name!r}."
         )
 
 
@@ -260,8 +266,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a file, or in the ``tokenizer.json`` of a folder; UserError where it is missing or
-    broken."""
+    """The tokenizer in a file, or in the ``tokenizer.json`` of a folder."""
     path = path / TOKENIZER if path.is_dir() or path.suffix != ".json" else path
     data = read_json(path)
     name, vocabulary = data.get("tokenizer"), data.get("vocabulary")
@@ -275,7 +280,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return IdTokenizer(data["vocab_size"])
     if name == "byte":
         return ByteTokenizer()
-    raise UserError(
-        f"expected {path} to be a tokenizer of Hugging Face's, or to name the tokenizer 'byte', 'character' "
-        f"or 'word', got {str(data)[:200]}."
-    )
+    raise UserError(f"expected {path} to be a tokenizer of Hugging Face's or of ours, got {str(data)[:200]}.")

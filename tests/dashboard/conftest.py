@@ -1,8 +1,6 @@
 """A dashboard of the tests' own, in folders of its own."""
 
 import json
-import signal
-import subprocess
 import threading
 from array import array
 from base64 import b64decode
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import program, wait_for
-from tests.processes import start as start_program
+from tests.processes import wait_for
 
 pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
 
@@ -19,7 +16,7 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.labml import open_records
+from memformers.dashboard.labml import Records, prepare
 from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
@@ -44,6 +41,9 @@ def record_losses(folder, losses, begin=1):
 class Client:
     """What a page, or a training, asks of the dashboard at ``url``."""
 
+    def __init__(self, url: str):
+        self.url = url
+
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
@@ -63,40 +63,14 @@ class Client:
         return {}
 
 
-class Dashboard(Client):
-    """``memformers dashboard`` as a user starts it: in a process of its own."""
-
-    def __init__(self, folder: Path, *arguments: str, port: int = 0):
-        command = program("dashboard", "--folder", folder, "--port", port, *arguments)
-        self.log = (folder.parent / f"{folder.name}.err").open("a+")
-        self.process = start_program(command, stdout=subprocess.PIPE, stderr=self.log)
-        said = self.process.stdout.readline()
-        assert said, self.errors()
-        self.url = said.split()[1]
-
-    def errors(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
-
-    def stop(self, number=signal.SIGINT) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(timeout=20)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
-
-
 class DashboardHere(Client):
     """The dashboard's application, served by a thread of this process, as a context: it starts in no time."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, port: int = 0):
         self.said: list[str] = []
-        self.records = open_records(folder, self.said.append)
-        application = build(frozenset({"workstation"}), self.records)
-        self.listener = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        application = build(frozenset({"workstation"}), prepare(Records(folder, self.said.append)))
+        self.listener = listen("127.0.0.1", port)
+        super().__init__(f"http://127.0.0.1:{self.listener.getsockname()[1]}")
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([self.listener],), daemon=True)
@@ -121,19 +95,3 @@ def home(tmp_path_factory):
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         patch.delenv("MEMFORMERS_DASHBOARD")
         yield folder
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start dashboards; all of them are ended when the test is."""
-    started = []
-
-    def start_one(*arguments, folder=tmp_path / "records", port=0):
-        folder.mkdir(exist_ok=True)
-        started.append(Dashboard(folder, *arguments, port=port))
-        return started[-1]
-
-    yield start_one
-    for dashboard in started:
-        dashboard.stop(signal.SIGKILL)
-        dashboard.log.close()

@@ -3,7 +3,6 @@ the three files that it loads from public servers."""
 
 import math
 import shutil
-import signal
 import tarfile
 from dataclasses import replace
 
@@ -103,7 +102,9 @@ def strokes(page):
     )
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), pytest.param(1280, "dark", marks=pytest.mark.long)]
+)
 def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comparison, troubles, tmp_path):
     page.set_viewport_size({"width": width, "height": 1000})
     page.emulate_media(color_scheme=scheme)
@@ -142,26 +143,21 @@ def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comp
     assert troubles == []
 
 
-def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, start):
-    dashboard = start()
-    page.goto(page_of(dashboard, comparison))
-    page.locator("summary", has_text="Runs").click()
-    row = page.locator("#below tr", has=page.get_by_text("odd", exact=True))
-    record_losses(comparison / "odd", [2.0])
-    close_card(comparison / "odd", "killed")
-    row.get_by_text("stopped").wait_for()
-    dashboard.stop(signal.SIGKILL)
+def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, tmp_path):
+    with DashboardHere(tmp_path / "records") as dashboard:
+        page.goto(page_of(dashboard, comparison))
+        page.locator("summary", has_text="Runs").click()
+        row = page.locator("#below tr", has=page.get_by_text("odd", exact=True))
+        record_losses(comparison / "odd", [2.0])
+        close_card(comparison / "odd", "killed")
+        row.get_by_text("stopped").wait_for()
     page.get_by_text("does not answer").wait_for()
     record_losses(comparison / "odd", [1.25], begin=2)
-    start(port=dashboard.port)
-    row.get_by_text("1.250").wait_for()
-    assert "does not answer" not in page.inner_text("#summary")
-
-
-def test_labml_s_page_without_a_network_says_so_and_leads_to_ours(page, comparison, tmp_path):
-    with DashboardHere(tmp_path / "records") as dashboard:
+    with DashboardHere(tmp_path / "records", port=dashboard.port):
+        row.get_by_text("1.250").wait_for()
+        assert "does not answer" not in page.inner_text("#summary")
         page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}")
-        page.get_by_text("does not reach").wait_for()
+        page.get_by_text("does not reach").wait_for()  # labml's page needs a network
         page.get_by_text("All runs in one chart").click()
         page.wait_for_url(page_of(dashboard, comparison))
 
@@ -188,7 +184,7 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     assert tmp_path / "nowhere" not in noted_comparisons().values()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.long), 1280])
 def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_evaluated(
     width, page, quick_runs, troubles, tmp_path, capsys
 ):

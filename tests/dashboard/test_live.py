@@ -74,32 +74,6 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     assert describe(runs)["report"]
 
 
-def test_each_state_of_a_run_has_its_name(tmp_path):
-    runs, run = Runs(plan(tmp_path)), tmp_path / "short"
-
-    def state():
-        runs.update()
-        return next(one.state[0] for one in runs.all if one.folder == run)
-
-    assert [one.folder.name for one in runs.all] == ["short", "long", "short-seed1", "long-seed1"]
-    assert state() == "planned"
-    record(run, [3.0])
-    assert state() == "running"
-    for status, wanted in [
-        ("completed", "finished"), ("killed", "stopped"), ("crashed: KeyboardInterrupt ", "stopped"),
-        ("crashed: SystemExit 143", "stopped"), ("crashed: NotFiniteError loss is nan", "stopped"),
-    ]:  # fmt: skip
-        record(run, [], status)
-        assert state() == wanted
-    record(run, [])
-    os.utime(run / "metrics.jsonl", (time.time() - 7200,) * 2)
-    assert state() == "running"
-    TRAINED.close()
-    assert state() == "stopped"
-    record(run, [2.0], result=2.0)
-    assert state() == "finished"
-
-
 def test_half_a_line_waits_for_its_rest_what_is_no_record_is_left_out_and_a_new_file_is_read_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path)

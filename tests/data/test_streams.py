@@ -138,7 +138,7 @@ def recalled(stream, length, segment_len, seed=0, **options):
 
 @pytest.mark.parametrize(
     ("stream", "length", "longest"),
-    [(SMALL, 400, None), (SMALL, 800, lambda start: 3 + start // 9), (USUAL, 10_000, None)],
+    [(SMALL, 400, None), (SMALL, 800, lambda start: 3 + start // 9), (USUAL, 5_000, None)],
 )
 def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_keys(stream, length, longest):
     read = recalled(stream, length, length // 25, longest=longest)
@@ -163,6 +163,6 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
                 due["key", k] += 1 / len(sizes) / sizes[band]
                 due["band", band] += 1 / len(sizes) / sizes[band]
         assert longest or all(abs(asked[x] - share) <= 4 * share**0.5 for x, share in due.items())
-        assert stream is SMALL or min(asked["band", band] for band in range(4)) > 1_000, "most tokens ask"
+        assert stream is SMALL or min(asked["band", band] for band in range(4)) > 500, "most tokens ask"
         assert told[2].max() > 20
     assert (USUAL.vocab_size, USUAL.chance) == (84, 0.25)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
@@ -13,7 +12,6 @@ from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
 from memformers.common.files import read_json
 from memformers.common.text import UserError
-from memformers.convert.load import load_checkpoint
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
@@ -85,9 +83,6 @@ def test_a_text_is_evaluated_alike_in_memory_on_the_disk_and_prepared(
     in_memory = evaluated(held_out)
     assert in_memory["bits_per_byte"] > 0
     assert ("documents" in in_memory) == bool(separator)
-    tokens = load_checkpoint(run, torch.device("cpu"))[1]
-    spec = CorpusSpec(str(held_out), document_separator=separator, tokenizer="byte")
-    assert evaluated(prepare(spec, tmp_path / "test", tokens)) == in_memory
     monkeypatch.setattr(tokenize_corpus, "BIG", 0)
     assert evaluated(held_out) == in_memory
     other = prepare(CorpusSpec(str(held_out)), tmp_path / "other")
