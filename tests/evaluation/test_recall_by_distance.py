@@ -6,8 +6,7 @@ from einops import rearrange
 from torch import nn
 
 from memformers.data.recall_stream import RecallStream, recall_segments
-from memformers.evaluation.memory_ablation import controls_of
-from memformers.evaluation.recall_by_distance import distance_edges, recall_by_distance
+from memformers.evaluation.memory_ablation import controls_of, distance_edges, recall_by_distance
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.memory import compress_memory

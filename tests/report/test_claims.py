@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memformers.report.recall import beyond_base
+from memformers.report.document import beyond_base
 from memformers.report.sections import without
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 

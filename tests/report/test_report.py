@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from memformers.cli import main
 from memformers.common.command_line import command_as_given
 from memformers.common.files import write_json
+from memformers.common.text import UserError
 from memformers.report.document import write_report
 from memformers.report.markdown import fenced, html_of, table
 from tests.builders import MODELS
@@ -137,9 +139,8 @@ def test_at_1280_all_columns_are_in_the_page_and_no_line_ends_in_transformer_xl(
 @pytest.mark.parametrize(
     ("read", "said"),
     [((9_000, 9_000), "over the whole held-out text, with memory carried"),
-     ((2_048, 2_048), "over the same 2,048 tokens of the held-out text"),
-     ((2_048, 9_000), "unequal parts of the held-out text (No memory: 2,048 tokens, "
-      "Transformer-XL: all;")],
+     ((2_048, 2_048), "over the same part of the held-out text (2,048 tokens; the table's losses: all"),
+     ((2_048, 9_000), "over unequal parts of the held-out text (2,048 or 9,000 tokens;")],
 )  # fmt: skip
 def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
     for model, tokens in zip(MODELS, read, strict=False):
@@ -152,6 +153,19 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_
     last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
     assert markdown.count(last) == 2
     assert f"the losses in the table are over {last}." in markdown
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "results.json", "results.csv"])
+def test_a_report_replaces_an_earlier_one_and_no_file_of_the_user(name, tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": [2.4]})
+    (tmp_path / name).write_text("mine")
+    for write in (lambda: write_report(tmp_path), lambda: main(["report", str(tmp_path)])):
+        with pytest.raises((UserError, SystemExit), match=f"{re.escape(name)} that no report wrote|1"):
+            write()
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "figures").exists()
+    (tmp_path / name).unlink()
+    assert markdown_of(tmp_path) == markdown_of(tmp_path)
 
 
 def test_no_text_can_break_out_of_its_block_or_cell():
