@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -106,7 +105,7 @@ class ArmRuns:
 
     def values(self, quantity: Quantity) -> dict[int, float]:
         """By seed, of the runs that finished and measured it."""
-        of = quantity if callable(quantity) else itemgetter(quantity)
+        of = quantity if callable(quantity) else (lambda result: result.get(quantity))
         values = {seed: of(result) for seed, result in self.results.items()}
         return {seed: value for seed, value in values.items() if value is not None}
 

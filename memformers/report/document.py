@@ -94,7 +94,7 @@ def write_report(folder: Path) -> Report:
     parts += how_it_was_made(arms, base, folder, prose("method", read=read))
 
     def numbers(arm: ArmRuns) -> dict[str, Any]:
-        means = {name: arm.mean(of_result(name)) for name in IN_TABLE}
+        means = {name: arm.mean(name) for name in IN_TABLE}
         return means | {f"{BITS.of}_minus_base": arm.minus(base, BITS.of) if arm is not base else None}
 
     lines = [
@@ -113,14 +113,9 @@ def probe_answer(folder: Path) -> str:
     return in_terminal(probe_parts(arms_of(read_runs(folder)), probe)) if probe else ""
 
 
-def of_result(name: str) -> Quantity:
-    """The number called ``name`` in a result, which some results don't have."""
-    return lambda result: result.get(name)
-
-
 def units_table(arms: Sequence[ArmRuns]) -> Table:
     def mean(name: str, form: str, unit: str = "", scale: float = 1.0) -> Column:
-        return lambda arm: number(arm.mean(of_result(name)), form, unit, scale=scale)
+        return lambda arm: number(arm.mean(name), form, unit, scale=scale)
 
     columns: dict[str, Column] = {
         "nats per token": mean("loss", ".3f"),
@@ -310,9 +305,8 @@ def recall_claim(
         return [prose("not_both")]
     [(far, measure)] = beyond.items()
     chance = 100 / base.first.config["recall"]["stream"]["values"]
-    shares = [measure.shown(arm.mean(measure.of)) for arm in both]
-    labels = [arm.label for arm in both]
-    shown = prose("recalled", far=far, shares=shares, labels=labels, chance=f"{chance:.0f}")
+    shares = [(measure.shown(arm.mean(measure.of)), arm.label) for arm in both]
+    shown = prose("recalled", far=far, shares=shares, chance=f"{chance:.0f}")
     return [shown, *claims(both, base, measure, folder)]
 
 

@@ -20,9 +20,6 @@ from memformers.report.plotting import bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
 from memformers.runs.reader import Run, differing_settings
 
-ROUNDING = 0.03
-"""The change of final losses, in bits per character, that rounding alone has made: the same sums in another
-order."""
 MEMORY_SETTINGS = {
     "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
     "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
@@ -102,7 +99,7 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
         return few_seeds(arms, n, measure, folder)
     about = {"base": base.label, "measure": measure, "least": MIN_FOR_A_CLAIM, "level": base.mean(measure.of)}
     claimed = [prose("claim", label=arm.label, difference=mean, **about) for arm, mean in differences]
-    about |= {"n": n, "rounding": ROUNDING, "many": len(others) > 2}
+    about |= {"n": n, "many": len(others) > 2}
     return [bullets(claimed), prose("how_compared", own_streams="recall" in base.first.config, **about)]
 
 
@@ -112,7 +109,7 @@ def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
     best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
     gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
-    parts: list[str] = [prose("few_seeds", n=n, best=best, gap=gap, measure=measure, rounding=ROUNDING)]
+    parts: list[str] = [prose("few_seeds", n=n, best=best, gap=gap, measure=measure)]
     plan = read_plan(folder)
     words = shlex.split(plan.commands[0]) if plan and plan.commands else []
     module = words[2] if words[:2] == ["python", "-m"] else "".join(words[:1])
@@ -176,7 +173,7 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
         return number(median(speeds) if speeds else None, ",.0f")
 
     def peak_memory(arm: ArmRuns) -> str:
-        peaks = [r["peak_memory_bytes"] for r in arm.results.values() if r["peak_memory_bytes"] is not None]
+        peaks = arm.values("peak_memory_bytes").values()
         return number(max(peaks, default=None), ",.0f", " MiB", scale=2**-20)
 
     columns: dict[str, Column] = {
@@ -215,8 +212,7 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
                 means = {how: costs[f"{part} {how}"] for how in ("zeroed", "swapped")}
                 show = measure.shown_difference
                 findings.append(prose("finding", label=arm.label, part=part, show=show, **means))
-    about = {name: ablation[name] for name in ("tokens", "streams", "warm_up", "of_documents")}
-    parts += [prose("ablation", unit=measure.label, **about)]
+    parts += [prose("ablation", unit=measure.label, of=ablation)]
     parts.append(table(["model", "loss", *CONTROLS], rows, numbers=True))
     return [*parts, bullets(findings or [prose("no_memory")])]
 
@@ -237,9 +233,8 @@ def write_results(
 ) -> None:  # fmt: skip
     """Write the ``numbers`` of each arm and ``about`` all as ``results.json``, and the results of each
     training run as ``results.csv``."""
-    of_arms = [
-        {"name": arm.name, "label": arm.label, "seeds": list(arm.results), **numbers(arm)} for arm in arms
-    ]
+    names = [{"name": arm.name, "label": arm.label, "seeds": list(arm.results)} for arm in arms]
+    of_arms = [name | numbers(arm) for name, arm in zip(names, arms, strict=True)]
     write_json(folder / RESULTS, {"base": base.name, **about, "arms": of_arms})
     write_text(folder / TABLE, csv_text(head, lines))
 
