@@ -68,11 +68,10 @@ class Task:
         such run."""
         raise NotImplementedError
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
-        """A function for the settings that let each of ``runs`` read the very same source, which it may write
-        into ``folder``: none, if each run draws its own. UserError for a source that can't be used, or isn't
-        that of the runs there."""
-        return dict
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """The settings that let each of ``runs`` read the very same source: none, if each draws its own.
+        UserError for a source that can't be used, or isn't that of the runs in ``folder``."""
+        return {}
 
     def train(self, folder: Path) -> None:
         """Train the run that ``config.json`` in ``folder`` describes."""
@@ -94,11 +93,10 @@ class Experiment:
     """Settings of the task that are not in TrainConfig, by the task's name."""
     arms: tuple[Arm, ...]
     seeds: Count = 1
-    """How many seeds each arm is trained from: the first one, the next one and so on."""
     jobs: Count = 1
     """The number of training runs at a time."""
     threads: Count | None = None
-    """The number of threads of each; None for PyTorch's choice."""
+    """Of each; None for PyTorch's choice."""
     scale: float = 1.0
     """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
@@ -132,9 +130,8 @@ def run_experiment(
     plan = merge_plans(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
-    pin = task.read(runs, folder)
+    pinned = task.read(runs, folder)
     with alone_in(folder):
-        pinned = pin()
         write_json(folder / EXPERIMENT, plan)
         due = [name for name in runs if not (folder / name / RESULT).exists()]
         for name in due:  # one of an experiment that was killed may be about to end

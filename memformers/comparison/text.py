@@ -2,7 +2,7 @@
 memories help."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,7 +97,7 @@ class TextTask(Task):
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         return train_config_from(settings, source)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
         """The text, and UserError also for runs in ``folder`` of another text or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
         by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
@@ -108,7 +108,7 @@ class TextTask(Task):
             check_same_corpus(by_spec[spec], folder / name)
             check_same_config(training, folder / name)
         first = next(iter(trainings.values()))
-        return lambda: resolve_data(first, by_spec[spec_of(first)])
+        return resolve_data(first, by_spec[spec_of(first)])
 
     def train(self, folder: Path) -> None:
         train(read_train_config(folder), folder, resume=True)

@@ -23,8 +23,6 @@ DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79
         "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
         "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
 """The colours of a dark page, by those of a light one."""
-WIDE = 500.0
-"""The width of a figure, in points, from which it takes the whole width of the page."""
 TERMINAL = 80
 """The columns of a terminal."""
 FILES = Path(__file__).parent
@@ -33,7 +31,7 @@ TEMPLATE = Template((FILES / "page.html").read_text(encoding="utf-8"))
 STYLE = Template((FILES / "page.css").read_text(encoding="utf-8")).substitute(
     dark=" ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
 )
-"""The style of a report and of the live page."""
+"""Of a report and of the live page."""
 
 
 class Markup(str):
@@ -199,10 +197,8 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
         assert folder is not None
         path = (folder / match[1]).resolve()
         assert path.parent == (folder / FIGURES).resolve(), path  # names are escaped: see plain
-        svg = path.read_text(encoding="utf-8")
-        width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', svg)
-        kind = ' class="wide"' if width and float(width[1]) > WIDE else ""
-        return f"<figure{kind}>{inline_svg(svg, match[2])}\n<figcaption>{match[3]}</figcaption>\n</figure>"
+        svg = inline_svg(path.read_text(encoding="utf-8"), match[2])
+        return f"<figure>{svg}\n<figcaption>{match[3]}</figcaption>\n</figure>"
 
     page = re.sub(r"<h2>(.*?)</h2>", section, str(PARSER.render(markdown)))
     folded = r"<details><summary>\1</summary>\2</details>\n"

@@ -99,10 +99,10 @@ class Panel:
     """Adds to what is drawn."""
 
 
-def panels(heights: Sequence[float], *, width: float = WIDTH, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of rows of panels with these ``heights`` in inches."""
-    figure = Figure(figsize=(width, sum(heights) + 0.3), dpi=DOTS, layout="constrained")
-    return figure, [*figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flat]
+def panels(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """A figure of panels with these ``heights`` in inches, one below the other."""
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), dpi=DOTS, layout="constrained")
+    return figure, [*figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).flat]
 
 
 def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
@@ -313,11 +313,11 @@ def save_loss_by_position(
 ) -> None:
     """Draw the mean loss against the position in a segment, and against the positions that are remembered
     before it (positions, loss, half width), into ``path``."""
-    figure, [left, right] = panels([3.3], width=9.0, columns=2)
+    figure, [upper, lower] = panels([2.7, 2.7])
     positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
-    draw_lines(left, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
-    style(left, "position in the segment (tokens)", "loss (nats per token)")
+    draw_lines(upper, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
+    style(upper, "position in the segment (tokens)", "loss (nats per token)")
     points = [(before, Mean(loss, half, MIN_FOR_A_CLAIM)) for before, loss, half in by_memory]
-    draw_marks(right, [Series("", points, ORANGE)])
-    style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
+    draw_marks(lower, [Series("", points, ORANGE)])
+    style(lower, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     save(figure, path)

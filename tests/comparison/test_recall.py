@@ -135,8 +135,9 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
             result["recall"] |= {"accuracy": [share] * bins, "asks": [10] * bins}
             write_json(run / "result.json", result)
     write_json(folder / "experiment.json", plan)
-    report = write_report(folder)
-    assert claimed in (folder / "report.md").read_text()
+    report, markdown = write_report(folder), (folder / "report.md").read_text()
+    assert claimed in markdown
+    assert "bits per character" not in markdown
     assert " ".join(claimed.replace("*", "").split()) in " ".join(report.answer.split())
     found = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
     for right in found["compressive"]["right"]["untouched"]["by_distance"]:
