@@ -1,6 +1,7 @@
 """An experiment as a list of arms: the command that trains each of them on each task, and the report of all
 tasks: a table of means, one of differences between rivals, and a figure."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, write_rows, write_text
+from memformers.common.files import csv_text, plain, write_text
 from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.comparison.arms import read_arms
@@ -39,6 +40,19 @@ COSTS = {
 """What a memory costs, by the names of the report's table, and as a run's facts name it."""
 Tasks = Mapping[str, Sequence[ArmRuns]]
 """The arms of each task that has begun, by its name."""
+
+
+def write_rows(path: Path, data: Mapping[str, Any]) -> None:
+    """Write ``data`` as JSON with a line for each element of a list in it, and for each other value."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=plain)
+
+    values = {
+        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
+        for k, v in data.items()
+    }
+    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import Literal
 
 import torch
 
+from experiments.arms import write_rows
 from experiments.benchmarks import attention, decoding, report, training
 from experiments.benchmarks.measuring import Result
 from experiments.benchmarks.peers import LABML
 from memformers.common.command_line import cli_errors, parse_arguments
-from memformers.common.files import read_json, write_rows
+from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
 
 

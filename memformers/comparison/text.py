@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.fields import Count, Range, check_fields
+from memformers.common.files import user_path
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
@@ -135,7 +136,9 @@ def resolve_data(train: TrainConfig, corpus: DatasetInfo) -> Settings:
         raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
     text = train.text
     named = {"data": train.data or corpus.source, "validation": text.validation, "test": text.test}
-    paths = {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}
+    paths = {
+        n: name if "://" in name else str(user_path(name).resolve()) for n, name in named.items() if name
+    }
     return {"data": paths.pop("data"), **({"text": paths} if paths else {})}
 
 

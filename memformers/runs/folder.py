@@ -37,7 +37,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from memformers.common.files import check_utf8_name, config_from_dict, locked, read_json, write_json
+from memformers.common.files import config_from_dict, locked, read_json, write_json
 from memformers.common.text import UserError
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
@@ -65,7 +65,10 @@ def new_folder(name: str) -> Path:
 
 def check_named(folder: Path) -> None:
     """Raise UserError for an empty name, which means the current folder, and for one that is not UTF-8."""
-    check_utf8_name(folder)
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors could write files there but not read them
+        raise UserError(f"the name {str(folder)!r} is not UTF-8; choose another name.") from None
     if folder == Path():
         raise UserError("out='' is the current folder; name a folder for the run.")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from memformers.common.fields import replace_nested
-from memformers.common.files import read_json
+from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
 from memformers.common.text import Progress, counted
@@ -142,7 +142,7 @@ def train(
     """
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
-    folder = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
+    folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
     find_dashboard(dashboard)
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]

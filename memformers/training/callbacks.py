@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.utils import disp_trim
 
 from memformers.common.files import numbered, sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import Progress, fitting, printable
+from memformers.common.text import Progress, printable
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
@@ -106,7 +107,7 @@ class Callbacks:
         else:
             state.evaluations_without_improvement += 1
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {glimpse}"
-        self.bar.say(fitting(line, shutil.get_terminal_size().columns))
+        self.bar.say(disp_trim(line, shutil.get_terminal_size().columns))
         self.bar.show(self.shown)
 
     def maybe_checkpoint(self, state: TrainingState) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from memformers.common.command_line import command_as_given
 from memformers.common.fields import replace_nested
-from memformers.common.files import numbered, write_json
+from memformers.common.files import numbered, user_path, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
@@ -111,7 +111,7 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
     or, by its name, of the package; else UserError. Lengths without use, which the arms of an experiment
     share, are at their defaults."""
     is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
-    model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(Path(name), cpu)
+    model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(user_path(name), cpu)
     settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
     unused = {f.name: f.default for f in settings if not applies_to(f.name, model.config.model)}
     model.config = replace_nested(model.config, **unused)
