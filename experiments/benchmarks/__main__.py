@@ -34,7 +34,6 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Measure, and write the results."""
     here = Path(__file__).parent
     folder = options.out or (here.parents[1] / "runs" / "benchmarks" if options.quick else here)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,6 @@ def main(options: Options) -> None:
 
 
 def speed(*, quick: bool) -> Result:
-    """Whole training steps, and attention alone."""
     described = describe_environment(torch.device("cpu"))
     described["packages"] |= {LABML: version(LABML)}
     names, lengths = (("seed",), (512,)) if quick else (training.SIZES, attention.MEMORY_LENGTHS)

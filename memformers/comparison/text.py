@@ -21,7 +21,7 @@ from memformers.runs.folder import Arm, read_plan
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
-from memformers.training.data_module import find_text, spec_of
+from memformers.training.run import find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
