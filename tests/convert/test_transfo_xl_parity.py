@@ -1,8 +1,8 @@
 """The original Transformer-XL's weights in our model, against the original written from its equations, in
 double precision.
 
-The weights depend on the vocabulary (three forms of clusters, the width of vectors, whether they are tied) and
-on three more settings. All 12 vocabularies are compared, each with one choice of these three.
+The weights depend on the vocabulary (three forms of clusters, the width of vectors, ties) and on three more
+settings. All 12 vocabularies are compared, each with one choice of these three.
 """
 
 import itertools
