@@ -157,7 +157,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         which would read the whole text again for each token."""
         generation_config.use_cache = True
         copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-        rows = torch.arange(batch_size, device=self.device).repeat_interleave(copies)
+        rows = torch.arange(batch_size).repeat_interleave(copies)
         memory = model_kwargs.get("cache")
         model_kwargs["cache"] = Decoding(self.model, memory and memory.streams(rows))
 
