@@ -9,7 +9,7 @@ from memformers.common.text import UserError
 from memformers.generation.generate import Sampling, make_generator
 
 P, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
-SHARP = [p**2 / sum(q**2 for q in P) for p in P]
+CPU, SHARP = torch.device("cpu"), [p**2 / sum(q**2 for q in P) for p in P]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ SHARP = [p**2 / sum(q**2 for q in P) for p in P]
      ({"temperature": 5e-324}, FIRST), ({"top_p": 5e-324}, FIRST), ({"temperature": 1e308}, [0.2] * 5)],
 )  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
-    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, torch.device("cpu"))
+    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, CPU)
     found = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0.015)
 
@@ -38,18 +38,14 @@ def test_logits_that_are_no_numbers_draw_no_token(row, reason):
     assert Sampling().draw(torch.tensor([[-math.inf, 0.0]])).tolist() == [1]  # one may be ruled out
 
 
-def test_a_seed_of_more_than_64_bits_is_an_error():
-    for seed in (2**64, -(2**63) - 1):
-        with pytest.raises(UserError, match=f"got seed={seed}"):
-            make_generator(seed, torch.device("cpu"))
-    assert make_generator(2**64 - 1, torch.device("cpu")).initial_seed()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"temperature": -0.5}, "temperature=-0.5"), ({"temperature": math.nan}, "temperature=nan"),
-     ({"top_k": 0}, "top_k=0"), ({"top_p": 0.0}, "top_p=0.0"), ({"top_p": 1.5}, "top_p=1.5")],
+    ("build", "message"),
+    [*((lambda v=v: Sampling(temperature=v), f"temperature={v}") for v in (-0.5, math.nan)),
+     (lambda: Sampling(top_k=0), "top_k=0"), (lambda: Sampling(top_p=0.0), "top_p=0.0"),
+     (lambda: Sampling(top_p=1.5), "top_p=1.5"),
+     *((lambda s=s: make_generator(s, CPU), f"got seed={s}") for s in (2**64, -(2**63) - 1))],
 )  # fmt: skip
-def test_what_cannot_be_drawn_from_is_an_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**arguments)
+def test_what_cannot_be_drawn_from_and_a_seed_of_more_than_64_bits_are_errors(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
+    assert make_generator(2**64 - 1, CPU).initial_seed()

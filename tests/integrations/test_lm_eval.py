@@ -76,14 +76,6 @@ def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_e
     assert results["play"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
 
 
-def test_without_a_length_above_the_texts_memory_is_lost_every_2048_tokens():
-    lm, model, tokenizer = harness(max_length=None)
-    assert lm.max_length == 2048
-    short, long = lm.loglikelihood_rolling(requests((TEXTS[0],), (TEXTS[1],)), disable_tqdm=True)
-    assert short == pytest.approx(-nats_of(model, tokenizer, TEXTS[0]), rel=1e-6)
-    assert long != pytest.approx(-nats_of(model, tokenizer, TEXTS[1]), rel=1e-4)
-
-
 def test_a_continuation_is_scored_after_its_context_however_the_two_are_divided_in_a_batch():
     lm, model, tokenizer = harness(batch_size=4)
     context = TEXTS[1][:700].rstrip()  # the harness moves white space at its end to the continuation

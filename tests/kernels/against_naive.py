@@ -101,9 +101,8 @@ def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtyp
     compare(dropping, inputs, dtype, key_start, reference)
 
 
-def kept_by(compute: Callable[[], Tensor]) -> list[Tensor]:
-    """The tensors that are kept for the backward pass."""
+def kept_by(compute: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The tensors that are kept for the backward pass, and the result."""
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        compute()
-    return kept
+        return kept, compute()

