@@ -1,7 +1,7 @@
 """Generation: draw the next token of each stream, read it, and repeat.
 
 Prompts of several lengths are read in one batch, each exactly as alone. So the padding on the left is a
-multiple of the lengths at which segments begin and slots are cut, and prompts end less than one such multiple
+multiple of the lengths at which segments start and slots are cut, and prompts end less than one such multiple
 apart: there, some streams generate while others still read.
 """
 
@@ -60,15 +60,15 @@ class Sampling(Checked):
 def make_generator(
     seed: Annotated[int, Range(-(2**63), below=2**64)] | None, device: torch.device
 ) -> Generator:
-    """A generator of random numbers from ``seed``, without one of others in each call. Raises UserError for a
-    seed of more than 64 bits."""
+    """A generator of random numbers from ``seed``; without a seed, different numbers in each call. Raises
+    UserError for a seed of more than 64 bits."""
     generator = Generator(device)
     return generator.manual_seed(generator.seed() if seed is None else seed)
 
 
 class Prompts(NamedTuple):
-    """B prompts as ``tokens [T, B]``, with zeros around each; where one begins after padding, as boolean
-    ``doc_starts [T, B]``, None if none does; and how many tokens lie before the end of each."""
+    """B prompts as ``tokens [T, B]``, with zeros around each; where one starts after padding, as boolean
+    ``doc_starts [T, B]``, None if none does; and the index at which each ends."""
 
     tokens: Tensor
     doc_starts: Tensor | None
@@ -159,9 +159,9 @@ def sample(
     stop: int | None = None,
     prompts: Prompts | None = None,
 ) -> Iterator[Tensor]:
-    """Draw, read and yield ``max_new_tokens`` tokens ``[B]``, or fewer once all streams came to ``stop``. Of
-    ``prompts``, ``decoder`` has read what all streams read together; the rest is read here, and each text
-    begins after its own prompt. ValueError if nothing was read, and for a negative ``max_new_tokens``."""
+    """Draw, read and yield ``max_new_tokens`` tokens ``[B]``, or fewer once all streams have drawn ``stop``.
+    Of ``prompts``, ``decoder`` has read what all streams read together; the rest is read here, and each text
+    starts after its own prompt. ValueError if nothing was read, and for a negative ``max_new_tokens``."""
     if decoder.last is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)

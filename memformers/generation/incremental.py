@@ -125,7 +125,7 @@ class Stepper:
             self.encode, self.running = model.embed, like.new_empty(0, batch, dtype=torch.int64)
         self.doc_starts: Tensor | None = None
         self.slides = isinstance(model, MemoryLM) and self.config.model == "transformer"
-        """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
+        """Whether it reads the newest S tokens again for each token, as a model without memory must."""
         self.last: Tensor | None = None
         """The newest result, ``[B, …]``; None before the first step."""
         with eval_mode(model):

@@ -269,8 +269,8 @@ def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Ten
 
 def is_unmodified(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of this ``kind`` and calling it computes what its weights say: it has no
-    hooks, of its own or for all modules, and no ``forward`` of its own. None is wrapped, quantized or
-    parametrized; weight norm and pruning are hooks."""
+    hooks, nor are there global ones, and its ``forward`` was not replaced. Wrapped, quantized and
+    parametrized modules are of another kind; weight norm and pruning are hooks."""
     state = module.__dict__
     return (
         type(module) is kind

@@ -81,8 +81,8 @@ class MemoryStack(nn.Module):
         loss that its compression learns from, a scalar, 0 if there is none.
 
         ``mask``, ``[S, K, B]`` or ``[S, K, 1]``, is true where a query may look, None for causal;
-        ``doc_starts [S, B]`` where a document begins, which alone its queries see. The next memory has a
-        gradient only ``through_memory``."""
+        ``doc_starts [S, B]`` where a document starts, whose queries see nothing before it. The next memory
+        has a gradient only ``through_memory``."""
         memory = memory or Memory()
         if doc_starts is not None:
             memory = memory.reset(doc_starts[0])

@@ -174,9 +174,9 @@ class AttentionReconstructionLoss:
         n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, the memories that it compresses, ``mem
-        [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem`` if it is at hand. ``n_masked [B]``, or one per
-        layer, is how many of the oldest slots don't count in each stream; the mean is over streams in which
-        some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
+        [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem``; None to compute it. ``n_masked [B]``, or one
+        per layer, is how many of the oldest slots don't count in each stream; the mean is over streams in
+        which some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
         n = len(self.layers)
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")

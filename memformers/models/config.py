@@ -54,7 +54,7 @@ class MemorySizes:
     c_mem_len: Length = 0
     """C, in slots."""
     compression_rate: Rate = 1
-    """c, the positions that a slot stands for."""
+    """c, the number of positions that a slot summarizes."""
     bptt: Length = 0
     """How many compressions back f_c learns from the language model's loss."""
     segment_len: Count = 1
@@ -120,7 +120,7 @@ class AdaptiveConfig(Checked):
     """
 
     cutoffs: tuple[Count, ...] = ()
-    """Token ids, ordered by frequency, at which a cluster of rarer tokens begins (adaptive)."""
+    """Token ids, ordered by frequency, at which clusters of rarer tokens start (adaptive)."""
     div_val: Count = 1
     """How many times narrower the vectors of each cluster are than those of the one before (adaptive)."""
     d_embed: Count | None = None
@@ -173,7 +173,7 @@ class NetworkConfig:
     c_mem_len: Lengths = 64
     """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
-    """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
+    """Positions that a compressed slot summarizes, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName = "conv"
     """How a slot is made: a learned convolution (conv), several dilated ones that also see later slots
     (dilated), the mean, or each feature's maximum (max) (compressive)."""

@@ -72,6 +72,7 @@ class MemoryLM(Pretrained):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config if config.vocab_size else replace(config, vocab_size=config.n_tokens)
+        self.vocab_size = config.n_tokens
         self.embed = vocabulary.build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
@@ -98,7 +99,7 @@ class MemoryLM(Pretrained):
             tokens: Integers ``[S, B]``, S at least 1.
             memory: What the last segment returned; None for nothing.
             targets: ``[S, B]``, each token's next one, or −100 if there is none.
-            doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
+            doc_starts: Boolean ``[S, B]``, true where a stream's new document starts: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
             through_memory: Whether positions that this segment adds to the memory keep their gradient, so
                 that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
@@ -110,7 +111,7 @@ class MemoryLM(Pretrained):
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
         if targets is not None and is_concrete_cpu(targets):
-            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.n_tokens
+            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.vocab_size
             if low < 0 or high >= size:
                 raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x = self.dropout(self.embed(tokens))  # [S, B, D]
@@ -153,7 +154,7 @@ class MemoryLM(Pretrained):
             )
         if batch is not None and tokens.shape[1] != batch:
             raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
-        (low, high), size = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0), self.config.n_tokens
+        (low, high), size = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0), self.vocab_size
         if low < 0 or high >= size:
             raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
         if tokens.device != (device := self.transformer.weight.device):

@@ -2,7 +2,7 @@
 it grows with each segment, and which of it a query may see.
 
 At any time, every past position is in exactly one place: in the memory, in one slot of the compressed memory,
-or forgotten. ``doc_starts [S, B]`` is true where a document begins, and ``valid [B]`` of the newest
+or forgotten. ``doc_starts [S, B]`` is true where a document starts, and ``valid [B]`` of the newest
 positions, c of them a slot, belong to the running one. All that is older stays in the memory, but no query
 sees it.
 """
@@ -23,7 +23,7 @@ from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.io import save_tensors
 
 UNBOUNDED = 1 << 62
-"""A number of positions that stands for all of a memory, however long it is."""
+"""A number of positions larger than any memory: all of them are valid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Memory:
         >>> memory = model(torch.randint(65, (64, 3))).memory  # of tokens [S, B]
         >>> len(memory.mem), memory.mem[0].shape  # for each layer [M, B, D]
         (2, torch.Size([64, 3, 128]))
-        >>> memory.reset(torch.tensor([True, False, False])).valid[0].item()  # stream 0 begins a new document
+        >>> memory.reset(torch.tensor([True, False, False])).valid[0].item()  # stream 0 starts a new document
         0
         >>> memory.streams(slice(2)).mem[0].shape  # the first two streams
         torch.Size([64, 2, 128])
@@ -164,7 +164,7 @@ class Memory:
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
-        segment begins a new document. Raises ValueError for another shape, dtype or device."""
+        segment starts a new document. Raises ValueError for another shape, dtype or device."""
         if not any(self.parts.values()):
             return self  # nothing is remembered of any stream
         valid = self.valid_positions()
@@ -285,15 +285,13 @@ def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
     return piece.clone() if 2 * len(piece) < len(part) else piece
 
 
-def pair_with_past(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Each layer's past and what follows it, ``[·, B, D]`` each; an empty ``past`` has no positions."""
-    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]
-
-
 def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:
     """The newest positions of memory and layer inputs, ``[S, B, D]`` each (Transformer-XL, section 3.2)."""
-    past = zip(pair_with_past(memory.mem, inputs), sizes, strict=True)
-    return Memory(tuple(cut(xs, size.n_evicted(sum(map(len, xs)))) for xs, size in past), memory.c_mem)
+    mem = []
+    for i, (x, size) in enumerate(zip(inputs, sizes, strict=True)):
+        past = (*memory.mem[i : i + 1], x)  # nothing is remembered before the first segment
+        mem.append(cut(past, size.n_evicted(sum(map(len, past)))))
+    return Memory(tuple(mem), memory.c_mem)
 
 
 @dataclass(frozen=True)
@@ -316,26 +314,28 @@ def compress_memory(
     """The memory after a segment with layer inputs ``[S, B, D]`` and ``doc_starts [S, B]``, and what was
     compressed, if anything: each layer's f_c makes slots ``[n, B, D]``, remembered without gradient, of the
     positions that overflow, ``[n·c, B, D]`` (Rae et al. 2020, arXiv 1911.05507, algorithm 1)."""
-    past = pair_with_past(memory.mem, inputs)
-    evicted = [size.n_evicted(sum(map(len, xs))) for xs, size in zip(past, sizes, strict=True)]  # n·c
-    mem = tuple(cut(xs, n) for xs, n in zip(past, evicted, strict=True))
-    if not any(evicted):
-        return replace(memory, mem=mem), None
-    old = [cut(xs, 0, n).detach() for xs, n in zip(past, evicted, strict=True)]
-    new = [slots_of(f_c, x, size.compression_rate) for f_c, x, size in zip(compress, old, sizes, strict=True)]
-    slots = pair_with_past(memory.c_mem, [x.detach() for x in new]), [size.c_mem_len for size in sizes]
-    kept = pair_with_past(memory.slot_inputs, old), [size.slot_input_positions for size in sizes]
-    c_mem, slot_inputs = (
-        tuple(cut(xs, max(sum(map(len, xs)) - limit, 0)) for xs, limit in zip(*by_layer, strict=True))
-        for by_layer in (slots, kept)
-    )
+    mem, c_mem, slot_inputs, old, new = [], [], [], [], []
+    for i, (x, f_c, size) in enumerate(zip(inputs, compress, sizes, strict=True)):
+        past = (*memory.mem[i : i + 1], x)  # nothing is remembered before the first segment
+        n = size.n_evicted(sum(map(len, past)))  # n·c
+        mem.append(cut(past, n))
+        old.append(cut(past, 0, n).detach())
+        new.append(slots_of(f_c, old[i], size.compression_rate))
+        slots = (*memory.c_mem[i : i + 1], new[i].detach())
+        c_mem.append(cut(slots, sum(map(len, slots)) - size.c_mem_len))
+        kept = (*memory.slot_inputs[i : i + 1], old[i])
+        slot_inputs.append(cut(kept, sum(map(len, kept)) - size.slot_input_positions))
+    if not any(map(len, old)):
+        return replace(memory, mem=tuple(mem)), None
     n_masked = None
     if memory.valid is not None or doc_starts is not None:
         n_masked = [
             n_masked_slots(memory.valid, doc_starts, M, len(x), size.compression_rate)
             for (M, _), x, size in zip(memory.lengths(len(sizes)), new, sizes, strict=True)
         ]
-    after = Memory(mem, c_mem, slot_inputs=slot_inputs if any(map(len, slot_inputs)) else ())
+    after = Memory(
+        tuple(mem), tuple(c_mem), slot_inputs=tuple(slot_inputs) if any(map(len, slot_inputs)) else ()
+    )
     return after, Compressed(old, new, n_masked)
 
 
@@ -395,7 +395,7 @@ def n_masked_slots(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor:
     """How many of the oldest of ``slots`` new slots their loss ignores, int64 ``[B]``: those of positions
-    before the document of ``valid [B]``; all if one begins in the segment after ``doc_starts[0]``, since some
+    before the document of ``valid [B]``; all if one starts in the segment after ``doc_starts[0]``, since some
     queries belong to that before it. One of ``valid`` and ``doc_starts [S, B]`` may be None."""
     hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
     masked = (hidden + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)

@@ -49,6 +49,8 @@ NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval"
 """What pages need beside the package; these take long."""
 OTHERS = (
     "python -m experiments.",
+    "python docs/plain/",
+    "git clone ",
     "apt-get download ",
     "for package in doc-rfc-",
     "mkdir rfc && find packages ",

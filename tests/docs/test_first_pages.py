@@ -1,14 +1,28 @@
-"""Each number that README and the home page claim, against the file of results that it is from."""
+"""Each number that README and the home page claim, against the file of results that it is from; and each
+sentence that compares memories, against every bold row of the tables of results."""
 
 import re
 
 import pytest
 
-from docs.building.results import mean, paired, seeds, stored
+from docs.building.markdown import BLOCK
+from docs.building.results import mean, measured, paired, seeds, verdicts
 from docs.building.source import ROOT
 
-README, HOME = ((ROOT / path).read_text(encoding="utf-8") for path in ("README.md", "docs/index.md"))
-SHAKESPEARE, BITS = "tiny_shakespeare", "bits per character"
+README, HOME = (
+    " ".join((ROOT / path).read_text(encoding="utf-8").split()) for path in ("README.md", "docs/index.md")
+)
+RESULTS = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/results").glob("*.md"))
+}
+BOLD_ON_TEXT = {
+    ("long-text", "64 positions, 192 slots"): "worse",
+    ("compression", "Transformer-XL, equal keys"): "better",
+    # Against 256 positions in every layer; against positions in the same layers they are level.
+    ("long-text", "192 positions, 128 slots in the upper layers"): "other layers",
+    ("long-text", "the same, slots of 2 positions"): "other layers",
+}
+"""What each bold row that compares slots with positions on a whole text says of slots."""
 
 
 def python_source(arm):
@@ -20,26 +34,98 @@ def correct(experiment, arm, band):
     return f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %"
 
 
-def difference(arm):
-    found = stored(SHAKESPEARE, arm, f"{BITS} minus transformer-xl")
-    return f"{found.mean:+.3f} ± {found.half_width:.3f}".replace("-", "−")
+def table_rows(page):
+    """Each row of a page's tables: the headings, the newest row that is only a heading, and the cells."""
+    for block in BLOCK.finditer(RESULTS[page]):
+        headings, _, *rows = [line for line in block[0].splitlines() if line.startswith("|")] or ["", ""]
+        group = ""
+        for line in rows:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len([cell for cell in cells if cell]) == 1:
+                group = cells[0].strip("*")
+            yield [heading.strip() for heading in headings.strip("|").split("|")], group, cells
 
 
-def test_the_table_of_tiny_shakespeare_is_that_of_five_seeds():
-    none, exact, slots = (
-        stored(SHAKESPEARE, arm, BITS) for arm in ("transformer", "transformer-xl", "compressive")
-    )
-    assert {none.n, exact.n, slots.n} == {5}
-    assert f"| No memory | {none.mean:.3f} | {difference('transformer')} |" in README
-    assert f"| Transformer-XL | {exact.mean:.3f} | |" in README
-    assert f"| Compressive Transformer | {slots.mean:.3f} | {difference('compressive')} |" in README
+def comparisons_on_text():
+    """What slots came to minus as many exact vectors in the same layers, in bits: each paired over seeds."""
+    chart = [measured(verdict) for verdict in verdicts() if verdict.panel.startswith("Text")]
+    short = paired(*(seeds("ablation", arm, "bits per character") for arm in ("conv", "transformer-xl")))
+    measures = ("bits per character, tiny-shakespeare", "bits per byte, python-source")
+    models = ("compressive", "transformer-xl")
+    return [*chart, short, *(paired(*(seeds("memories", arm, m) for arm in models)) for m in measures)]
+
+
+def test_the_sentence_about_slots_on_text_counts_every_comparison():
+    found = comparisons_on_text()
+    better = sum(difference.mean < -difference.half_width for difference in found)
+    worse = sum(difference.mean > difference.half_width for difference in found)
+    said = f"in {better} of {len(found)} comparisons (a short training), worse in {worse}, level in"
+    for page in (README, HOME, " ".join(RESULTS["index"].split())):
+        assert f"{said} {len(found) - better - worse}" in page
+    assert [*BOLD_ON_TEXT.values()].count("better") == better
+    assert [*BOLD_ON_TEXT.values()].count("worse") == worse
+
+
+def test_every_bold_row_that_compares_slots_on_a_text_is_in_that_sentence():
+    bold = {
+        (page, cells[0])
+        for page in RESULTS
+        for headings, _, cells in table_rows(page)
+        if "slots" in cells[0] or "Compressive" in cells[0] or (page, cells[0]) in BOLD_ON_TEXT
+        for column, cell in enumerate(cells)
+        if cell.startswith("**") and "bits per" in " ".join(headings[max(0, column - 1) : column])
+    }
+    assert bold == BOLD_ON_TEXT.keys()
+
+
+def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
+    compared = 0
+    for _, group, cells in table_rows("reach"):
+        band = re.match(r"set ([\d,]+) to ([\d,]+) positions ago", cells[0])
+        if not band or not cells[-1].startswith("**"):
+            continue
+        layers, keys = map(int, re.findall(r"\d+", group))
+        first, last = (int(number.replace(",", "")) for number in band.groups())
+        if last < layers * keys or first >= layers * keys:
+            assert ("+" in cells[-1]) == (first >= layers * keys), (group, cells)
+            compared += 1
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("page", [page for page in RESULTS if page not in ("commands", "index", "speed")])
+def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(page):
+    headline = re.search(r"\n\n\*\*(.+?)\*\*", RESULTS[page], re.DOTALL)[1]
+    assert "one seed" not in headline
+    for number in re.findall(r"\d+\.\d+", headline):
+        assert f"{number} ±" in RESULTS[page] or f"± {number}" in RESULTS[page], number
+
+
+@pytest.mark.parametrize("page", [README, HOME], ids=["README", "home"])
+def test_words_are_defined_and_the_sample_is_shown_before_why_now(page):
+    places = [
+        page.index(text) for text in ("*tokens*", "*vector*", "*slot*", "*key*", "git clone", "ANGELO:")
+    ]
+    assert places == sorted(places)
+    assert places[-1] < page.index("## Why now")
+
+
+SEARCHED = ("recurrence over segments", "memory carried across batches", "truncated backpropagation")
+SEARCHED += ("reset per row", "KV cache", "long context", "drop-in for `nn.GRU` and `nn.LSTM`")
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_the_readme_has_the_words_that_people_search_for(words):
+    assert words in README
 
 
 def test_what_memory_saves_of_python_source_is_a_paired_difference():
     none, saved = python_source("none"), paired(python_source("none"), python_source("xl-256"))
     assert saved.n == 3
-    assert f"saves {saved.mean:.3f} ± {saved.half_width:.3f} of {mean(none).mean:.3f} bits per byte" in README
-    assert f"saves {saved.mean:.3f} of {mean(none).mean:.3f} bits per byte" in HOME
+    after = mean(python_source("xl-256")).mean
+    gain = f"(−{saved.mean:.3f} ± {saved.half_width:.3f})"
+    said = f"from {mean(none).mean:.3f} to {after:.3f} bits per byte {gain}"
+    assert said in README
+    assert said in HOME
 
 
 def test_what_one_long_layer_saves_is_a_paired_difference():
@@ -48,7 +134,7 @@ def test_what_one_long_layer_saves_is_a_paired_difference():
     )
     saved = paired(base, last)
     assert saved.leaves_out_zero
-    said = f"{saved.mean:.3f} ± {saved.half_width:.3f} more"
+    said = f"another −{saved.mean:.3f} ± {saved.half_width:.3f}"
     assert said in README
     assert said in HOME
 
@@ -65,7 +151,7 @@ def test_the_answers_of_both_models_are_those_of_the_experiment(experiment, band
 def test_the_speed_is_that_of_its_page():
     page = (ROOT / "docs/results/speed.md").read_text(encoding="utf-8")
     low, high = re.search(r"([\d.]+) to ([\d.]+) times as fast as labml-nn", page.replace("\n", " ")).groups()
-    assert f"{low} to {float(high):g} times as many tokens per second as labml-nn" in README
+    assert f"{low} to {float(high):g} times as fast as labml-nn" in README
 
 
 def test_the_readme_is_short():

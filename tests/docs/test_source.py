@@ -8,13 +8,15 @@ from docs.building.source import ROOT, excerpt
 
 
 def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
-    found = excerpt("memformers.models.memory.pair_with_past")
+    found = excerpt("docs.plain.compressive.reconstruction_loss")
     lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
     head, *body = found.code.splitlines()
-    assert found.path == "memformers/models/memory.py"
+    assert found.path == "docs/plain/compressive.py"
     assert lines[found.first_line - 1] == head
-    assert head.startswith("def pair_with_past(past: Sequence[Tensor]")
-    assert body == ["    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]"]
+    assert head.startswith("def reconstruction_loss(layer: Layer")
+    assert body == [
+        "    return F.mse_loss(content_attention(layer, h, new), content_attention(layer, h, old))"
+    ]
 
 
 def test_an_excerpt_may_be_some_lines_of_a_method():
@@ -29,11 +31,11 @@ def test_an_excerpt_may_be_some_lines_of_a_method():
 @pytest.mark.parametrize(
     ("line", "reason"),
     [("source memformers.models.memory.gone", "there is no 'gone'"),
-     ("source memformers.gone.pair_with_past", "there is no 'gone'"),
+     ("source memformers.gone.cut", "there is no 'gone'"),
      ("source memformers.models.memory", "is a module"),
-     ('source memformers.models.memory.pair_with_past from "gone"', "no line with 'gone'"),
-     ('source memformers.models.memory.pair_with_past from "return" to "def"', "no line with 'def'"),
-     ("source memformers.models.memory.pair_with_past until", "is not understood"),
+     ('source docs.plain.compressive.reconstruction_loss from "gone"', "no line with 'gone'"),
+     ('source docs.plain.compressive.reconstruction_loss from "return" to "def"', "no line with 'def'"),
+     ("source docs.plain.compressive.reconstruction_loss until", "is not understood"),
      ("table gone", "no table 'gone'"),
      ("run gone", "no 'gone'")],
 )  # fmt: skip
@@ -48,10 +50,10 @@ def test_what_a_page_asks_for_has_an_end():
 
 
 def test_what_is_written_into_a_page_replaces_what_was_there():
-    found = excerpt("memformers.models.memory.pair_with_past")
-    asked = "<!-- source memformers.models.memory.pair_with_past -->"
+    found = excerpt("docs.plain.compressive.reconstruction_loss")
+    asked = "<!-- source docs.plain.compressive.reconstruction_loss -->"
     page = filled(f"before\n\n{asked}\nold\n<!-- end -->\n\nafter")
-    fence = '```python title="memformers/models/memory.py"'
+    fence = '```python title="docs/plain/compressive.py"'
     assert page == f"before\n\n{asked}\n\n{fence}\n{found.code}\n```\n\n<!-- end -->\n\nafter"
     assert filled(page) == page
 

@@ -3,7 +3,7 @@
 The relative shift costs nothing. A block's position scores are one matrix product for each head, W
 ``[h, s·b, w]``: rows by query and stream, columns by descending distance w−1 … 0, with w > k. Query i's
 score for key j, at distance d = k − s + i − j, is in column w − 1 − d = w − 1 − k + s − i + j of its
-row. The next query's row begins b·w elements later, and its column is one less. So the same memory, read from
+row. The next query's row starts b·w elements later, and its column is one less. So the same memory, read from
 element w − 1 − k + s with a stride of b·w − 1 elements between queries, *is* the position score by key, and
 the gradient of the scores, written through this view, is that of W. (In the future, the view reads entries
 that no distance uses.)
@@ -76,7 +76,7 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
     """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``, the last queries first: all
     heads of some streams, or some heads of one; of 2, 4, 8 … pairs, which threads share evenly.
 
-    A block of one stream begins with the first key that any of its queries sees, by ``key_start [B, S]``;
+    A block of one stream starts with the first key that any of its queries sees, by ``key_start [B, S]``;
     blocks of several have all keys, so that no stream's computation depends on another's.
     """
     (B, H, S, _), K = query.shape, key.shape[2]

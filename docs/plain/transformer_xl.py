@@ -1,0 +1,127 @@
+"""Transformer-XL in plain PyTorch (Dai et al. 2019, arXiv 1901.02860), to read in one sitting.
+
+python transformer_xl.py        trains on Tiny Shakespeare for about a minute and prints a sample
+
+S tokens in a segment, M in the memory, K = M + S keys; B streams, H heads, D = d_model, E = D / H.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.position = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
+        self.value, self.output = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.u, self.v = (nn.Parameter(torch.zeros(heads, d_model // heads)) for _ in range(2))
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        S, K, D = len(x), len(context), x.shape[-1]
+        q, k, v = self.query(x), self.key(context), self.value(context)
+        r = self.position(sinusoids(K, D).to(x))  # [K, D]
+        q, k, v, r = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, r))  # [·, H, E]
+        content = torch.einsum("ibhe,jbhe->bhij", q + self.u, k)
+        by_distance = torch.einsum("ibhe,dhe->bhid", q + self.v, r)
+        d = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K]
+        position = by_distance.gather(-1, d.clamp(min=0).expand_as(content))
+        scores = (content + position) / math.sqrt(D // self.heads)  # [B, H, S, K]
+        attention = scores.masked_fill(d < 0, -math.inf).softmax(dim=-1)
+        y = torch.einsum("bhij,jbhe->ibhe", attention, v)
+        return self.output(y.flatten(2))
+
+
+def sinusoids(distances: int, features: int) -> Tensor:
+    f = torch.arange(0, features, 2, dtype=torch.float64)
+    rates = 10_000 ** -(f / features)
+    angles = torch.arange(distances)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class Layer(nn.Module):
+    def __init__(self, d_model: int, heads: int):
+        super().__init__()
+        self.attention = Attention(d_model, heads)
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
+        )
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        z = self.norm1(context)  # [K, B, D]; its last S are the segment
+        x = x + self.attention(z[-len(x) :], z)
+        return x + self.feed_forward(self.norm2(x))
+
+
+class TransformerXL(nn.Module):
+    def __init__(
+        self, vocab_size: int, d_model: int = 128, heads: int = 4, n_layers: int = 4, mem_len: int = 64
+    ):
+        super().__init__()
+        self.mem_len = mem_len
+        self.embed, self.head = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, vocab_size)
+        self.layers = nn.ModuleList(Layer(d_model, heads) for _ in range(n_layers))
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, tokens: Tensor, memory: list[Tensor] | None = None):
+        x, new_memory = self.embed(tokens), []  # [S, B] to [S, B, D]
+        memory = memory or [x[:0]] * len(self.layers)
+        for layer, past in zip(self.layers, memory, strict=True):
+            context = torch.cat((past, x))  # the memory, then the segment
+            new_memory.append(context[-self.mem_len :].detach())
+            x = layer(x, context)
+        return self.head(self.norm(x)), new_memory
+
+
+def train(model: nn.Module, text: Tensor, steps: int, streams: int = 16, segment_len: int = 64) -> None:
+    text = text[: len(text) // streams * streams].view(streams, -1).T  # [·, B]: each column is a stream
+    segments = list(zip(text[:-1].split(segment_len), text[1:].split(segment_len), strict=True))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
+    for step in range(steps):
+        x, y = segments[step % len(segments)]
+        if step % len(segments) == 0:
+            memory = None  # the text starts again
+        logits, memory, *auxiliary = model(x, memory)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        (loss + sum(auxiliary)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step}: {loss.item():.2f} nats per character", flush=True)
+
+
+@torch.no_grad()
+def generate(model: nn.Module, prompt: Tensor, n: int) -> Tensor:
+    tokens, new, memory = prompt, prompt, None
+    for _ in range(n):  # each step reads the new tokens alone: the memory holds those before them
+        logits, memory, *_ = model(new[:, None], memory)
+        new = torch.multinomial((logits[-1, 0] / 0.7).softmax(dim=-1), 1)
+        tokens = torch.cat((tokens, new))
+    return tokens
+
+
+def main(build: type[nn.Module], path: str = "input.txt", steps: str = "400", length: str = "300") -> None:
+    if not Path(path).exists():
+        torch.hub.download_url_to_file(URL, path)
+    text = Path(path).read_text(encoding="utf-8")
+    characters = sorted(set(text))
+    number = {character: i for i, character in enumerate(characters)}
+    model = build(len(characters))
+    train(model, torch.tensor([number[character] for character in text]), int(steps))
+    prompt = torch.tensor([number[character] for character in "ROMEO:\n"])
+    tokens = generate(model, prompt, int(length))
+    print("".join(characters[i] for i in tokens))
+
+
+if __name__ == "__main__":
+    main(TransformerXL, *sys.argv[1:])
