@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from memformers import (
-    CoreConfig,
-    MemoryCore,
-    MemorySizes,
-    Stepper,
-    TransformerXL,
-    TransformerXLLayer,
-)
+from memformers import CoreConfig, MemoryCore, MemorySizes, Stepper, TransformerXL, TransformerXLLayer
 from memformers.models.memory import Memory
 from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
 from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens

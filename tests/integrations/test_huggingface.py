@@ -247,13 +247,12 @@ def trained(rows, model=None, steps=6, collator=None, loss=None, **settings):
 ROWS = [{"input_ids": row, "labels": row} for row in (torch.arange(560) ** 2 % 11).view(40, 14)]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
 def test_the_trainer_learns_as_a_loop_of_ones_own():
     losses, trainer = trained(ROWS)
     own, expected = small_adapter().model, []
@@ -278,7 +277,6 @@ def test_the_trainer_learns_as_a_loop_of_ones_own():
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
 def test_layers_computed_again_and_batches_in_parts_learn_the_same():
     plain, _ = trained(ROWS)
     again, trainer = trained(ROWS, activation_checkpointing=True)
@@ -288,7 +286,6 @@ def test_layers_computed_again_and_batches_in_parts_learn_the_same():
     assert parts == pytest.approx(plain, rel=1e-2)  # compressions' losses are means of other segments
 
 
-@pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
     """A row of one token has nothing to predict. Labels that are a copy of padded ids are masked."""
@@ -314,7 +311,6 @@ def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
     )
 
 
-@pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 @pytest.mark.parametrize(
     "settings", [{"label_smoothing_factor": 0.1}, {"loss": lambda outputs, labels, **_: outputs.logits.sum()}]
@@ -329,7 +325,6 @@ def test_a_trainer_that_computes_its_own_loss_from_logits_is_refused_in_a_line(m
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
 def test_lora_trains_its_own_weights_alone_and_is_saved_and_loaded(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
     adapter, own = wrapped()

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
+from memformers import (
+    GRUGate,
+    Memory,
+    MemorySizes,
+    RelativeMultiHeadAttention,
+    TransformerXL,
+    TransformerXLLayer,
+)
 from memformers.kernels.naive import causal_mask
 from memformers.models import attention as attention_module
 from memformers.models.attention import sinusoids
@@ -87,8 +94,6 @@ def test_what_attention_can_not_be_called_with_is_an_error(arguments, word):
 
 @pytest.mark.usefixtures("float64")
 def test_a_mask_hides_beside_what_a_document_and_a_window_do():
-    from memformers import Memory, MemorySizes
-
     stack, x, past = small_xl(), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
     doc_starts = torch.zeros(4, 2, dtype=torch.bool)
     doc_starts[2, 0] = True
@@ -134,8 +139,6 @@ def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(
 
 @pytest.mark.usefixtures("float64")
 def test_the_gate_is_that_of_the_paper():
-    from memformers import GRUGate
-
     gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
     w_r, w_z, w_g = gate.of_output.weight.chunk(3)
     u_r, u_z = gate.of_input.weight.chunk(2)
