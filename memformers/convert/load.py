@@ -72,7 +72,7 @@ def from_transformers(folder: Path, config: dict[str, Any]) -> MemoryLM:
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer in ``folder``, without what transformers adds to ``vocab_size`` tokens: ``<pad>``."""
+    """The tokenizer in ``folder``, without what transformers adds to ``vocab_size`` tokens, as ``<pad>``."""
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.vocab_size > vocab_size:
         data = tokenizer.to_json()
