@@ -1,6 +1,7 @@
 """An experiment as a list of arms: the command that trains each of them on each task, and the report of all
 tasks: a table of means, one of differences between rivals, and a figure."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, write_rows, write_text
+from memformers.common.files import csv_text, plain, write_text
 from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.comparison.arms import read_arms
@@ -41,21 +42,30 @@ Tasks = Mapping[str, Sequence[ArmRuns]]
 """The arms of each task that has begun, by its name."""
 
 
+def write_rows(path: Path, data: Mapping[str, Any]) -> None:
+    """Write ``data`` as JSON with a line for each element of a list in it, and for each other value."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=plain)
+
+    values = {
+        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
+        for k, v in data.items()
+    }
+    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
+
+
 @dataclass(frozen=True)
 class Column:
-    """A measure of the arms of a task."""
-
     name: str
     """In the tables and in the files of results; no other column of the experiment has it."""
     measure: Measure
     arms: Sequence[ArmRuns]
 
     def mean(self, name: str) -> Mean | None:
-        """The mean over seeds of the arm of this ``name``; None for an arm without results."""
         return next((arm.mean(self.measure.of) for arm in self.arms if arm.name == name), None)
 
     def difference(self, name: str, rival: str) -> Mean | None:
-        """The difference of two arms, paired by seed; None without a common seed."""
         found = {arm.name: arm for arm in self.arms if arm.name in (name, rival)}
         return found[name].minus(found[rival], self.measure.of) if len(found) == 2 else None
 
@@ -87,7 +97,6 @@ class ArmsCommand(ExperimentCommand):
     """Whether to only show that everything runs: one seed, and too few tokens to learn."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range, and for unknown arms."""
         check_fields(self)
         known = [arm.name for arm in self.listed()]
         if unknown := [name for name in self.arms if ":" not in name and name not in known]:
@@ -99,7 +108,6 @@ class ArmsCommand(ExperimentCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The list of arms, in the order of the report."""
         return cls.known
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -134,7 +142,6 @@ class ArmsCommand(ExperimentCommand):
 
     @property
     def how(self) -> tuple[int, int, int]:
-        """The number of seeds, of training runs at a time, and of the threads of each."""
         return 1 if self.quick else self.seeds, self.jobs, 1
 
     def experiment(self, folder: Path) -> Report:
@@ -180,7 +187,6 @@ class ArmsCommand(ExperimentCommand):
         return write_page([part for part in page if part], folder)
 
     def arms_in(self, place: Path) -> list[ArmRuns]:
-        """The arms of a task, in the order of the list, with its labels."""
         plan, listed = read_plan(place), {arm.name: arm for arm in self.listed()}
         runs = read_runs(place, plan.task if plan else "text")
         for run in runs:
@@ -199,7 +205,6 @@ def prepared_python_source(folder: Path, vocab_size: int) -> str:
 
 
 def correct(label: str, share: Quantity) -> Measure:
-    """A share of correct answers."""
     return Measure(label, share, ".1f", " %", " points", 100, 1)
 
 

@@ -40,7 +40,6 @@ class FineTuning(Checked):
     """A folder for the trainings and the results."""
 
     def run(self) -> None:
-        """Train both sides, and write and print what came out."""
         known = set(load_initial(MODEL)[1].to_json()["vocabulary"])
         text = "".join(character for character in read_text(str(self.text)) if character in known)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +58,6 @@ class FineTuning(Checked):
             print(f"{name:<11}{mean.mean:+.4f} ± {mean.half_width:.4f} nats per character")
 
     def loss(self, side: str, rate: float, seed: int, part: str) -> float:
-        """Train once; returns the loss on a part that isn't learned, in nats per character."""
         usual, begun = TrainConfig(), side == "begun"
         config = replace_nested(
             usual, model=load_initial(MODEL)[0].config, data=str(self.out / "learned.txt"),

@@ -23,8 +23,9 @@ from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
 from memformers.report.markdown import TEMPLATES
 from memformers.training.api import evaluate, train
+from memformers.training.callbacks import EVALUATION_STREAMS
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.data_module import EVALUATION_STREAMS, find_text
+from memformers.training.run import find_text
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)
@@ -52,7 +53,6 @@ class Pretraining:
     """The folder for the models, each in a sub-folder; by default in the package."""
 
     def run(self) -> None:
-        """Train each model, copy it to its folder, and print its loss."""
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
@@ -92,7 +92,6 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
 
 
 def card(name: str, recipe: dict[str, Any]) -> str:
-    """The model card of ``name``, in the form that model hubs read, with the numbers of its recipe."""
     text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
     return TEMPLATES.from_string(text).render(recipe, name=name) + "\n"
 

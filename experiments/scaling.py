@@ -109,7 +109,6 @@ class OnGPU(TorchFunctionMode):
     """Keeps on a CPU the same as a GPU: one byte a number for dropout."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``function`` as on a GPU."""
         kwargs = kwargs or {}
         if function is F.dropout and kwargs["training"] and kwargs["p"]:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]
@@ -118,7 +117,6 @@ class OnGPU(TorchFunctionMode):
 
 @torch.no_grad()
 def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
-    """Tokens ``[S, B]``, and the memory after as many segments as fill it."""
     S, memory = lm.config.segment_len, Memory(())
     for _ in range(lm.config.remembered_positions // S + 2):
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
@@ -136,7 +134,6 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> T
 
 
 def row_of(name: str) -> list[str]:
-    """What the preset called ``name`` should reach, and what that would cost."""
     preset, costs = read_preset(name), []
     model = replace(preset.config.model, vocab_size=preset.vocab_size)
     config = replace_nested(preset.config, model=model, precision="bfloat16", device="cuda")

@@ -40,7 +40,6 @@ OF_SLOTS = {"model.compression_rate", "model.bptt"}
 
 
 def at(place: str) -> Measure:
-    """The share of correct answers about values that were set in ``place``."""
     return correct(f"correct in {place}", lambda result: result["recall"]["by_place"][place])
 
 

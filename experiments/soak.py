@@ -88,7 +88,6 @@ class Soak:
     """The file to write: docs/soak.md, or docs/results/data/large_text/results.csv."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for a soak without a fault, or without a folder for what it writes."""
         check_fields(self)
         if not 2 * LOG_EVERY <= self.every <= self.steps:
             said = f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}"
@@ -97,7 +96,6 @@ class Soak:
             raise UserError(f"out={self.out} lies in no folder that there is.")
 
     def run(self) -> None:
-        """Do it, and write what came out."""
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
             if self.only == "faults":
                 try:
@@ -162,13 +160,11 @@ def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[i
 
 
 def last_step(folder: Path) -> int:
-    """The last step that is recorded; 0 before the first."""
     records = read_metrics(folder)
     return int(records[-1]["tokens"]) // TOKENS_A_STEP if records else 0
 
 
 def strike(torchrun: int, kind: str, rank: int) -> None:
-    """Do to a rank what the ``kind`` of a fault says."""
     below = psutil.Process(torchrun).children(recursive=True)
     struck = next((process for process in below if process.environ().get("RANK") == str(rank)), None)
     if struck is None:
@@ -204,7 +200,6 @@ def soak(soak: Soak) -> str:
 
 
 def parts_that_differ(*folders: Path) -> list[str]:
-    """The differences between two finished runs, in words."""
     ends = [numbered(run / "checkpoints")[0] for run in folders]
     names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
     one, other = ([{k: r[k] for k in r.keys() - TIMES} for r in read_metrics(run)] for run in folders)
@@ -255,7 +250,6 @@ def measured(
 
 
 def large_text(settings: Soak, folder: Path) -> str:
-    """The table: what was done, what came, and the goal."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     rows = list[tuple[str, str, str]]()
     sizes = {"held_out": MB, "large": settings.size, "short": MB, "part": settings.size // 10}

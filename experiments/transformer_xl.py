@@ -14,7 +14,6 @@ from memformers.training.config import TrainConfig
 
 
 def main(model: ModelName) -> None:
-    """Train a ``model`` as the command line says, and draw its curves."""
     with cli_errors():
         folder = parse_train(sys.argv[1:], Train(TrainConfig(model=ModelConfig(model=model)))).train()
         if is_first():

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from importlib import import_module
 
 from memformers import __version__
@@ -23,8 +24,11 @@ COMMANDS = {
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
 needs PyTorch and is imported when a command is used."""
-HOMES = {"probe": "evaluate", "recall": "compare"}
-"""The modules of commands that share one with another command."""
+HOMES = {
+    "probe": "evaluate", "recall": "compare", "check": "train", "report": "runs", "dashboard": "runs",
+    "export": "runs",
+}  # fmt: skip
+"""The modules of commands that are not in one of their own name."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,13 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
         prog = f"memformers {name}"
         if name in ("train", "compare", "recall"):
             import_module("memformers.common.machine").keep_freed_memory()
-        if name == "train":
-            command = module.parse_train(options, module.Train(), prog=prog)
-        elif name == "check":
-            command = module.parse_check(options, prog=prog)
-        else:
-            command = parse_arguments(getattr(module, name.capitalize()), options, prog=prog)
-        command.run()
+        parse = getattr(module, f"parse_{name}", partial(parse_arguments, getattr(module, name.capitalize())))
+        parse(options, prog=prog).run()
 
 
 def command_name(words: list[str]) -> str:

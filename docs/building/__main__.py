@@ -5,27 +5,25 @@
 
 from pathlib import Path
 
-from docs.building.figures import FIGURES
+from docs.building.figures import FIGURES, svg
 from docs.building.markdown import filled
-from docs.building.plots import svg
-from docs.building.source import ROOT
+from docs.building.results import ROOT
 
 
 def written() -> dict[Path, str]:
-    """Each page and figure, by its path, as it should be. Raises ValueError for a page that asks for what is
-    not there."""
-    found = {ROOT / f"docs/results/figures/{name}.svg": svg(draw) for name, draw in FIGURES.items()}
+    """The pages and figures, by their paths, as they should be. Raises ValueError for a page that asks for
+    what is not there."""
+    texts = {ROOT / f"docs/results/figures/{name}.svg": svg(draw) for name, draw in FIGURES.items()}
     for page in sorted((ROOT / "docs").rglob("*.md")):
         try:
-            found[page] = filled(page.read_text(encoding="utf-8"))
+            texts[page] = filled(page.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{page.relative_to(ROOT)}: {error}") from None
-    return found
+    return texts
 
 
 if __name__ == "__main__":
     for path, text in written().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(path.relative_to(ROOT))

@@ -1,8 +1,13 @@
-"""The drawings of the method: made by the functions that they explain, at build time."""
+"""The drawings of the method: made by the functions that they explain, at build time, with labels in the
+languages of the site's pages."""
 
+import csv
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -11,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from torch import Tensor
 
-from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import MemorySizes, ModelConfig
 from memformers.models.memory import Memory, compress_memory, truncate_memory
@@ -20,7 +24,9 @@ COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC
 INK, FAINT = "#222222", "#9A9A9A"
 SEGMENT, SEGMENTS = 4, 6
 """Length and number of the segments that memory rolls over."""
-
+LABEL = re.compile(r"(?<=>)[^<>]+(?=</text>)")
+TRANSLATIONS = Path(__file__).with_name("translations.csv")
+"""Patterns of English labels, longer ones first, and what replaces them in each of the other languages."""
 
 Remember = Callable[[Memory, Tensor], Memory]
 """What a model remembers after a segment whose inputs ``[S, 1, 2]`` are their own first and last position."""
@@ -58,24 +64,17 @@ def rolled(remember: Remember, segments: int = SEGMENTS) -> list[list[Cell]]:
     return rows
 
 
-def memory_rolls() -> Figure:
-    """Where each position of a text is after each segment: Transformer-XL."""
-    return rolling(rolled(exactly(6)), "Transformer-XL, S = 4, M = 6")
-
-
-def compression() -> Figure:
-    """Where each position of a text is after each segment: Compressive Transformer."""
-    title = "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2"
-    return rolling(rolled(compressed(4, 4, 2)), title)
-
-
-def rolling(rows: list[list[Cell]], title: str) -> Figure:
-    figure = Figure(figsize=(8.0, 3.7), layout="constrained")
+def rolling(remember: Remember, title: str) -> Figure:
+    """Where each position of a text is after each segment."""
+    figure, rows = Figure(figsize=(8.0, 3.7), layout="constrained"), rolled(remember)
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
         y = -1.3 * number
         for first, last, place in row:
-            cell(axes, first, y, last - first + 1, COLOURS[place])
+            shape: Any = {"boxstyle": "round,pad=0,rounding_size=0.15", "facecolor": COLOURS[place]}
+            axes.add_patch(
+                FancyBboxPatch((first + 0.05, y), last - first + 0.9, 1, edgecolor="none", **shape)
+            )
         axes.text(-0.5, y + 0.5, f"segment {number + 1}", ha="right", va="center", color=INK)
     for position in range(0, SEGMENTS * SEGMENT, SEGMENT):
         axes.text(position + 0.5, 1.2, str(position), ha="center", va="bottom", color=FAINT, fontsize=8)
@@ -87,11 +86,6 @@ def rolling(rows: list[list[Cell]], title: str) -> Figure:
     axes.set(xlim=(-4, SEGMENTS * SEGMENT), ylim=(-1.3 * SEGMENTS + 1.1, 1.9))
     axes.axis("off")
     return figure
-
-
-def cell(axes: Axes, x: float, y: float, width: float, colour: str) -> None:
-    style = "round,pad=0,rounding_size=0.15"
-    axes.add_patch(FancyBboxPatch((x + 0.05, y), width - 0.1, 1, style, facecolor=colour, edgecolor="none"))
 
 
 def shift() -> Figure:
@@ -138,12 +132,9 @@ def reach() -> Figure:
     compressive = ModelConfig(
         model="compressive", n_layers=3, segment_len=4, mem_len=4, c_mem_len=2, compression_rate=2
     )
-    panels = figure.subplots(2, 1)
-    for axes, config, title in (
-        (panels[0], replace(compressive, model="transformer-xl"), "Transformer-XL, S = M = 4"),
-        (panels[1], compressive, "Compressive Transformer, also C = 2, c = 2"),
-    ):
-        draw_reach(axes, config, title, length=28)
+    upper, lower = figure.subplots(2, 1)
+    draw_reach(upper, replace(compressive, model="transformer-xl"), "Transformer-XL, S = M = 4", length=28)
+    draw_reach(lower, compressive, "Compressive Transformer, also C = 2, c = 2", length=28)
     return figure
 
 
@@ -180,8 +171,10 @@ def farthest(i: int, config: ModelConfig) -> int:
 
 
 DRAWINGS: dict[str, Callable[[], Figure]] = {
-    "memory": memory_rolls,
-    "compression": compression,
+    "memory": lambda: rolling(exactly(6), "Transformer-XL, S = 4, M = 6"),
+    "compression": lambda: rolling(
+        compressed(4, 4, 2), "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2"
+    ),
     "shift": shift,
     "reach": reach,
 }
@@ -190,10 +183,17 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
 def svg(figure: Figure, language: str = "en") -> str:
     """A figure as SVG, the same each time, with its labels in ``language``."""
     # Letters are drawn as paths. Other languages are text, because the font here lacks their letters.
-    fonttype = "path" if language == "en" else "none"
+    style: Any = {"svg.hashsalt": "memformers", "svg.fonttype": "path", "hatch.linewidth": 0.5}
     file = io.StringIO()
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "memformers", "svg.fonttype": fonttype, "hatch.linewidth": 0.5}
-    ):
+    with matplotlib.rc_context(style if language == "en" else style | {"svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue() if language == "en" else translated(file.getvalue(), language)
+    if language == "en":
+        return file.getvalue()
+
+    def in_language(label: re.Match[str]) -> str:
+        text = label[0]
+        for row in csv.DictReader(TRANSLATIONS.read_text(encoding="utf-8").splitlines()):
+            text = re.sub(row["en"], row[language], text)
+        return text
+
+    return LABEL.sub(in_language, file.getvalue().replace("<svg ", f'<svg xml:lang="{language}" ', 1))

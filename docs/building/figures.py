@@ -1,135 +1,194 @@
-"""The figures of the pages of results. Blue, orange and green are no memory, Transformer-XL and the
-Compressive Transformer, and nothing else; everything else is black or grey."""
+"""The figures of the pages of results: text of 12 pixels, and colours that follow a light or dark page. Blue,
+orange and green are no memory, Transformer-XL and the Compressive Transformer, and nothing else; everything
+else is black or grey."""
 
+import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from docs.building.plots import COLOURS, GREY, INK, NARROW, WIDTH, bar, guesses, key, line, names
-from docs.building.results import mean, rows, seeds, stored, verdicts
-from docs.building.tables import (
-    AGENTS,
-    COMPRESSIONS,
-    DISTANCES,
-    MAZES,
-    MEMORIES,
-    MODELS,
-    REMOVED,
-    SHAKESPEARE,
-    STREAMS,
-    SWAPPED,
-    in_slots,
-    of_file,
-)
+from docs.building.results import Seeds, mean, rows, seeds, stored, verdicts
+from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
 from memformers.common.intervals import Mean, paired
+from memformers.report.markdown import DARK
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
+WIDTH, NARROW = 7.5, 4.6
+"""Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
+INK, GREY = "#000000", "#666666"
+COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
+           "compressive": GREEN["color"], "": GREY}  # fmt: skip
+NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
 """At the left of a panel, and so many points beside a value of its vertical axis."""
+
+
+def panels(rows: int, columns: int, height: float, width: float = WIDTH, **grid: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **grid)
+
+
+def curve(
+    axes: Axes, values: Iterable[tuple[float, Mean | None]], arm: str, scale: float = 1, alpha: float = 1
+) -> None:
+    """A line of means with its band; places without a value are left out."""
+    colour, points = COLOURS.get(arm, INK), [(x, y) for x, y in values if y]
+    x, y = [at for at, _ in points], [scale * m.mean for _, m in points]
+    axes.plot(x, y, color=colour, marker="o", markersize=3, alpha=alpha)
+    low, high = ([scale * (m.mean + sign * m.half_width) for _, m in points] for sign in (-1, 1))
+    if scale == 100:  # a share
+        low, high = [max(v, 0) for v in low], [min(v, 100) for v in high]
+    axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+
+
+def bar(axes: Axes, value: Mean, at: float, arm: str, limits: tuple[float, float], scale: float = 1) -> None:
+    """A mean with its interval, which ends at the ``limits``."""
+    low, high = (scale * (value.mean + sign * value.half_width) for sign in (-1, 1))
+    interval(axes, (max(low, limits[0]), min(high, limits[1])), scale * value.mean, at, arm)
+
+
+def interval(axes: Axes, ends: tuple[float, float], value: float, at: float, arm: str) -> None:
+    colour = COLOURS.get(arm, INK)
+    axes.plot(ends, [at, at], color=colour, linewidth=2.5)
+    axes.plot(value, at, "o", color=colour, markersize=5)
+
+
+def names(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def guesses(axes: Axes) -> None:
+    axes.axhline(25, color=GREY, linewidth=0.8, linestyle=":")
+    axes.annotate("guessing", (0, 25), (2, -9), color=GREY, **OF_ROW)
+
+
+def key(figure: Figure, arms: Iterable[str], labels: Sequence[str] = ()) -> None:
+    """The names of arms in their colours, or other ``labels`` of them, above all panels."""
+    arms = [*arms]
+    handles = [Line2D([], [], color=COLOURS[arm], marker="o", markersize=4) for arm in arms]
+    labels = labels or [NAMES[arm] for arm in arms]
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(arms), frameon=False)
+
+
+def svg(draw: Callable[[], Figure]) -> str:
+    """A figure as SVG, the same each time: its colours are variables, which follow a light or dark page, and
+    its text is text."""
+    file = io.StringIO()
+    with matplotlib.rc_context(fname=STYLE):
+        figure = draw()
+        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+            patch.set_alpha(0)
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"<\?xml.*?<svg", "<svg", file.getvalue(), count=1, flags=re.DOTALL)
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", text)
+    text = re.sub(r"font-family: [^;\"]+;? ?", "", text)
+    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
+    follows = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
+    root = 'style="fill: var(--c000000, #000000); font-family: Helvetica, Arial, sans-serif"'
+    return re.sub(r"<svg ([^>]*)>", rf"<svg {root} \1>\n {follows}", text, count=1)
 
 
 def forest() -> Figure:
     """Each verdict with its interval, so that right is better for the Compressive Transformer; narrow enough
     for a telephone."""
-    groups = {panel: [*found] for panel, found in groupby(verdicts(), key=lambda verdict: verdict.panel)}
-    figure = Figure(figsize=(NARROW, 8.2), layout="constrained")
-    heights = [len(found) + 0.5 for found in groups.values()]
-    panels = figure.subplots(len(groups), height_ratios=heights)
-    for axes, (panel, found) in zip(panels, groups.items(), strict=True):
-        is_share = found[0].unit == "points"
-        end = 100.0 if is_share else 1.0
-        for i, verdict in enumerate(found):
-            bar(axes, Mean(verdict.gain, verdict.half_width, verdict.seeds), i, verdict.winner, (-end, end))
+    groups = {panel: [*those] for panel, those in groupby(verdicts(), key=lambda verdict: verdict.panel)}
+    heights = [len(those) + 0.5 for those in groups.values()]
+    figure, all_axes = panels(len(groups), 1, 8.2, NARROW, height_ratios=heights)
+    for axes, (panel, those) in zip(all_axes, groups.items(), strict=True):
+        scale, unit = (1, "bits per byte or character") if panel.startswith("Text") else (100, "points")
+        for i, verdict in enumerate(those):
+            bar(axes, verdict.gain, i, verdict.winner, (-scale, scale), scale)
             axes.annotate(verdict.name, (0, i), (2, 7), **OF_ROW)
         axes.axvline(0, color=INK, linewidth=0.8)
-        names(axes, [""] * len(found))
-        axes.set_ylim(len(found) - 0.5, -0.9)
-        if is_share:  # so that zero is in the middle
-            most = max(map(abs, axes.get_xlim()))
-            axes.set_xlim(-most, most)
-        axes.set_title(f"{panel}, in {'points' if is_share else 'bits per byte or character'}")
+        names(axes, [""] * len(those))
+        axes.set_ylim(len(those) - 0.5, -0.9)
+        if scale == 100:  # so that zero is in the middle
+            end = max(map(abs, axes.get_xlim()))
+            axes.set_xlim(-end, end)
+        axes.set_title(f"{panel}, in {unit}")
     figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
-    meanings = {"compressive": "Compressive", "transformer-xl": "Transformer-XL", "": "no difference seen"}
-    key(figure, [*meanings], [*meanings.values()])
+    key(
+        figure, ("compressive", "transformer-xl", ""), ("Compressive", "Transformer-XL", "no difference seen")
+    )
     return figure
 
 
-def edges_of(experiment: str) -> list[tuple[int, int]]:
-    return list(
-        dict.fromkeys((int(row["from"]), int(row["to"])) for row in rows(experiment) if row["accuracy"])
-    )
+def by_distance(experiment: str, bins_of: str, arm: str, measure: str) -> list[tuple[float, Mean | None]]:
+    """The shares of correct answers in the middle of each of the bins that an experiment has."""
+    bins = {(int(row["from"]), int(row["to"])): None for row in rows(bins_of) if row["accuracy"]}
+    return [
+        ((low + high) / 2, mean(seeds(experiment, arm, measure.format(low=low, high=high))))
+        for low, high in bins
+    ]
 
 
 def reach() -> Figure:
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    panels = (("2 layers: slots from 256 on", "recall_two_layers", 768),
-              ("3 layers: from 384 on", "recall_three_layers", 768),
-              ("2 layers, 256 keys: from 512 on", "recall_far", 2304))  # fmt: skip
-    for axes, (title, experiment, end) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+    figure, all_axes = panels(1, 3, 2.9, sharey=True)
+    networks = (("2 layers: slots from 256 on", "recall_two_layers", 768),
+                ("3 layers: from 384 on", "recall_three_layers", 768),
+                ("2 layers, 256 keys: from 512 on", "recall_far", 2304))  # fmt: skip
+    for axes, (title, experiment, end) in zip(all_axes, networks, strict=True):
         for arm in MODELS:
-            bins = [(low, high) for low, high in edges_of(experiment) if (low + high) / 2 <= end]
-            found = [
-                ((low + high) / 2, mean(seeds(experiment, arm, f"correct, {low} – {high}")))
-                for low, high in bins
-            ]
-            line(axes, [(x, y) for x, y in found if y], arm, scale=100)
+            points = by_distance(experiment, experiment, arm, "correct, {low} – {high}")
+            curve(axes, [(x, y) for x, y in points if x <= end], arm, scale=100)
         guesses(axes)
         axes.set(ylim=(0, 101), xlim=(0, end), title=title)
         axes.set_xticks(range(0, end, end // 3), [f"{x:,}" for x in range(0, end, end // 3)])
-    figure.axes[0].set_ylabel("correct answers, %")
-    figure.axes[1].set_xlabel("positions since the value was set")
+    all_axes[0].set_ylabel("correct answers, %")
+    all_axes[1].set_xlabel("positions since the value was set")
     key(figure, MODELS)
     return figure
 
 
 def slots() -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    for axes, longer in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
+    figure, all_axes = panels(1, 2, 3.0, sharey=True)
+    titles = ("after 3 million tokens (three seeds)", "after 12 million tokens (one seed)")
+    for axes, title in zip(all_axes, titles, strict=True):
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
             for i, (_, bits) in enumerate(STREAMS):
-                value = mean(in_slots(arm, i, longer=longer))
+                value = mean(in_slots(arm, i, longer=title == titles[1]))
                 if value is None:
                     continue
                 low, high = max(value.mean - value.half_width, 0), min(value.mean + value.half_width, 1)
                 if value.n > 1:
                     axes.plot([bits + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
                 axes.plot(bits + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
-        title = "after 12 million tokens (one seed)" if longer else "after 3 million tokens (three seeds)"
-        axes.set(
-            ylim=(0, 102), title=title, xlabel="bits that a slot of four positions must hold", xlim=(1, 6.5)
-        )
-    figure.axes[0].set_ylabel("correct beyond chance, %")
+        axes.set(ylim=(0, 102), title=title, xlim=(1, 6.5))
+        axes.set_xlabel("bits that a slot of four positions must hold")
+    all_axes[0].set_ylabel("correct beyond chance, %")
     key(figure, MODELS)
     return figure
 
 
 def long_text() -> Figure:
     """What memories save by the budget of the training, and by how far back a word last began."""
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(1, 2, 3.0)
+    budgets = (400_000, 1_600_000, 6_400_000)
     for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
-        gains = [
-            (tokens, paired(*(seeds("text", a, f"bits per byte, {tokens:,} tokens") for a in ("none", arm))))
-            for tokens in (400_000, 1_600_000, 6_400_000)
-        ]
-        line(left, [(x, y) for x, y in gains if y], like)
-        saved = [paired(seeds("text", "none", d), seeds("text", arm, d)) for d in DISTANCES]
-        line(right, [(i, y) for i, y in enumerate(saved) if y], like)
-    left.set(
-        xscale="log",
-        title="over the whole text",
-        xlabel="tokens of the training, millions",
-        ylabel="bits per byte saved",
-    )
-    left.set_xticks([4e5, 1.6e6, 6.4e6], ["0.4", "1.6", "6.4"])
+
+        def saved(measure: str, arm: str = arm) -> Mean | None:
+            return paired(seeds("text", "none", measure), seeds("text", arm, measure))
+
+        curve(left, [(tokens, saved(f"bits per byte, {tokens:,} tokens")) for tokens in budgets], like)
+        curve(right, [(i, saved(d)) for i, d in enumerate(DISTANCES)], like)
+    left.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
+    left.set_xlabel("tokens of the training, millions")
+    left.set_xticks(budgets, ["0.4", "1.6", "6.4"])
     left.minorticks_off()
-    right.set(
-        title="by distance, after 6.4 million",
-        xlabel="tokens since the word last began",
-        ylabel="nats per token saved",
-    )
+    right.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
+    right.set_xlabel("tokens since the word last began")
     right.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
     for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
@@ -138,39 +197,33 @@ def long_text() -> Figure:
 
 
 def tiny_shakespeare() -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for arm, *_ in SHAKESPEARE:
-        curve = re.compile(r"curve: bits per character after (\d+) tokens")
-        found = [
-            (row, curve.fullmatch(row["measure"])) for row in rows("tiny_shakespeare") if row["arm"] == arm
-        ]
-        line(
-            left,
-            [(int(at[1]) / 1e6, stored("tiny_shakespeare", arm, row["measure"])) for row, at in found if at],
-            arm,
-        )
+    figure, (left, right) = panels(1, 2, 3.0)
+    of = "tiny_shakespeare"
+    for arm in NAMES:
+        measures = [row["measure"] for row in rows(of) if row["arm"] == arm]
+        after = (re.fullmatch(r"curve: bits per character after (\d+) tokens", name) for name in measures)
+        curve(left, [(int(name[1]) / 1e6, stored(of, arm, name[0])) for name in after if name], arm)
     left.set(xlabel="tokens of the training, millions", ylabel="bits per character", title="held-out loss")
     shown = (("transformer-xl", "memory", "Transformer-XL: positions"),
              ("compressive", "memory", "Compressive: positions"),
              ("compressive", "compressed memory", "Compressive: slots"))  # fmt: skip
     for i, (arm, part, _) in enumerate(shown):
-        bar(right, stored("tiny_shakespeare", arm, SWAPPED, f"{part} swapped"), i, arm, (-1, 1))
+        if rise := stored(of, arm, SWAPPED, f"{part} swapped"):
+            bar(right, rise, i, arm, (-1, 1))
     names(right, [label for *_, label in shown])
     right.axvline(0, color=INK, linewidth=0.8)
     right.set(title="memory of another stream costs", xlabel="nats per token")
-    key(figure, [arm for arm, *_ in SHAKESPEARE])
+    key(figure, NAMES)
     return figure
 
 
 def compression() -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (arm, *_) in enumerate(COMPRESSIONS):
-        value = mean(seeds("ablation", arm, "answers about values set 192 to 384 positions ago"))
-        if value:
+    figure, axes = panels(1, 1, 3.2)
+    arms = arms_of("compression")
+    for i, arm in enumerate(row["arm"] for row in arms):
+        if value := mean(seeds("ablation", arm, "answers about values set 192 to 384 positions ago")):
             bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
-    names(axes, [shown.removesuffix(f" {REMOVED}") for _, shown, _ in COMPRESSIONS])
+    names(axes, [arm["shown"].partition(" (removed")[0] for arm in arms])
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("guessing", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
     axes.set(xlim=(0, 100), xlabel="correct answers about values that only slots hold, %")
@@ -178,55 +231,48 @@ def compression() -> Figure:
 
 
 def agents() -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
-    shown = AGENTS[:4]
-    for axes, (arm, label, _) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
-        found = [seeds("agents", arm, maze) for maze in MAZES]
-        colour = COLOURS.get(arm.replace("none", "transformer"), INK)
-        for seed in found[0]:
-            solved = [100 * each[seed] for each in found]
-            axes.plot(range(3), solved, "o-", color=colour, markersize=4, linewidth=0.8, alpha=0.8)
+    figure, all_axes = panels(1, 4, 3.0, sharey=True)
+    for axes, arm in zip(all_axes, arms_of("agents")[:4], strict=True):
+        by_maze: list[Seeds] = [seeds("agents", arm["arm"], maze) for maze in MAZES]
+        for seed in by_maze[0]:
+            style: Any = {
+                "color": COLOURS.get(arm["arm"], INK),
+                "markersize": 4,
+                "linewidth": 0.8,
+                "alpha": 0.8,
+            }
+            axes.plot(range(3), [100 * solved[seed] for solved in by_maze], "o-", **style)
         axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
-        axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=label)
+        axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=arm["shown"])
         axes.set_xticks(range(3), [maze.removeprefix("t-maze-") for maze in MAZES])
-    figure.axes[0].set_ylabel("episodes solved, %")
+    all_axes[0].set_ylabel("episodes solved, %")
     figure.supxlabel("steps of the corridor (a dot is a seed; dotted: guessing)", fontsize=9)
     return figure
 
 
 def memories() -> Figure:
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for axes, (arm, label, *_) in zip(panels, MEMORIES, strict=True):
-        for name in ("transformer-xl", arm):
-            found = [
-                (
-                    (low + high) / 2,
-                    mean(seeds("memories", name, f"recall, set {low} to {high} positions ago")),
-                )
-                for low, high in edges_of("recall_two_layers")
-            ]
-            line(axes, [(x, y) for x, y in found if y], name, scale=100, alpha=1.0 if name == arm else 0.35)
+    figure, all_axes = panels(2, 3, 4.4, sharex=True, sharey=True)
+    for axes, arm in zip(all_axes.flat, arms_of("memories"), strict=True):
+        for name in ("transformer-xl", arm["arm"]):
+            measure = "recall, set {low} to {high} positions ago"
+            points = by_distance("memories", "recall_two_layers", name, measure)
+            curve(axes, points, name, scale=100, alpha=1.0 if name == arm["arm"] else 0.35)
         guesses(axes)
-        axes.set(ylim=(0, 101), title=label)
+        axes.set(ylim=(0, 101), title=arm["label"])
     figure.supxlabel("positions since the value was set (pale: Transformer-XL)", fontsize=9)
     figure.supylabel("correct answers, %", fontsize=9)
     return figure
 
 
 def speed() -> Figure:
-    figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
-    axes = figure.subplots()
-    table = [
-        [cell.strip() for cell in row.split("|")[1:-1]]
-        for row in of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]
-    ]
+    figure, axes = panels(1, 1, 2.8)
+    lines = of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]
+    table = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines]
     cases = [*dict.fromkeys(row[0] for row in table)]
-    for case, model, *_, ratios in (row[:5] for row in table):
+    for case, model, *_, ratios in table:
         ratio, low, high = map(float, re.findall(r"\d+\.\d+", ratios))
         at = cases.index(case) + (0.15 if model == "compressive" else -0.15)
-        axes.plot([low, high], [at, at], color=COLOURS[model], linewidth=2.5)
-        axes.plot(ratio, at, "o", color=COLOURS[model], markersize=5)
+        interval(axes, (low, high), ratio, at, model)
     names(axes, cases)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set(xlim=(0, 3.1), xlabel="times as fast as labml-nn (lines: quartiles)")

@@ -2,31 +2,31 @@
 
 import csv
 import json
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from docs.building.source import ROOT
 from memformers.common.intervals import Mean, mean_of, paired
 
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/results/data"
 Seeds = dict[int, float]
 """A number of each seed."""
-FLOAT = 4
-"""The bytes of a number in a memory."""
 
 
 @cache
-def rows(experiment: str) -> list[dict[str, str]]:
-    with open(DATA / experiment / "results.csv", encoding="utf-8", newline="") as file:
+def table_of(name: str) -> list[dict[str, str]]:
+    with open(DATA / f"{name}.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-@cache
+def rows(experiment: str) -> list[dict[str, str]]:
+    return table_of(f"{experiment}/results")
+
+
 def experiments() -> dict[str, dict[str, str]]:
     """What ``experiments.csv`` says of each experiment, by its name."""
-    with open(DATA / "experiments.csv", encoding="utf-8", newline="") as file:
-        return {row.pop("name"): row for row in csv.DictReader(file)}
+    return {row["name"]: row for row in table_of("experiments")}
 
 
 @cache
@@ -38,18 +38,18 @@ def seeds(experiment: str, arm: str, measure: str) -> Seeds:
     """What an ``arm`` came to by a ``measure``, by seed; empty if it was not measured. In a file of
     ``memformers recall``, ``correct, 192 – 384`` is the share of correct answers about values that were set
     so many positions ago."""
-    found = [row for row in rows(experiment) if row["arm"] == arm]
-    if found and "asks" in found[0]:
+    of_arm = [row for row in rows(experiment) if row["arm"] == arm]
+    if of_arm and "asks" in of_arm[0]:
         low, high = (int(edge) for edge in measure.removeprefix("correct, ").split(" – "))
-        return _correct(found, low, high)
-    if found and "measure" in found[0]:
-        return {int(row["seed"]): float(row["value"]) for row in found if row["measure"] == measure}
-    return {int(row["seed"]): float(row[measure.replace(" ", "_")]) for row in found}
+        return _correct(of_arm, low, high)
+    if of_arm and "measure" in of_arm[0]:
+        return {int(row["seed"]): float(row["value"]) for row in of_arm if row["measure"] == measure}
+    return {int(row["seed"]): float(row[measure.replace(" ", "_")]) for row in of_arm}
 
 
-def _correct(found: list[dict[str, str]], low: int, high: int) -> Seeds:
+def _correct(of_arm: list[dict[str, str]], low: int, high: int) -> Seeds:
     counts: dict[int, tuple[float, int]] = {}
-    for row in found:
+    for row in of_arm:
         inside = low <= int(row["from"]) and int(row["to"]) <= high
         if inside and row["control"] == "untouched" and row["accuracy"]:
             right, asked = counts.get(int(row["seed"]), (0.0, 0))
@@ -58,75 +58,54 @@ def _correct(found: list[dict[str, str]], low: int, high: int) -> Seeds:
     return {seed: right / asked for seed, (right, asked) in counts.items()}
 
 
-def mean(found: Seeds) -> Mean | None:
-    return mean_of([*found.values()]) if found else None
+def mean(values: Seeds) -> Mean | None:
+    return mean_of([*values.values()]) if values else None
 
 
-def stored(experiment: str, arm: str, measure: str, control: str = "untouched") -> Mean:
-    """A mean of an experiment whose seeds were not kept; KeyError if it has none."""
+def stored(experiment: str, arm: str, measure: str, control: str = "untouched") -> Mean | None:
+    """A mean of an experiment whose seeds were not kept."""
     for row in rows(experiment):
         if (row["arm"], row["measure"], row["control"]) == (arm, measure, control):
             n = row["n"].split()[0]
             return Mean(float(row["mean"]), float(row["half width"]), int(n))
-    raise KeyError(f"{experiment} has no {measure} of {arm}, {control}.")
-
-
-def state(keys_of_all_layers: int, d_model: int) -> str:
-    """The bytes that a memory keeps for each stream: the inputs of its layers, (M + C) · D · 4 in each."""
-    return kib(keys_of_all_layers * d_model * FLOAT)
+    return None
 
 
 def kib(size: int) -> str:
     return f"{size / 1024:,.0f} KiB" if size else "0"
 
 
-@dataclass(frozen=True)
-class Verdict:
+def state(keys_of_all_layers: int, d_model: int) -> str:
+    """The bytes that a memory keeps for each stream: its layers' inputs in float32, (M + C) · D · 4 each."""
+    return kib(keys_of_all_layers * d_model * 4)
+
+
+class Verdict(NamedTuple):
     """A paired difference between the Compressive Transformer and Transformer-XL at equal keys."""
 
     panel: str
     name: str
-    difference: float
-    half_width: float
-    unit: str
-    """``points``, where more is better, or bits, where less is."""
-    seeds: int
-    data: str
-    """The experiment that it is from, and below where in it."""
-    ours: str
-    base: str
-    measure: str
-
-    @property
-    def gain(self) -> float:
-        """The difference, so that more is better for the Compressive Transformer."""
-        return self.difference if self.unit == "points" else -self.difference
+    gain: Mean
+    """More is better for the Compressive Transformer: a share of correct answers, or bits saved."""
 
     @property
     def winner(self) -> str:
         """The model that is ahead; empty if the interval contains zero."""
-        if abs(self.difference) <= self.half_width:
+        if not self.gain.leaves_out_zero:
             return ""
-        return "compressive" if self.gain > 0 else "transformer-xl"
-
-
-CONVERTERS: dict[str, Any] = dict.fromkeys(Verdict.__dataclass_fields__, str) | {
-    "difference": float, "half_width": float, "seeds": int,
-}  # fmt: skip
+        return "compressive" if self.gain.mean > 0 else "transformer-xl"
 
 
 def verdicts() -> list[Verdict]:
-    with open(DATA / "verdicts.csv", encoding="utf-8", newline="") as file:
-        found = [*csv.DictReader(file)]
-    return [Verdict(**{name: convert(row[name]) for name, convert in CONVERTERS.items()}) for row in found]
-
-
-def measured(verdict: Verdict) -> Mean | None:
-    """The difference of a verdict, computed from the file that it is from."""
-    if verdict.data == "tiny_shakespeare":
-        return stored(verdict.data, verdict.ours, verdict.measure)
-    v = verdict
-    ours, base = (seeds(v.data, arm, v.measure) for arm in (v.ours, v.base))
-    scale = 100 if v.unit == "points" else 1
-    found = paired(ours, base)
-    return found and Mean(found.mean * scale, found.half_width * scale, found.n)
+    """Those that ``verdicts.csv`` names, with what they are computed from."""
+    found = []
+    for row in table_of("verdicts"):
+        data, ours, measure = row["data"], row["ours"], row["measure"]
+        if row["base"]:
+            gain = paired(seeds(data, ours, measure), seeds(data, row["base"], measure))
+        else:
+            gain = stored(data, ours, measure)
+        assert gain is not None
+        sign = -1 if "bits" in measure else 1
+        found.append(Verdict(row["panel"], row["name"], Mean(sign * gain.mean, gain.half_width, gain.n)))
+    return found

@@ -87,8 +87,6 @@ class Agents(ArmsCommand):
 
 
 def under(control: str) -> Measure:
-    """The change of the share of successes under a control."""
-
     def change(result: dict[str, Any]) -> float | None:
         found = result["controls"].get(control)
         return found and found["success"] - result["success"]

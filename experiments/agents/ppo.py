@@ -69,8 +69,6 @@ class AgentSettings(Checked):
 
 @dataclass(frozen=True)
 class AgentRun:
-    """One arm's training from one seed."""
-
     train: TrainConfig
     agent: AgentSettings
 
@@ -85,7 +83,6 @@ class AgentTask(Task):
     reporter = "experiments.agents.__main__"
 
     def parse(self, settings: Mapping[str, Any], source: str) -> AgentRun:
-        """The run's TrainConfig, and what belongs to the agent."""
         train = dict(settings)
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
         return AgentRun(train_config_from(train, source), agent)
@@ -155,7 +152,6 @@ class Environments:
 
 
 def make(task: str, number: int) -> Any:
-    """The vectorized environments of a ``task``."""
     import gymnasium
 
     if task.startswith(T_MAZE):
@@ -181,7 +177,6 @@ class GRUCore(nn.Module):
         self.gru = nn.GRU(F, D)
 
     def initial(self, batch: int) -> Memory:
-        """The state of ``batch`` streams at the beginning."""
         return Memory((torch.zeros(1, batch, self.gru.hidden_size),))
 
     def forward(self, x: Tensor, memory: Memory, doc_starts: Tensor) -> CoreOutput:
@@ -194,8 +189,6 @@ class GRUCore(nn.Module):
 
 
 class Agent(nn.Module):
-    """A core, a policy over A actions, and a value."""
-
     def __init__(self, run: AgentRun, F: int, A: int):
         super().__init__()
         torch.manual_seed(run.train.seed)
@@ -210,7 +203,6 @@ class Agent(nn.Module):
             nn.init.zeros_(head.bias)
 
     def heads(self, output: Tensor) -> tuple[Categorical, Tensor]:
-        """The policy and the values ``[…]`` for the core's outputs ``[…, D]``."""
         return Categorical(logits=self.policy(output), validate_args=False), self.value(output)[..., 0]
 
 
@@ -250,7 +242,6 @@ class Actor:
         stepper = Stepper(core, len(self.seen), memory) if isinstance(core, MemoryCore) else None
 
         def output() -> Tensor:
-            """Of the core for what is seen, ``[B, D]``."""
             if stepper:
                 return stepper.step(self.seen, self.begins)
             found, self.memory, _ = core(self.seen[None], self.memory, self.begins[None])

@@ -49,12 +49,10 @@ class TMaze(VectorEnv):
         return self.seen(), reward, terminated, truncated, {}
 
     def begin(self, which: np.ndarray) -> None:
-        """Begin the mazes that are true in ``which [B]``, with new signs."""
         self.place[which] = self.steps[which] = 0
         self.sign[which] = self.np_random.integers(0, 2, self.num_envs)[which]
 
     def seen(self) -> np.ndarray:
-        """What is seen, float32 ``[B, 4]``."""
         first, junction = self.steps == 0, self.place == self.length
         seen = (first & (self.sign == 0), first & (self.sign == 1), junction, ~first & ~junction)
         return np.stack(seen, axis=1).astype(np.float32)

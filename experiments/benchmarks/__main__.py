@@ -12,11 +12,12 @@ from typing import Literal
 
 import torch
 
+from experiments.arms import write_rows
 from experiments.benchmarks import attention, decoding, report, training
 from experiments.benchmarks.measuring import Result
 from experiments.benchmarks.peers import LABML
 from memformers.common.command_line import cli_errors, parse_arguments
-from memformers.common.files import read_json, write_rows
+from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
 
 
@@ -33,7 +34,6 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Measure, and write the results."""
     here = Path(__file__).parent
     folder = options.out or (here.parents[1] / "runs" / "benchmarks" if options.quick else here)
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,6 @@ def main(options: Options) -> None:
 
 
 def speed(*, quick: bool) -> Result:
-    """Whole training steps, and attention alone."""
     described = describe_environment(torch.device("cpu"))
     described["packages"] |= {LABML: version(LABML)}
     names, lengths = (("seed",), (512,)) if quick else (training.SIZES, attention.MEMORY_LENGTHS)

@@ -54,11 +54,11 @@ def worker() -> None:
             torch.manual_seed(0)
             kind, config, B, number = request["kind"], request["config"], request["B"], 0
             if kind == "agent":
-                reader = Stepper(MemoryCore(CoreConfig(**config)).eval(), B)
+                reader: Any = Stepper(MemoryCore(CoreConfig(**config)).eval(), B)
                 features = torch.randn(B, config["d_input"])
             else:
                 model, memory = MemoryLM(ModelConfig(**config)), None
-                segments = torch.randint(model.config.vocab_size, (4, model.config.segment_len, B))
+                segments = torch.randint(config["vocab_size"], (4, model.config.segment_len, B))
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
                 reader = Stepper(model, B) if kind == "decoding" else None
         began = time.perf_counter()
@@ -102,8 +102,9 @@ def case_of(name: str, what: str) -> tuple[str, ModelConfig | CoreConfig, int, i
     if name == "agent":
         return name, CORE, int(what), 2 * CORE.segment_len * 4, 200
     if name == "decoding":
-        more = {"c_mem_len": CONFIG.mem_len // 2} if what == "compressive" else {}
-        model: Any = {"model": what, "mem_len": CONFIG.mem_len // (2 if more else 1), **more}
+        M: Any = CONFIG.mem_len
+        more = {"c_mem_len": M // 2} if what == "compressive" else {}
+        model: Any = {"model": what, "mem_len": M // (2 if more else 1), **more}
         return name, ModelConfig(**{**chosen(CONFIG), **model}), 1, 64, 40
     case = Case.of(name, what)  # type: ignore[arg-type]
     full = -(-case.config.remembered_positions // case.config.segment_len)

@@ -46,7 +46,6 @@ IMPLEMENTATIONS: dict[str, Attention] = {
 
 
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
-    """Inputs of all implementations, contiguous, which all take a gradient."""
     K = memory_len + queries
     shapes: dict[str, tuple[int, ...]] = {"r": (H, K, E), "u": (H, E), "s": (H, K)}
     shapes = {"query": (B, H, queries, E), "key": (B, H, K, E), "value": (B, H, K, E)} | shapes
@@ -54,7 +53,6 @@ def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
 
 
 def forward_and_backward(attention: Attention, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The output and the gradient of each input, for an output gradient that is the same every time."""
     out = attention(**inputs)
     grad = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
     return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad)]
@@ -68,7 +66,6 @@ def check_parity(attention: Attention, inputs: dict[str, Tensor], expected: list
 
 
 def measure(memory_len: int, *, repeats: int) -> Result:
-    """Seconds of every forward and backward pass, ``torch.mm``'s rate in between, and extra memory."""
     torch.manual_seed(0)
     inputs, K = random_inputs(memory_len), memory_len + S
     expected = forward_and_backward(naive.relative_attention, inputs)

@@ -27,7 +27,6 @@ TOLERANCE = 1e-4
 
 
 def full_decoder(model: MemoryLM) -> Stepper:
-    """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
     shapes = [(sizes.mem_len, 1, config.d_model) for sizes in config.memory_sizes]
     return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
@@ -53,7 +52,6 @@ def vector_products(size: int, dtype: torch.dtype) -> Callable[[], object]:
 
 @torch.no_grad()
 def writing(rounds: int, tokens: int) -> Result:
-    """Tokens a second of one stream with a full memory, interleaved; and that both sides agree."""
     torch.manual_seed(0)
     learned, theirs = two_alike(replace(CONFIG, positions="learned"))
     learned.eval(), theirs.eval()
@@ -142,7 +140,6 @@ def stepping(streams: int, rounds: int) -> Result:
 
 
 def measure_all(*, quick: bool = False) -> dict[str, Any]:
-    """Everything, and what it was measured on."""
     machine = describe_environment(torch.device("cpu"))
     steps = [stepping(streams, rounds=8 if quick else 32) for streams in (1, 16, 64)]
     return {

@@ -21,8 +21,6 @@ Result = dict[str, Any]
 
 
 class Spread(NamedTuple):
-    """A median, and the quartiles below and above."""
-
     median: float
     low: float
     high: float
@@ -32,7 +30,6 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> Spread:
-    """Median and quartiles of at least one number, each times ``scale``."""
     values = [scale * value for value in values]
     low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return Spread(median(values), low, high)
@@ -80,7 +77,6 @@ def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said
 
 
 def relative_error(came: Tensor, expected: Tensor) -> float:
-    """RMS of the error relative to the RMS of what was expected."""
     came, expected = came.detach().double(), expected.detach().double()
     return ((came - expected).norm() / expected.norm().clamp_min(1e-30)).item()
 
@@ -108,6 +104,5 @@ def memory_above(compute: Callable[[], object]) -> int | None:
 
 
 def in_child(function: Callable[..., int | None], *arguments: str | int) -> int | None:
-    """What a ``function`` of a module returns in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

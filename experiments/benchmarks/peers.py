@@ -50,7 +50,6 @@ class LabmlLM(nn.Module):
                 nn.init.normal_(parameter, std=0.1)
 
     def forward(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
-        """Logits, the next memory and the reconstruction loss."""
         mem, c_mem = memory or (list[Tensor](), list[Tensor]())
         S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
         mask = causal_mask(S, past + S, tokens.device)[:, :, None]
@@ -72,7 +71,6 @@ class LabmlLM(nn.Module):
 
 
 def joined(kept: list[Tensor], new: list[Tensor]) -> list[Tensor]:
-    """The memory ``[t, B, D]`` of each layer with what is new in it."""
     return [torch.cat(pair) for pair in zip(kept, new, strict=True)] if kept else new
 
 
@@ -107,11 +105,9 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
 
 
 def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
-    """Our whole gradient in one vector, and theirs, converted in the same way as their weights."""
     own, mapped = gradients(ours), from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
     return torch.cat([x.flatten() for x in own.values()]), torch.cat([mapped[name].flatten() for name in own])
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """The gradient of each parameter by its name, zeros where it has none."""
     return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}

@@ -20,18 +20,15 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
-    """Write the page of this ``name`` with the ``values`` of its text."""
     text = (HERE / name).with_suffix(".in.md").read_text(encoding="utf-8")
     write_text(folder / name, TEMPLATES.from_string(text).render(values).rstrip() + "\n")
 
 
 def packages_of(environment: Result) -> str:
-    """Names and versions."""
     return ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
 
 
 def write_speeds(results: Result, folder: Path) -> None:
-    """Write ``RESULTS.md``: whole training steps beside labml-nn and in bfloat16, and attention alone."""
     steps, alone = results["training"], results["attention"]
     names, speeds, modes, rows = dict.fromkeys(r["case"] for r in steps), [], [], []
     for r in steps:
@@ -66,12 +63,10 @@ def write_speeds(results: Result, folder: Path) -> None:
 
 
 def share_of_mm(r: Result, side: str) -> str:
-    """A side's operations a second as a share of those of ``torch.mm``."""
     return f"{r['flops'] / median(r['seconds'][side]) / median(r['torch.mm, FLOP/s']):.0%}"
 
 
 def write_decoding(results: Result, folder: Path) -> None:
-    """Write ``DECODING.md``."""
     writing, long_text, acting = (results[part] for part in ("writing", "long text", "acting"))
     bandwidth, written, read, stepped = median(writing["bytes a second"]), [], [], []
     for name, seconds in writing["seconds"].items():

@@ -58,15 +58,12 @@ class Case:
         return cls(name, config, B, steps)
 
     def batches(self) -> list[Tensor]:
-        """Four segments that follow each other, ``[S, B]`` each."""
         shape = self.config.segment_len, self.batch_size
         return [torch.randint(VOCABULARY, shape) for _ in range(4)]
 
 
 @dataclass
 class Trainer:
-    """A model in training, with its own memory."""
-
     model: nn.Module
     batches: list[Tensor]
     bfloat16: bool = False
@@ -78,14 +75,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
 
     def read(self, number: int) -> tuple[Tensor, Tensor]:
-        """Read segment ``number``, and remember it; returns its logits ``[S, B, vocab_size]`` and its
-        reconstruction loss."""
         tokens = self.batches[number % len(self.batches)]
         logits, self.memory, reconstruction_loss = self.model(tokens, self.memory)
         return logits, reconstruction_loss
 
     def step(self) -> Tensor:
-        """Take the next training step; returns its logits."""
         tokens = self.batches[self.steps % len(self.batches)]
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
             logits, reconstruction_loss = self.read(self.steps)
@@ -99,7 +93,6 @@ class Trainer:
 
 
 def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
-    """The sides with full memories, and the error of the parity check."""
     batches, config = case.batches(), case.config
     ours, theirs = two_alike(config)
     error = check_parity(ours, theirs, batches)
@@ -117,7 +110,6 @@ def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
 
 
 def measure(case: Case, *, quick: bool = False) -> Result:
-    """Seconds of every step of every side, and the rate of ``torch.mm`` in between."""
     torch.manual_seed(0)
     name, model = case.name, case.config.model
     sides, error = build_sides(case)

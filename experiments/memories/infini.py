@@ -27,8 +27,6 @@ from memformers.models.config import NetworkConfig
 
 
 class InfiniLayer(TransformerXLLayer):
-    """The shared layer, whose attention reads the matrix too."""
-
     def __init__(self, **parts: Any):
         super().__init__(**parts)
         self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
@@ -66,7 +64,6 @@ class InfiniAttention(CustomMemory):
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
-        """Attention over the segment alone."""
         return [(config.segment_len, config.segment_len)] * config.n_layers
 
     @classmethod
@@ -88,7 +85,6 @@ class InfiniAttention(CustomMemory):
 
 
 def feature(x: Tensor) -> Tensor:
-    """σ of ``x``, of any shape."""
     return elu(x) + 1
 
 

@@ -82,5 +82,4 @@ class MemoryTokens(CustomMemory):
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """The memory that ``read`` returned, ``[m, B, D]``, and no loss."""
         return Memory((), tuple(inputs)), inputs[0].new_zeros(())

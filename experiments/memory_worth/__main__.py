@@ -144,9 +144,6 @@ class MemoryWorth(ArmsCommand):
 
 
 def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None]:
-    """The loss of a group of tokens, in nats per token, of a run's result, or how much it rises under a
-    control."""
-
     def of(result: dict[str, Any]) -> float | None:
         losses = result.get(DISTANCE, {}).get(group, {})
         rise = losses.get(control)
@@ -156,7 +153,6 @@ def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None
 
 
 def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
-    """How many tokens there are of ``which [n]``, and their mean loss under each control."""
     return {"tokens": int(which.sum()), **{name: loss[which].mean().item() for name, loss in losses.items()}}
 
 

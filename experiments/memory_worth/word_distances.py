@@ -29,7 +29,6 @@ def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
 
 
 def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
-    """The words of ``tokens [T]``, each with its first token and the one after its last."""
     pieces = list(map(tokenizer.decoder(), tokens.tolist()))
     ends = list(accumulate(map(len, pieces)))
     for match in NAME.finditer("".join(pieces)):

@@ -56,12 +56,11 @@ class Recall(ExperimentCommand):
 
     def run(self) -> None:
         if not self.show:
-            return super().run()
+            super().run()
+            return
         shown = read_stream(self.show)
-        colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(in_terminal(shown, colours=colours))
+        print(in_terminal(shown, colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
         print(f"\npage: {write_page(shown, self.show)}")
-        return None
 
     def experiment(self, folder: Path) -> Report:
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

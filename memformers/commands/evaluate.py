@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from torch import Tensor
 
-from memformers.commands.options import CustomMemories, ModelCommand, reading_bar, say_report
+from memformers.commands.generate import CustomMemories, ModelCommand, reading_bar
+from memformers.commands.options import say_report
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.machine import choose_device, give_back_freed_memory
+from memformers.common.machine import choose_device
 from memformers.common.text import UserError, counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
@@ -25,7 +25,7 @@ from memformers.evaluation.evaluate import evaluate, summary, units, with_length
 from memformers.evaluation.memory_ablation import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, FACTS, refuse_overwrite
+from memformers.runs.folder import FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
@@ -44,6 +44,8 @@ class Evaluate(ModelCommand):
     """A text file; - is standard input. Or documents: a folder of texts, a .jsonl file, or a .parquet or .csv
     table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: what the run
     was trained on."""
+    data: str = ""
+    """Where the text is that the run was trained on, if it was moved; in place of --text."""
     split: Literal["", "train", "validation", "test"] = ""
     """Which part of a text that is divided; empty: the test part, or the validation part if there is none."""
     text_field: str = "text"
@@ -64,7 +66,6 @@ class Evaluate(ModelCommand):
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
     def run(self) -> None:
-        """Print the numbers; write them and the figure if asked to."""
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
         if self.out:
@@ -80,47 +81,40 @@ class Evaluate(ModelCommand):
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
-        """The tokens to predict; UserError where there are none, or none of this ``tokenizer``."""
+        if self.text and self.data:
+            raise UserError("--text and --data name two texts; leave out one of them.")
         if self.text:
             name = tokenizer.name if tokenizer.name in OWN else "bpe"
             how = self.document_separator, self.text_field, name
             corpus = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
         elif self.document_separator or self.text_field != "text":
-            raise UserError(
-                "text_field and document_separator are for the file of --text; name it, or don't set them."
-            )
-        elif self.checkpoint and all((self.checkpoint / name).is_file() for name in (CONFIG, FACTS)):
-            corpus = common_corpus(read_runs(self.checkpoint))
+            raise UserError("text_field and document_separator are for the file of --text; name it, too.")
+        elif self.checkpoint and (self.checkpoint / FACTS).is_file():
+            corpus = common_corpus(read_runs(self.checkpoint), self.data)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
                     f"{corpus.info.source} has other tokens than in the training; name a text with --text."
                 )
         else:
             raise UserError("name a text with --text; only a run knows what it was trained on.")
-        split = self.split or (TEST if TEST in corpus.splits else VALIDATION)
-        if split not in corpus.splits:
-            raise UserError(f"{corpus.info.source} has no {split} part, but {', '.join(corpus.splits)}.")
-        read = corpus.splits[split]
-        names = read.names or [f"{split}:{n}" for n in range(1, len(read.documents) + 1)]
-        return replace(read, names=names)
+        name = self.split or (TEST if TEST in corpus.splits else VALIDATION)
+        if name not in corpus.splits:
+            raise UserError(f"{corpus.info.source} has no {name} part, but {', '.join(corpus.splits)}.")
+        split = corpus.splits[name]
+        return replace(split, names=split.names or [f"{name}:{n + 1}" for n in range(len(split.documents))])
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
-        """Evaluate ``split``, print the numbers and write them."""
-        give_back_freed_memory()
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
-        total = 0.0
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
-
-            def progress(losses: Tensor) -> None:
-                nonlocal total
-                total += losses.double().sum().item()
-                read = bar.n + len(losses)
-                bar.set_postfix_str(f"loss {total / max(read, 1):.3f} nats", refresh=False)
-                bar.update(len(losses))
-
-            evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
+            evaluation = evaluate(
+                model,
+                split.tokens,
+                self.streams,
+                documents=lengths,
+                progress=lambda losses: bar.update(len(losses)),
+            )
         numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
-        seconds = time.perf_counter() - start
+        tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)
         loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
         print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
         unit = "per token" if tokenizer.name == "ids" else "per character"
@@ -134,10 +128,8 @@ class Evaluate(ModelCommand):
         for label, name, how in shown:
             if not math.isnan(numbers[name]):
                 print(f"{label:<15} {how.format(numbers[name])}")
-        print(
-            f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} per second"
-            f"{', in ' + counted(len(lengths), 'document') if lengths else ''}"
-        )
+        documents = f", in {counted(len(lengths), 'document')}" if lengths else ""
+        print(f"{'':15} {tokens:,} tokens, {speed:,.0f} per second{documents}")
         if self.out:
             in_segment, by_memory = evaluation.by_position, evaluation.by_memory
             details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
@@ -147,12 +139,8 @@ class Evaluate(ModelCommand):
                 for before, loss, uncertainty in by_memory
             ]
             if lengths:
-                documents = zip(
-                    split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True
-                )
-                details["documents"] = [
-                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in documents
-                ]
+                rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
+                details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
             write_json(self.out / NUMBERS, details)
             from memformers.report.plotting import save_loss_by_position  # not above: it takes 30 MiB
 
@@ -161,7 +149,7 @@ class Evaluate(ModelCommand):
 
 
 def or_none(value: float) -> float | None:
-    """The value, or None for one that JSON doesn't know."""
+    """The value, or None for NaN and infinity, which JSON doesn't have."""
     return value if math.isfinite(value) else None
 
 
@@ -177,14 +165,14 @@ class Probe(CustomMemories):
     tokens: Count = 65_536
     """About how many tokens of the held-out text are predicted with the unmodified memory and with each
     changed part of it; more tokens give narrower intervals."""
+    data: str = ""
+    """Where the text is that the models were trained on, if it was moved."""
     device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
     def run(self) -> None:
-        """Measure, write the report again, say how much memory helps and where the report is."""
         from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
 
-        self.import_memories()
-        self.check_memories([run.config["model"] for run in read_runs(self.folder)])
-        probe(self.folder, self.tokens, choose_device(self.device))
+        self.check_memories([run.config["model"]["model"] for run in read_runs(self.folder)])
+        probe(self.folder, self.tokens, choose_device(self.device), self.data)
         say_report(write_report(self.folder), probe_answer(self.folder))

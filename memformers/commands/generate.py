@@ -1,16 +1,78 @@
-"""``memformers generate``: text from a trained model."""
+"""``memformers generate``: text from a trained model; and the options of all commands that use one."""
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from memformers.commands.options import ModelCommand, reading_bar
-from memformers.common.fields import NonNegativeInt
+from memformers.common.fields import Checked, NonNegativeInt
+from memformers.common.machine import choose_device
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import UserError
+from memformers.common.text import Progress, UserError
+from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.corpus_reader import read_text
+from memformers.data.tokenizer import Tokenizer
 from memformers.generation.generate import Sampling, TextStream, make_generator
+from memformers.models.io import packaged_names
+from memformers.models.language_model import MemoryLM
+from memformers.models.registry import name_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomMemories:
+    first: ClassVar = (
+        "checkpoint", "pretrained", "prompt", "prompt_file", "text", "split", "tokens", "temperature",
+    )  # fmt: skip
+    model: tuple[str, ...] = ()
+    """The custom memory that it was trained with, such as my_memory.py:Averages. A checkpoint never runs a
+    file by itself."""
+
+    def import_memories(self) -> list[str]:
+        """Import the custom memories; returns their names."""
+        return list(map(name_of, self.model))
+
+    def check_memories(self, trained: Collection[str]) -> None:
+        """Raise UserError for a memory that no model was ``trained`` with."""
+        for name in self.import_memories():
+            if name not in trained:
+                names = " or ".join(dict.fromkeys(trained))
+                raise UserError(f"the checkpoint was trained with model={names}, not {name}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCommand(Checked, CustomMemories):
+    """The options of a command that uses a trained model."""
+
+    checkpoint: Path | None = None
+    """Where the model is: the folder of a run, or one that save_pretrained wrote, with a tokenizer.json."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
+    device: str = "auto"
+    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
+
+    def load(self) -> tuple[MemoryLM, Tokenizer]:
+        """The model, of exactly one of ``--checkpoint`` and ``--pretrained``, and its tokenizer."""
+        if (self.checkpoint is None) == (not self.pretrained):
+            raise UserError(
+                f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
+                f"{', '.join(packaged_names())}."
+            )
+        device = choose_device(self.device)
+        self.import_memories()
+        folder = self.checkpoint
+        loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
+        self.check_memories([loaded[0].config.model])
+        return loaded
+
+
+def reading_bar(doing: str, tokens: int, model: MemoryLM) -> Progress:
+    """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
+    is_short = tokens <= 50 * model.config.segment_len
+    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
 
 
 @dataclass(frozen=True)
@@ -51,8 +113,8 @@ class Generate(ModelCommand):
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
-        """Read the prompt and continue it; then, if ``interactive``, continue each line of the user's. A
-        signal ends it between two tokens, or while it waits for a line."""
+        """Continue the prompt; then, if ``interactive``, each line of the user's. A signal ends it between
+        two tokens, or while it waits for a line."""
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)
@@ -70,7 +132,6 @@ class Generate(ModelCommand):
             self.write(stream, generator, signals)
 
     def read_prompt(self, stream: TextStream, signals: StopSignals) -> None:
-        """Let the model read the file and the prompt; shows the prompt, and the progress of a long file."""
         text = read_text(self.prompt_file) if self.prompt_file else ""
         is_empty = self.prompt is None and not (text or self.interactive)
         prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""

@@ -2,22 +2,17 @@
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from memformers.common.command_line import cli_errors, command_here, parse_arguments
 from memformers.common.fields import Checked
-from memformers.common.text import Progress, UserError
+from memformers.common.text import UserError
 from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:
-    from memformers.data.tokenizer import Tokenizer
-    from memformers.models.config import ModelConfig
-    from memformers.models.language_model import MemoryLM
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
@@ -25,20 +20,6 @@ FIRST_OF_TRAINING = (
     "batch_size", "learning_rate", "seed",
 )  # fmt: skip
 """The options of a training run that help shows first."""
-
-
-def last_value(option: str, arguments: Sequence[str]) -> str:
-    """The last value of ``option`` among ``arguments``, which are not parsed yet; empty for none."""
-    pairs = pairwise([*arguments, ""])
-    values = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
-    return values[-1] if values and not values[-1].startswith("-") else ""
-
-
-def with_custom_memory(config: "ModelConfig", arguments: Sequence[str]) -> "ModelConfig":
-    """``config`` with the custom memory that ``--model`` names among the ``arguments``, if any, so that its
-    settings are options too."""
-    model = last_value("--model", arguments)
-    return replace(config, model=model) if ":" in model else config
 
 
 def dashboard_here() -> str:
@@ -57,16 +38,8 @@ def say_report(report: "Report", answer: str = "") -> None:
     print(f"open it: python -m webbrowser -t {shlex.quote(str(page))}")
 
 
-def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
-    """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
-    is_short = tokens <= 50 * model.config.segment_len
-    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrackedCommand(Checked):
-    """The option of a command that trains."""
-
     dashboard: str = ""
     """Where to show the runs live: the address of a labml server, such as
     http://localhost:5005/api/v1/default; or off, and then labml isn't used at all. Empty: the server in
@@ -100,63 +73,3 @@ class ExperimentCommand(TrackedCommand):
     def main(cls) -> None:
         with cli_errors():
             parse_arguments(cls).run()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CustomMemories:
-    """The option that names the custom memories of trained models."""
-
-    first: ClassVar = (
-        "checkpoint", "pretrained", "prompt", "prompt_file", "text", "split", "tokens", "temperature",
-    )  # fmt: skip
-    model: tuple[str, ...] = ()
-    """The custom memory that it was trained with, such as my_memory.py:Averages. A checkpoint never runs a
-    file by itself."""
-
-    def import_memories(self) -> None:
-        from memformers.models.registry import name_of  # not above: other commands do without PyTorch
-
-        for path in self.model:
-            name_of(path)
-
-    def check_memories(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UserError for a memory that none of the ``models``, given by their settings, has."""
-        from memformers.models.registry import name_of
-
-        trained = list(dict.fromkeys(model["model"] for model in models))
-        for path in self.model:
-            if name_of(path) not in trained:
-                raise UserError(f"the checkpoint was trained with model={' or '.join(trained)}, not {path}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCommand(Checked, CustomMemories):
-    """The options of a command that uses a trained model."""
-
-    checkpoint: Path | None = None
-    """Where the model is: the folder of a run, or one that save_pretrained wrote, with a tokenizer.json."""
-    pretrained: str = ""
-    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
-    transformer-xl-shakespeare."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
-
-    def load(self) -> "tuple[MemoryLM, Tokenizer]":
-        """The model of ``--checkpoint`` or of ``--pretrained``, and its tokenizer. Raises UserError unless
-        exactly one of the two is given."""
-        # Not above: commands that need no model do without PyTorch.
-        from memformers.common.machine import choose_device
-        from memformers.convert.load import load_checkpoint, load_packaged
-        from memformers.models.io import packaged_names
-
-        if (self.checkpoint is None) == (not self.pretrained):
-            raise UserError(
-                f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
-                f"{', '.join(packaged_names())}."
-            )
-        device = choose_device(self.device)
-        self.import_memories()
-        folder = self.checkpoint
-        loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
-        self.check_memories([vars(loaded[0].config)])
-        return loaded

@@ -68,13 +68,12 @@ class Prepare(Checked):
                 f"vocab_size={self.vocab_size} applies to tokenizer='word' and 'bpe' and to token ids, not "
                 f"to tokenizer={kind!r}."
             )
-        name = kind if not kind.endswith(".json") else "subwords"
-        text = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
-        out = self.out or Path("tokens") / f"{text}-{name}"
+        name = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
+        out = self.out or Path("tokens") / f"{name}-{'subwords' if kind.endswith('.json') else kind}"
         if out.exists():
             raise UserError(f"{out} exists already; name a new folder as --out.")
         card = read_info(prepare(spec, out, sources=sources))
-        if card.source != (data or corpus):  # which was waited for
+        if card.source != (data or corpus):  # another process wrote it while this one waited
             raise UserError(f"{out} was made from {card.source} meanwhile; name another folder as --out.")
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""

@@ -1,22 +1,20 @@
-"""``memformers train``: one model on one text."""
+"""``memformers train``: one model on one text; ``memformers check``: whether a memory does what every memory
+must."""
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.options import (
-    FIRST_OF_TRAINING,
-    TrackedCommand,
-    last_value,
-    with_custom_memory,
-)
-from memformers.common.command_line import command_here, parse_arguments
+from memformers.commands.options import FIRST_OF_TRAINING, TrackedCommand
+from memformers.common.command_line import command_here, last_value, parse_arguments
 from memformers.common.files import has_manifest
 from memformers.common.processes import is_first
 from memformers.common.text import UserError
+from memformers.evaluation.conformance import SMALL, conformance
+from memformers.models.config import ModelConfig
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 from memformers.training.api import train
@@ -59,21 +57,19 @@ class Train(TrackedCommand):
             raise UserError("name one run to resume, after --resume or as --out.")
         if self.out:
             return self.out
-        begun = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
-        runs = self.resume or [path.parent for path in begun]
+        newest = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)[-1:]
+        runs = self.resume or [path.parent for path in newest]
         if not runs:
             raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
-        if not (runs[-1] / CONFIG).is_file() or has_manifest(runs[-1]):
-            raise UserError(f"{runs[-1]} is not the folder of a run; name the run to resume.")
-        return runs[-1]
+        if not (runs[0] / CONFIG).is_file() or has_manifest(runs[0]):
+            raise UserError(f"{runs[0]} is not the folder of a run; name the run to resume.")
+        return runs[0]
 
     def train(self) -> Path:
         folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
         return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
 
     def run(self) -> None:
-        """Train, print where the run is and what to do with it, and end the process if it is one of several
-        ranks."""
         folder = self.train()
         if is_first():
             options = f"--checkpoint {shlex.quote(str(folder))}"
@@ -84,9 +80,10 @@ class Train(TrackedCommand):
         end_rank()
 
 
-def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
+def parse_train(arguments: list[str], default: Train | None = None, prog: str | None = None) -> Train:
     """The arguments of a training run, on top of ``default`` or of the preset that they name; if it resumes a
     run, on top of that run's config, so that only the named settings can differ."""
+    default = default or Train()
 
     def parsed(config: TrainConfig) -> Train:
         named = replace(config, model=with_custom_memory(config.model, arguments))
@@ -104,3 +101,47 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
     if train.init_from:
         return parsed(replace(train.config, model=load_initial(train.init_from)[0].config))
     return train
+
+
+def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig:
+    """``config`` with the custom memory that ``--model`` names, if any, whose settings then are options."""
+    model = last_value("--model", arguments)
+    return replace(config, model=model) if ":" in model else config
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check with a small network that a memory does what every memory must: memformers check MODEL, then the
+    settings of the network and of the memory.
+
+    Example: memformers check my_memory.py:Averages --decay 0.5
+
+    Example: memformers check compressive --compression dilated
+    """
+
+    first: ClassVar = ("model",)
+    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL))
+    """The network and its memory."""
+
+    def run(self) -> None:
+        """Print a line for each check; UserError if one failed."""
+        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        failed = 0
+        for name, requirement, problem in conformance(**settings):
+            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
+            if problem:
+                print(f"{'':19}{problem}")
+            failed += bool(problem)
+        if failed:
+            raise UserError(f"{self.config.model} fails {failed} of the checks above.")
+
+
+def parse_check(arguments: list[str], prog: str | None = None) -> Check:
+    """The arguments of a check, of which the first is the model."""
+    if not arguments:
+        raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
+    if not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
+    default = Check(with_custom_memory(ModelConfig(**SMALL), arguments))
+    check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
+    return check

@@ -10,30 +10,29 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+from memformers.common.fields import annotations_of
+from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
-MIN_COLUMNS = 40
-"""The narrowest terminal in which tyro finds a layout within a moment."""
-NO_DEFAULTS = ("None", "", "''", "()")
-"""Defaults that mean "not given"; help doesn't show them."""
 
 
 @contextlib.contextmanager
 def cli_errors() -> Iterator[None]:
-    """End the program with one line and exit code 2 for an error that the user can correct, with exit code
-    130 for Ctrl-C, and with a traceback and the request to report it for a bug."""
+    """End the program with one line and exit code 2 for an error that the user can correct, with 130 for
+    Ctrl-C, and with a traceback and the request to report it for a bug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that it can't encode becomes "?"
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
         yield
@@ -45,11 +44,9 @@ def cli_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         code, message = 130, "interrupted"
     except Exception as error:
-        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
-            first = (str(error) or "out of memory").splitlines()[0]
-            code = 2
-            message = f"error: not enough memory; use a smaller model, batch or segment. ({first})"
-        else:
+        first = (str(error) or "out of memory").splitlines()[0]
+        code, message = 2, f"error: not enough memory; use a smaller model, batch or segment. ({first})"
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
             traceback.print_exc()
             frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
             code, message = 1, "error: internal error; please report the traceback above."
@@ -64,9 +61,8 @@ def cli_errors() -> Iterator[None]:
 def parse_arguments(
     kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
-    """The dataclass ``kind`` from the command line, on top of ``default``; a whole number may be written as
-    1e6. Help begins with the options that are ``first`` in ``kind``. If it is ``brief``, ``--help`` shows
-    only these of the groups in it, and ``--help-all`` all options.
+    """The dataclass ``kind`` from the command line, on top of ``default``. Help starts with the options that
+    are ``first`` in ``kind``; if it is ``brief``, ``--help`` shows only these, and ``--help-all`` all.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -74,12 +70,13 @@ def parse_arguments(
     import tyro  # not above: --help and --version of the program do without
 
     prog = prog or Path(sys.argv[0]).name
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    switches = switches_of(kind)
+    words = [as_switch(word, switches) for word in (sys.argv[1:] if arguments is None else arguments)]
     is_brief = getattr(kind, "brief", False) and not {"-h", "--help"}.isdisjoint(words)
     if "--help-all" in words:
         words = ["--help"]
-    if shutil.get_terminal_size().columns < MIN_COLUMNS:
-        os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
+        os.environ["COLUMNS"] = "40"
     errors = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
@@ -97,17 +94,30 @@ def parse_arguments(
         raise
 
 
+def switches_of(kind: Any) -> set[str]:
+    """The names of the options of the dataclass ``kind``, and of those in it, that are on or off."""
+    kinds = annotations_of(kind)
+    inner = [switches_of(of) for of in kinds.values() if is_dataclass(of)]
+    return {name for name, of in kinds.items() if of is bool}.union(*inner)
+
+
+def as_switch(word: str, switches: Container[str]) -> str:
+    """``--x`` for ``--x=True`` and ``--no-x`` for ``--x=False``, as sweeps of settings write it."""
+    given = re.fullmatch(r"--([\w-]+)=(true|false)", word, re.IGNORECASE)
+    if not given or given[1].replace("-", "_") not in switches:
+        return word
+    return f"--{given[1]}" if given[2].lower() == "true" else f"--no-{given[1]}"
+
+
 def option_rules(command: type, is_brief: bool) -> Any:
-    """tyro's rules for the options of ``command``, and ours before them: how numbers are read, and what help
-    shows."""
     import tyro
     from tyro import constructors as tc
 
     rules, first = tc.ConstructorRegistry(), getattr(command, "first", ())
     asked: list[Any] = []
 
-    def rule_of_tyro(get: Callable[[Any], Any], info: Any) -> Any:
-        """What tyro makes of ``info`` by itself; None when it is asked for that."""
+    def by_tyro(get: Callable[[Any], Any], info: Any) -> Any:
+        """What tyro makes of ``info`` by itself; None when tyro asks our rule again for that."""
         if any(info is other for other in asked):
             return None
         asked.append(info)
@@ -116,26 +126,26 @@ def option_rules(command: type, is_brief: bool) -> Any:
         return spec
 
     @rules.primitive_rule
-    def numbers(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
-        spec = rule_of_tyro(tc.ConstructorRegistry.get_primitive_spec, info)
+    def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
+        spec = by_tyro(tc.ConstructorRegistry.get_primitive_spec, info)
         if not isinstance(spec, tc.PrimitiveConstructorSpec):
             return None
-        if info.type is int:
-            return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
+        read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
+        if info.type in read:
+            return replace(spec, instance_from_str=lambda words: read[info.type](words[0]))
         if "{[INT" in spec.metavar:  # lengths by layer
             return replace(spec, metavar="INT [INT ...]", instance_from_str=lengths)
         return replace(spec, metavar=spec.metavar.replace("{None}|", ""))
 
     @rules.struct_rule
     def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
-        spec = rule_of_tyro(tc.ConstructorRegistry.get_struct_spec, info)
+        spec = by_tyro(tc.ConstructorRegistry.get_struct_spec, info)
         if not isinstance(spec, tc.StructConstructorSpec):
             return None
         made = []
         for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
             text = field.helptext() if callable(field.helptext) else field.helptext
-            about = tyro.conf.arg(help_behavior_hint=default_hint)
-            kind: Any = Annotated[field.type, about]
+            kind: Any = Annotated[field.type, tyro.conf.arg(help_behavior_hint=default_hint)]
             if is_brief and not (info.type is command or is_dataclass(field.default) or field.name in first):
                 kind = Annotated[kind, tyro.conf.Suppress]
             made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
@@ -145,7 +155,15 @@ def option_rules(command: type, is_brief: bool) -> Any:
 
 
 def default_hint(default: str) -> str:
-    return "" if default in NO_DEFAULTS else f"(default: {default})"
+    """Nothing for a default that means "not given"."""
+    return "" if default in ("None", "", "''", "()") else f"(default: {default})"
+
+
+def last_value(option: str, arguments: Sequence[str]) -> str:
+    """The last value of ``option`` among ``arguments``, which are not parsed yet; empty for none."""
+    pairs = pairwise([*arguments, ""])
+    values = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
+    return values[-1] if values and not values[-1].startswith("-") else ""
 
 
 def command_as_given() -> str:
@@ -169,8 +187,9 @@ def command_here(command: str) -> str:
         return f"memformers {command}"
     if not program.is_file():
         return f"{shlex.quote(sys.executable)} -m memformers {command}"
-    is_below = program.is_relative_to(Path.cwd())
-    return f"{shlex.quote(str(program.relative_to(Path.cwd()) if is_below else program))} {command}"
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    return f"{shlex.quote(str(program))} {command}"
 
 
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:

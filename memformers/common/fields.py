@@ -1,12 +1,9 @@
 """Settings and arguments that are checked against their annotations: their type, and a range beside it.
 
-    @dataclass(frozen=True)
-    class Config(Checked):
-        heads: Count = 4
-        norm: Literal["pre", "post"] = "pre"
-        dropout: Annotated[float, Range(0, below=1)] = 0.0
-
-What depends on several settings is checked after that, in a ``__post_init__`` of its own.
+@dataclass(frozen=True)
+class Config(Checked):
+    heads: Count = 4
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
 """
 
 import inspect
@@ -47,20 +44,15 @@ class Range:
 
 
 Count = Annotated[int, Range(1)]
-"""A whole number from 1."""
 NonNegativeInt = Annotated[int, Range(0)]
-"""A whole number from 0."""
 Share = Annotated[float, Range(0, 1)]
-"""A fraction from 0 to 1."""
 Probability = Annotated[float, Range(0, below=1)]
-"""A number from 0, below 1, such as dropout."""
 Positive = Annotated[float, Range(above=0)]
-"""A number above 0."""
 
 
 def check_fields(config: Any) -> None:
-    """Raise UserError for the first field of the dataclass instance ``config`` whose value is not of the
-    field's type, not among its choices, or outside its range."""
+    """Raise UserError for the first field of the dataclass instance ``config`` whose value is not of its
+    type, not among its choices, or outside its range."""
     kinds = annotations_of(config.__class__)
     for field in fields(config):
         check_value(field.name, getattr(config, field.name), kinds[field.name], field.default)
@@ -87,15 +79,14 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
-    """Raise UserError unless ``value`` is of this ``kind``, an annotation."""
     if not matches(value, kind):
         instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
         raise UserError(f"expected {name} to be {describe_type(kind)}, got {name}={value!r}{instead}.")
 
 
 def replace_nested(config: T, **settings: Any) -> T:
-    """A copy of the dataclass instance ``config`` in which these ``settings`` have other values; each is a
-    field of ``config`` or of a dataclass in it."""
+    """A copy of the dataclass instance ``config`` with other values of these ``settings``, fields of it or
+    of a dataclass in it."""
     values = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
     for name, group in values.items():
         if is_dataclass(group):
@@ -116,7 +107,6 @@ def check_keys(data: Mapping[str, Any], kinds: Mapping[str, Any], source: str) -
 
 @cache
 def annotations_of(owner: Any) -> dict[str, Any]:
-    """The annotations of a class or function, with the metadata of ``Annotated``."""
     return get_type_hints(owner, include_extras=True)
 
 
@@ -124,17 +114,15 @@ def matches(value: Any, kind: Any) -> bool:
     """Whether ``value`` is of this ``kind``. Kinds that no config has, such as modules, match everything."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return matches(value, args[0]) and all(
-            value in beside for beside in args if isinstance(beside, Range)
-        )
+        return matches(value, args[0]) and all(value in x for x in args if isinstance(x, Range))
     if origin in (Union, UnionType):
-        return any(matches(value, each) for each in args)
+        return any(matches(value, arg) for arg in args)
     if origin is Literal:
-        return any(value == each and type(value) is type(each) for each in args)
+        return any(value == arg and type(value) is type(arg) for arg in args)
     if origin is list or (origin is tuple and args[1:] == (...,)):
-        return isinstance(value, origin) and all(matches(each, args[0]) for each in value)
+        return isinstance(value, origin) and all(matches(x, args[0]) for x in value)
     if origin is dict:
-        return isinstance(value, dict) and all(matches(each, args[1]) for each in value.values())
+        return isinstance(value, dict) and all(matches(x, args[1]) for x in value.values())
     if isinstance(kind, dict):
         return isinstance(value, dict) and all(n in value and matches(value[n], of) for n, of in kind.items())
     if kind in (int, float):
@@ -144,15 +132,11 @@ def matches(value: Any, kind: Any) -> bool:
 
 
 def describe_type(kind: Any) -> str:
-    """A value of this ``kind`` in words, for errors."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return ", ".join([describe_type(args[0]), *(str(each) for each in args if isinstance(each, Range))])
+        return ", ".join([describe_type(args[0]), *(str(x) for x in args if isinstance(x, Range))])
     if origin in (Union, UnionType):
-        of_such = [tuple[each, ...] for each in args]  # type: ignore[valid-type]
-        return ", or ".join(
-            "a tuple of such numbers" if each in of_such else describe_type(each) for each in args
-        )
+        return ", or ".join(map(describe_type, args))
     if origin is Literal:
         return "one of " + ", ".join(map(repr, args))
     if origin is tuple:

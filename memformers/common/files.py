@@ -36,21 +36,22 @@ IS_READ: ContextVar[bool] = ContextVar("is_read", default=False)
 """Whether a config is being made from what a file says, which must run no code of the file's choice."""
 
 
+def user_path(name: str | Path) -> Path:
+    """The path ``name``, in which ``~`` is a user's home."""
+    return Path(os.path.expanduser(name))
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that replaces it when the block ends well.
-
-    The contents reach the disk before the file gets its name, so a crash leaves the old file or the new one.
-    A link is followed. An existing file keeps its mode; a new one gets the mode of the umask.
-    """
-    path = Path(os.path.realpath(path))
+    """A temporary path beside ``path`` that replaces it when the block ends well, so a crash leaves the old
+    file or the new one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.touch(exist_ok=False)
-        mode = (path if path.exists() else temporary).stat().st_mode
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
         sync(temporary)
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors, for example, sets a mode of its own
+        temporary.chmod(mode)  # safetensors sets another one
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -61,8 +62,7 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that gets a manifest and the name when the block ends well.
 
     A folder that has the name is replaced: it is renamed first, and [`remove_leftovers`][] restores it if the
-    process stops between the two renames. Raises OSError if the folder can't be written; then nothing of it
-    is left, and no other folder has changed.
+    process stops between the two renames. After an error, nothing of the temporary folder is left.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{UNFINISHED}{uuid.uuid4().hex}"
@@ -107,8 +107,8 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Clean up in ``parent`` after processes that stopped while they wrote or deleted a folder or made a
-    link; a folder whose replacement was not finished gets its name back."""
+    """Clean up in ``parent`` after processes that stopped while they wrote, replaced or deleted a folder, or
+    made a link."""
     for old in parent.glob(f"{REPLACED}*"):
         finish_replacing(parent / old.name.removeprefix(REPLACED))
     for path in parent.glob(f"{UNFINISHED}*"):
@@ -125,7 +125,7 @@ def write_manifest(folder: Path, names: Sequence[str]) -> None:
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError unless the files called ``names``, or all, are as the manifest of ``folder`` lists
-    them, and OSError if one can't be read: a file system that fails briefly must not cost a checkpoint."""
+    them. OSError if one can't be read: a file system that fails briefly must not cost a checkpoint."""
     source = folder / MANIFEST
     if (version := read_json(source).get("format")) != FORMAT:
         raise UserError(f"{source} has format {version!r}; this version reads format {FORMAT}.")
@@ -149,7 +149,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -164,8 +163,8 @@ def numbered(parent: Path) -> list[Path]:
 
 
 def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: bool = True) -> tuple[Path, T]:
-    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``; with
-    ``say``, a line names each folder before it, and why it can't be used. Raises UserError if none can."""
+    """The first of ``folders`` for which ``load`` doesn't raise UserError, and what it returns; with ``say``,
+    a line names each folder before it, and why it can't be used. Raises UserError if none can."""
     for folder in folders:
         try:
             return folder, load(folder)
@@ -181,18 +180,8 @@ def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
     try:
         return FileLock(path).acquire(timeout=seconds)
     except NotImplementedError:  # how filelock says that a file system has no locks
-        print(
-            f"{path.parent} lies where files can't be locked; let no other process use it.", file=sys.stderr
-        )
+        print(f"{path.parent} has a file system without locks; let no other process use it.", file=sys.stderr)
         return nullcontext()
-
-
-def check_utf8_name(path: Path) -> None:
-    """Raise UserError for a name that is not UTF-8: safetensors could write such a file but not read it."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"the name {str(path)!r} is not UTF-8; choose another name.") from None
 
 
 def sync(path: Path) -> None:
@@ -224,27 +213,11 @@ def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` as indented JSON, atomically; a dataclass becomes an object of its
     fields, or what its ``to_json`` returns. Lone surrogates, as in the name of a file that is not UTF-8, are
     read back as they were."""
-
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
     write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
 
 
-def write_rows(path: Path, data: Mapping[str, Any]) -> None:
-    """Write ``data`` as [`write_json`][] does, with a line for each element of a list in it, and for each
-    other value."""
-
-    def line(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
-
-    values = {
-        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
-        for k, v in data.items()
-    }
-    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has of an object: its fields, or what its ``to_json`` returns."""
+def plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -286,6 +259,5 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
 
 
 def _keys(config: Any) -> set[str]:
-    """The names of a dataclass's fields and of those of the dataclasses in it."""
     inner = [_keys(field.type) for field in fields(config) if is_dataclass(field.type)]
     return {field.name for field in fields(config)}.union(*inner)

@@ -28,13 +28,12 @@ class Mean:
         return self.n >= MIN_FOR_A_CLAIM and abs(self.mean) > self.half_width
 
     def to_json(self) -> dict[str, float | int | None]:
-        """The fields by name; the half width of a single number is None, since JSON has no NaN."""
+        """The fields by name; a half width of NaN is None, since JSON has no NaN."""
         half_width = None if math.isnan(self.half_width) else self.half_width
         return {"mean": self.mean, "half_width": half_width, "n": self.n}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Mean":
-        """The mean that [`to_json`][] wrote."""
         half_width = data["half_width"]
         return cls(data["mean"], math.nan if half_width is None else half_width, data["n"])
 
@@ -56,11 +55,8 @@ def mean_of_known(numbers: Iterable[float | None]) -> Mean | None:
 
 def mean_of_groups(sums: Sequence[float], counts: Sequence[int]) -> Mean:
     """The mean of all numbers in independent groups, each of which has ``counts`` numbers that add up to
-    ``sums``, with its interval over the groups that have any; at least one has.
-
-    The interval is that of a ratio: of (sum − mean · count) / mean count. For equal counts that is the
-    interval of the groups' means.
-    """
+    ``sums``, with the interval of a ratio, over the groups that have any: of (sum − mean · count) / mean
+    count. For equal counts that is the interval of the groups' means."""
     groups = [(total, count) for total, count in zip(sums, counts, strict=True) if count]
     mean_count = fmean(count for _, count in groups)
     mean = mean_of([total for total, _ in groups]).mean / mean_count
@@ -80,12 +76,9 @@ def mean_of_moments(
 
 
 def paired(ours: Mapping[K, float | None], base: Mapping[K, float | None]) -> Mean | None:
-    """The mean of ``ours`` minus ``base`` over the keys, such as seeds, for which both have a number; None
-    without such a key.
-
-    From the same seed, arms begin with the same weights in all modules that they share, and read the same
-    segments in the same order. So a difference of two such runs varies less than each of them.
-    """
+    """The mean of ``ours`` minus ``base`` over the keys for which both have a number; None without one. Arms
+    of one seed start with the same weights where they share modules, and read the same segments in the same
+    order, so their difference varies less than each of them."""
     both = ((number, base.get(key)) for key, number in ours.items())
     return mean_of_known(None if a is None or b is None else a - b for a, b in both)
 

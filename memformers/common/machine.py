@@ -5,6 +5,7 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,9 +17,6 @@ import torch
 from memformers.common.text import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
-"""Where Linux describes the processor."""
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""What a processor may have that makes matrix products faster, as Linux names them."""
 JOBS = "MEMFORMERS_JOBS"
 """The environment variable in which an experiment tells a training how many run at the same time."""
 PACKAGES = ("memformers-torch", "torch", "einops", "labml", "labml-helpers", "numpy", "matplotlib")
@@ -44,54 +42,39 @@ def choose_device(name: str) -> torch.device:
 
 def multiplies_bfloat16_faster(device: torch.device) -> bool:
     """Whether ``device`` multiplies matrices much faster in bfloat16 than in float32: GPUs since Ampere, and
-    processors with instructions for it, which take a quarter of the time; others emulate it.
-
-    Nothing is timed: on a busy machine, the same training would be computed once in one precision and once in
-    the other.
-    """
+    processors with instructions for it. Nothing is timed: on a busy machine, the same training would be
+    computed once in one precision and once in the other."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and not {"avx512_bf16", "amx_bf16"}.isdisjoint(instructions())
+    return device.type == "cpu" and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo("flags")))
 
 
-def instructions() -> list[str]:
-    """Which of ``INSTRUCTIONS`` this processor has; none where the system doesn't say it."""
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo(), re.MULTILINE)
-    return [name for name in INSTRUCTIONS if flags and name in flags[1].split()]
-
-
-def cpuinfo() -> str:
-    """What Linux says of the processor; nothing elsewhere."""
-    return CPUINFO.read_text() if CPUINFO.exists() else ""
+def cpuinfo(name: str) -> str:
+    """What Linux says of the processor under this ``name``; empty elsewhere."""
+    lines = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return match[1] if (match := re.search(rf"^{name}\s*:\s*(.*)$", lines, re.MULTILINE)) else ""
 
 
 def keep_freed_memory() -> None:
-    """Let the C library, where it is glibc, keep freed memory for the next step of a training. By default it
-    gives most of it back to the system after each step, and the system must clear the same pages again: about
-    ten thousand of them in a step of 2,048 tokens, which takes a tenth of its time."""
+    """Let glibc keep freed memory for the next step of a training. By default it gives most of it back, and
+    the system must clear the same pages again, which takes a tenth of the time of a small step."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: up to so many bytes from the heap, the most that may be
-            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: as many freed bytes are kept at its end
-
-
-def give_back_freed_memory() -> None:
-    """Let the C library, where it is glibc, give what is free in its heaps back to the system: dividing a
-    large text into tokens leaves some 70 MiB."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: allocate up to 32 MiB, its maximum, from the heap
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: keep up to 1 GiB of freed memory
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware and threads, as a report states them."""
-    model = re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE)
-    name = model[1].strip() if model else platform.processor() or platform.machine()
+    versions = dict.fromkeys(PACKAGES, "not installed")
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    name = cpuinfo("model name").strip() or platform.processor() or platform.machine()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {package: installed(package) for package in PACKAGES},
+        "packages": versions,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
         **({"gpus": torch.cuda.device_count()} if torch.cuda.is_available() else {}),
         "cores": os.cpu_count(),
@@ -101,40 +84,26 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit that this package's files are of, with "-dirty" after it where tracked files differ from it;
-    None where they are not tracked by git, as in an installed package."""
-    here = Path(__file__)
-    tracked, commit = (
-        f"ls-files --error-unmatch {here.name}",
-        "describe --always --dirty --abbrev=12 --exclude=*",
-    )
-    try:
-        for command in (tracked, commit):
-            git = ["git", "-C", str(here.parent), *command.split()]
+    """The commit of this package's files, with "-dirty" after it where tracked files differ from it; None
+    where git doesn't track them, as in an installed package."""
+    here, output = Path(__file__), ""
+    is_tracked = f"ls-files --error-unmatch {here.name}"
+    for command in (is_tracked, "describe --always --dirty --abbrev=12 --exclude=*"):
+        git = ["git", "-C", str(here.parent), *command.split()]
+        try:
             output = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+        except (OSError, subprocess.SubprocessError):
+            return None
     return output.strip()
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """The peak memory of this process so far, in bytes: of the GPU if it trains on one, else resident memory;
-    None if the system doesn't report it."""
+def peak_memory(device: torch.device) -> int:
+    """The peak memory of this process so far, in bytes: of the GPU if it trains on one, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     # Unlike getrusage, this doesn't count the parent's memory before exec.
     if status.exists() and (peak := re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)):
         return int(peak[1]) * 1024
-    import resource
-
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def installed(package: str) -> str:
-    """The version of a package, or that it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,4 +1,4 @@
-"""An HTTP request with a limit on its whole duration."""
+"""HTTP requests with a limit on their whole duration."""
 
 import base64
 import http.client
@@ -13,8 +13,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
-    """``url`` without a name and a password, so that no error shows them, and an opener that sends them. It
-    uses no proxy for this machine."""
+    """``url`` without a name and a password, so that no error shows them, and an opener that sends them, to
+    this machine without a proxy."""
     parts = urllib.parse.urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
     handlers = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
@@ -26,12 +26,9 @@ def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
 
 
 def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and body that ``url`` returns; ``body``, JSON, is posted if it is given. OSError, with the
-    reason, unless the whole answer arrives in time.
-
-    It runs in a thread because the timeout of a socket limits neither the look-up of a name, nor several
-    tries of addresses, nor a slow stream of bytes.
-    """
+    """The status and body that ``url`` returns, after ``body``, JSON, is posted if it is given. OSError, with
+    the reason, unless the whole answer arrives in time: a thread waits for it, since the timeout of a socket
+    limits neither the look-up of a name, nor tries of several addresses, nor a slow stream of bytes."""
     outcome: list[tuple[int, bytes] | Exception] = []
 
     def fetch() -> None:

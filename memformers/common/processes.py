@@ -17,13 +17,12 @@ import memformers
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs ``module`` of this very package with this very Python."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """The environment for a child process that imports the same package as this process: from the same place
-    and, from Python 3.11 on, never from a folder of the same name in the current folder."""
+    """The environment for a child process that imports the package from the same place as this process; from
+    Python 3.11 on, never from the current folder."""
     root = str(Path(memformers.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -42,8 +41,7 @@ def run_modules(
     begin: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[int, int]]:
     """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
-    the index and the exit code of each when it has ended. ``begin`` is called with the index before a command
-    starts.
+    the index and the exit code of each when it has ended. ``begin`` gets the index before a command starts.
 
     Ctrl-C, SIGTERM or SIGHUP ends the running processes with SIGTERM, at which they save a checkpoint;
     KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them. If this
@@ -78,18 +76,18 @@ def run_modules(
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process when the parent has ended for whatever reason: standard input is a pipe
-    whose other end only the parent has, and nobody writes to it."""
+    """Send SIGTERM to this process when the parent has ended, however: standard input is a pipe whose other
+    end only the parent has."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A block in which a signal has this handler. Does nothing outside of the main thread, the only one that
-    gets signals, or if the signal is ignored or handled by other than Python code."""
-    main = threading.current_thread() is threading.main_thread()
-    changes = main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+    """A block in which a signal has this handler. Does nothing outside of the main thread, which alone gets
+    signals, or if the signal is ignored or handled by other than Python code."""
+    is_main = threading.current_thread() is threading.main_thread()
+    changes = is_main and signal.getsignal(number) not in (None, signal.SIG_IGN)
     before = signal.signal(number, handler) if changes else None
     try:
         yield
@@ -100,8 +98,8 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_as_exit() -> Iterator[None]:
-    """A block in which SIGTERM, or SIGHUP of a terminal that was closed, raises SystemExit with the
-    conventional code. A second one is ignored: a closed terminal often sends two."""
+    """A block in which SIGTERM or SIGHUP raises SystemExit with the conventional code. A second one is
+    ignored: a terminal that is closed often sends two."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -124,16 +122,13 @@ class Stopped(BaseException):
 
 
 class Ranks(Protocol):
-    """Processes that work together."""
-
     def highest(self, number: int) -> int:
-        """The highest ``number`` of any of them, each of which calls this."""
+        """The highest ``number`` of all ranks, each of which calls this."""
 
 
 class StopSignals(contextlib.ExitStack):
     """A context that notes the signals that end a process: Ctrl-C, kill, and a terminal that was closed. A
-    second Ctrl-C ends it at once. Ignored signals stay ignored. Does nothing outside of the main thread.
-    ``alone`` says whether this process works by itself."""
+    second Ctrl-C ends it at once. ``alone`` says whether this process works without other ranks."""
 
     def __init__(self, alone: bool = True) -> None:
         super().__init__()
@@ -148,19 +143,15 @@ class StopSignals(contextlib.ExitStack):
 
     def check(self, ranks: Ranks | None = None) -> None:
         """Raise [`Stopped`][] if a signal has come to this process, or to any of the ``ranks``, all of which
-        must call this.
-
-        A signal that comes while they exchange their numbers waits for the next call, since a rank that
-        stopped by itself would leave the others waiting for it.
-        """
+        must call this, since one that stopped by itself would leave the others waiting for it."""
         number = self.received or 0
         if number := ranks.highest(number) if ranks else number:
             raise Stopped(signal.Signals(number))
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block that a signal may end anywhere, by [`Stopped`][]; but not on several ranks, which can only
-        stop together, where they call [`check`][]."""
+        """A block that a signal may end anywhere, by [`Stopped`][]; but several ranks can only stop together,
+        where they call [`check`][]."""
         self._at_once = self.alone
         try:
             if self.alone:

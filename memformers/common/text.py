@@ -1,8 +1,7 @@
-"""What people read: errors, numbers with their nouns, text that fits a terminal and is safe, and progress."""
+"""What people read: errors, numbers with their nouns, text that is safe in a terminal, and progress."""
 
 import os
 import sys
-import unicodedata
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -13,9 +12,7 @@ USER_MODULES: set[str] = set()
 
 class UserError(ValueError):
     """An error that the user can correct, in one line: what was expected, what was received, how to fix it.
-
-    Any other ValueError that reaches the command line is a bug of memformers, and shows its traceback.
-    """
+    Any other ValueError that reaches the command line is a bug, and shows its traceback."""
 
 
 class TrainingsFailed(UserError):
@@ -40,15 +37,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
-def fitting(text: str, columns: int) -> str:
-    """The beginning of ``text`` that a terminal shows in this many ``columns``; some characters take two."""
-    for end, character in enumerate(text):
-        columns -= 1 + (unicodedata.east_asian_width(character) in "WF")
-        if columns < 0:
-            return text[:end]
-    return text
-
-
 def stream() -> TextIO:
     """Where progress goes: standard error, or in a notebook, which shows that as errors, standard output."""
     return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel") else sys.stderr
@@ -67,7 +55,6 @@ class Progress(tqdm):  # type: ignore[type-arg]
         super().__init__(miniters=0, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Draw the bar, or write the line if it is due."""
         tenth = int(10 * self.n / self.total) if self.total else 0
         if not self.in_log:
             super().display(msg, pos)
@@ -81,6 +68,5 @@ class Progress(tqdm):  # type: ignore[type-arg]
         self.update(0 if done is None else min(done, self.total or done) - self.n)
 
     def say(self, line: str) -> None:
-        """Print a line above the bar; nothing if the bar isn't shown."""
         if not self.disable:
             self.write(line, file=stream())

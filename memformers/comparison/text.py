@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import atomic_write, checksum
+from memformers.common.files import atomic_write, checksum, user_path
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
@@ -28,7 +28,7 @@ from memformers.runs.folder import Arm, read_plan, refuse_overwrite
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
-from memformers.training.data_module import find_text, spec_of
+from memformers.training.run import find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -154,7 +154,9 @@ def resolve_data(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Setti
         raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
     text = train.text
     named = {"data": train.data or corpus.source, "validation": text.validation, "test": text.test}
-    paths = {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}
+    paths = {
+        n: name if "://" in name else str(user_path(name).resolve()) for n, name in named.items() if name
+    }
     return {"data": paths.pop("data"), **({"text": paths} if paths else {})}
 
 

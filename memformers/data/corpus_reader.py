@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from memformers.common.files import user_path
 from memformers.common.text import UserError
 from memformers.data.files import (
     MAX_RECORD,
@@ -343,7 +344,7 @@ def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
 def read_text(name: str) -> str:
     """The text of a file, or of standard input for ``-``, or its bytes as text if it is none; UserError if it
     can't be read."""
-    blocks = list(blocks_of(STDIN if name == "-" else Path(name)))
+    blocks = list(blocks_of(STDIN if name == "-" else user_path(name)))
     try:
         return "".join(texts_in(blocks, name))
     except NotText:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import platformdirs
 import zstandard
 
+from memformers.common.files import user_path
 from memformers.common.text import UserError
 
 Ids = npt.NDArray[Any]
@@ -66,7 +67,7 @@ def local(name: str) -> Path:
     """The file or folder called ``name``; one of another machine's, such as s3://bucket/text.jsonl, is first
     copied into the user's cache. UserError where that fails."""
     if "://" not in name:
-        return Path(name)
+        return user_path(name)
     import fsspec  # not above: hardly any text needs it
 
     key = hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ import platformdirs
 from filelock import Timeout
 from tqdm import tqdm
 
-from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, write_json
+from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, user_path, write_json
 from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.corpus_reader import Text, read
@@ -145,7 +145,7 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
         >>> print(prepare_ids("tokens/pieces", pieces, vocab_size=7))
         tokens/pieces
     """
-    folder, by_split = Path(folder), ids if isinstance(ids, Mapping) else {"": ids}
+    folder, by_split = user_path(folder), ids if isinstance(ids, Mapping) else {"": ids}
     if folder.exists():
         raise UserError(f"{folder} exists already; name a new folder.")
     parts = [
@@ -166,7 +166,13 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
         return of_any_size
     if not is_store(folder):
         print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
-        prepare(spec, folder, sources=sources)
+        try:
+            prepare(spec, folder, sources=sources)
+        except OSError as error:
+            raise UserError(
+                f"the tokens of {sources.source} can't be written to the cache: {error}; set XDG_CACHE_HOME "
+                f"to a folder with space, or choose one with memformers prepare --out."
+            ) from None
         for earlier in folder.parent.glob("*/"):
             if earlier != folder and is_store(earlier):
                 remove(earlier)

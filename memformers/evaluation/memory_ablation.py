@@ -176,9 +176,10 @@ def choose_streams(
     return Reading(tuple(begins[n] for n in chosen), tuple(read), groups, segment_len, bool(documents))
 
 
-def probe(folder: Path, tokens: int, device: torch.device) -> Path:
+def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Path:
     """Measure how much memory helps the models in ``folder``, a run's or a comparison's, on about ``tokens``
-    tokens of their held-out text, and write ``probe.json`` into it; returns its path.
+    tokens of their held-out text, and write ``probe.json`` into it; returns its path. ``data`` names the
+    text if it was moved.
 
     The file holds the checkpoints that were measured and the [`MemoryAblation`][], null where the text is too
     short. Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
@@ -194,7 +195,7 @@ def probe(folder: Path, tokens: int, device: torch.device) -> Path:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
     if left_out := sorted({run.arm for run in every} - runs.keys()):
         warnings.warn(f"not probed, since there is no checkpoint of it: {', '.join(left_out)}.", stacklevel=2)
-    corpus = common_corpus(list(runs.values()))
+    corpus = common_corpus(list(runs.values()), data)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
     if any(other != first for other in others):
@@ -221,13 +222,14 @@ def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
     return torch.from_numpy(tokens.astype(np.int64)), tuple(documents.tolist())
 
 
-def common_corpus(runs: Sequence[Run]) -> TokenDataset:
-    """The text that all ``runs`` were trained on; UserError if it has changed since, or differs between
-    runs."""
+def common_corpus(runs: Sequence[Run], data: str = "") -> TokenDataset:
+    """The text that all ``runs`` were trained on, now in ``data`` if it was moved; UserError if it has
+    changed since, or differs between runs."""
     first = runs[0].config
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
     known = {name.rpartition(".")[2]: value for name, value in flatten(first)}
     settings = {name: known[name] for name in fields if name in known}  # earlier versions have fewer
+    settings["data"] = data or settings["data"]
     if (tokenizer := runs[0].folder / TOKENIZER).is_file():  # one that was not made from the text
         settings["tokenizer"] = str(tokenizer)
     corpus = dataset_of(CorpusSpec(**settings, vocab_size=first["model"]["vocab_size"]))
@@ -236,7 +238,7 @@ def common_corpus(runs: Sequence[Run]) -> TokenDataset:
         if before["sha256"] != now.sha256:
             raise UserError(
                 f"{run.folder} was trained on {before['source']} with sha256 {before['sha256']}, but "
-                f"{now.source} now has {now.sha256}; restore the text if it was changed, and measure runs on "
-                f"different texts one by one."
+                f"{now.source} now has {now.sha256}; name the text that it was trained on with --data, and "
+                f"measure runs on different texts one by one."
             )
     return corpus

@@ -20,6 +20,7 @@ from memformers.common.files import (
     config_from_dict,
     has_manifest,
     read_json,
+    user_path,
     write_json,
     write_manifest,
 )
@@ -44,7 +45,7 @@ class Pretrained(nn.Module):
         file atomically. Tied weights, as after ``model.head.weight = model.embed.weight``, are written once,
         and tied again when they are loaded. Raises ValueError for the current folder, the checkpoint of a
         training, and a folder in which these files are not such a model's; OSError for a full disk."""
-        if (folder := Path(folder)) == Path():
+        if (folder := user_path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder) and set(read_json(folder / MANIFEST).get("files", ())) - {CONFIG, WEIGHTS}:
             raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
@@ -85,7 +86,7 @@ class Pretrained(nn.Module):
         """
         if model:
             name_of(model)
-        folder = Path(folder)
+        folder = user_path(folder)
         is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1
         folder = packaged(folder.name) if is_name else folder
         if has_manifest(folder):

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memformers.common.files import atomic_write
+from memformers.common.files import atomic_write, user_path
 from memformers.common.text import UserError
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.io import save_tensors
@@ -88,7 +88,7 @@ class Memory:
     def save(self, path: str | Path) -> None:
         """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
         Raises OSError if it can't be written."""
-        with atomic_write(Path(path)) as temporary:
+        with atomic_write(user_path(path)) as temporary:
             save_tensors(memory_tensors(self), temporary)
 
     @classmethod
@@ -97,7 +97,7 @@ class Memory:
         Raises ValueError for any other file; a model compares shapes when it is given the memory, but can't
         tell another's."""
         try:
-            tensors = load_file(path, str(device))
+            tensors = load_file(user_path(path), str(device))
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} can't be read as a saved memory: {error}") from None
         layers = [int(name.rpartition(".")[2]) for name in tensors if name.rpartition(".")[2].isdecimal()]

@@ -1,4 +1,4 @@
-"""Runs, copied from their folders to other trackers, each of which is imported only here."""
+"""Runs, copied from their folders to TensorBoard and wandb, which are imported only here."""
 
 import importlib
 import math
@@ -11,16 +11,16 @@ from memformers.common.text import UserError
 from memformers.runs.folder import TOKENS, read_metrics
 from memformers.runs.reader import Run, find_runs, number
 
-Log = Callable[[dict[str, float], int], object]
-"""Adds values at a number of tokens."""
+Tracker = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
+"""What adds values at a number of tokens, and what ends it."""
 
 
-def to_tensorboard(run: Run, folder: Path) -> tuple[Log, Callable[[], object]]:
+def to_tensorboard(run: Run, folder: Path) -> Tracker:
     writer = import_tracker("tensorboard.summary").Writer(str(folder))
     return lambda values, step: [writer.add_scalar(*value, step) for value in values.items()], writer.close
 
 
-def to_wandb(run: Run, folder: Path) -> tuple[Log, Callable[[], object]]:
+def to_wandb(run: Run, folder: Path) -> Tracker:
     """A run of wandb's under the id that it has in labml; ``WANDB_MODE=offline`` keeps it in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     copy = import_tracker("wandb").init(
@@ -34,7 +34,6 @@ TRACKERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
 
 
 def import_tracker(name: str) -> Any:
-    """The module of a tracker; UserError where it isn't installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -44,8 +43,8 @@ def import_tracker(name: str) -> Any:
 
 def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
     """Copy the runs in ``folders`` to a tracker, into a folder of its name in each run's, or into one per run
-    in ``out``; returns their number. UserError for a folder without runs, a tracker that isn't installed,
-    and event files that exist already."""
+    in ``out``; returns their number. UserError for a folder without runs, a tracker that isn't installed, and
+    event files that exist already."""
     runs = [Run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in find_runs(f))]
     shared = Path(os.path.commonpath([run.folder.parent for run in runs]))
     copies = {run: out / run.folder.relative_to(shared) if out else run.folder / to for run in runs}

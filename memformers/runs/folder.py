@@ -36,7 +36,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from memformers.common.files import check_utf8_name, config_from_dict, locked, read_json, write_json
+from memformers.common.files import config_from_dict, locked, read_json, write_json
 from memformers.common.text import UserError
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
@@ -56,30 +56,31 @@ BASELINE = "transformer-xl"
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that no other run has, even one that starts in the same second."""
     return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
 def check_named(folder: Path) -> None:
     """Raise UserError for an empty name, which means the current folder, and for one that is not UTF-8."""
-    check_utf8_name(folder)
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors could write files there but not read them
+        raise UserError(f"the name {str(folder)!r} is not UTF-8; choose another name.") from None
     if folder == Path():
         raise UserError("out='' is the current folder; name a folder for the run.")
 
 
 def refuse_overwrite(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError if ``folder`` already contains files with these ``names`` that no run has written."""
-    if existing := [name for name in names if (folder / name).exists()]:
-        raise UserError(
-            f"{folder} has a {existing[0]} that no run wrote and that would be overwritten; name a new "
-            f"folder."
-        )
+    for name in names:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder} has a {name} that no run wrote and that would be overwritten; name a new folder."
+            )
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, seconds: float = 1.0) -> Iterator[None]:
-    """A block in which no other process trains in ``folder``, which is created if it is missing; UserError if
-    one still does after this many ``seconds``."""
+    """A block in which no other process trains in ``folder``, which is created; UserError if one still does
+    after this many ``seconds``."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = locked(folder / LOCK, seconds)
@@ -103,7 +104,7 @@ def in_use(folder: Path) -> bool:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested dicts as pairs of dotted names and plain values."""
+    """Dotted names and plain values of nested dicts."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -120,7 +121,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Card:
-    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder."""
+    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder. Times are in seconds
+    since 1970, and 0 before the run starts."""
 
     run: str
     """The id, the same in every session of the run, so that all sessions form one curve."""
@@ -129,9 +131,7 @@ class Card:
     compare_with: str = ""
     """The id of the run with which labml's comparison shows this one; empty for none."""
     name: str = ""
-    """Empty until the training chooses one."""
     started: float = 0.0
-    """In seconds since 1970, as are all times here; 0 before it starts."""
     config: dict[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     """The settings that the user chose."""
@@ -145,7 +145,7 @@ def new_run_id() -> str:
 
 
 def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
-    """Write the card of a training before it starts, which may choose the ``name`` itself."""
+    """Write the card of a training that may choose the ``name`` itself when it starts."""
     write_json(folder / CARD, Card(run, comment, compare_with, name))
 
 
@@ -154,14 +154,11 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequenc
     use; ``given`` are those that the user chose."""
     card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
     unused = ["unused", *config.get("unused", ())]
+    used = {name: value for name, value in config.items() if name not in unused}
     card = replace(
-        card,
-        name=card.name or name,
-        started=card.started or time.time(),
-        config={name: value for name, value in config.items() if name not in unused},
-        given=tuple(given),
+        card, name=card.name or name, started=card.started or time.time(), config=used, given=tuple(given),
         status="",
-    )
+    )  # fmt: skip
     write_json(folder / CARD, card)
     return card
 
@@ -188,7 +185,6 @@ class Arm:
     """A name, and the settings in which its trainings differ from those that all arms share."""
 
     name: str
-    """The name on the command line and of its folders."""
     settings: dict[str, Any]
     """By their dotted names, such as ``model.mem_len``."""
     label: str = ""
@@ -210,12 +206,11 @@ class Plan:
     task: str
     """What is trained and measured, such as ``text`` or ``recall``."""
     settings: dict[str, Any]
-    """What all arms share, of the first seed, as a run's ``config.json`` has it."""
+    """What all arms share, of the first seed, as in a run's ``config.json``."""
     arms: tuple[Arm, ...]
     runs: dict[str, Planned] = field(default_factory=dict)
     """By the names of their folders, in the order in which they are trained."""
     commands: tuple[str, ...] = ()
-    """The command that started it, and those that resumed it."""
     scale: float = 1.0
     """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
@@ -225,8 +220,7 @@ class Plan:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan of the experiment in ``folder``; None where the runs were not trained together. UserError if
-    it can't be read."""
+    """The plan of the experiment in ``folder``, or None; UserError if it can't be read."""
     path = folder / EXPERIMENT
     return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
 
@@ -240,21 +234,19 @@ def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
 
 
 def baseline_of(arms: Sequence[str]) -> str:
-    """The arm that the others are compared with: Transformer-XL, or else the first one."""
     return BASELINE if BASELINE in arms else arms[0]
 
 
 def compared_with(runs: Mapping[str, Planned], name: str) -> str:
-    """The run with which a dashboard compares the run ``name``: that of the baseline from the same seed, and
-    for the baseline that of the first other arm; empty if there is no other run."""
+    """The run of the same seed with which a dashboard compares the run ``name``: the baseline's, or for that
+    the first other one; empty if there is none."""
     same_seed = {run.arm: other for other, run in runs.items() if run.seed == runs[name].seed}
     del same_seed[runs[name].arm]
     return same_seed[baseline_of(list(same_seed))] if same_seed else ""
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """All complete records of a run; a last line that a crash truncated is skipped. UserError for one that is
-    broken."""
+    """All records of a run but a last line that a crash truncated; UserError for a broken one."""
     metrics = Metrics(folder / METRICS)
     records = list(metrics.read())
     metrics.check()
@@ -265,11 +257,9 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
 class Metrics:
-    """The records of the ``metrics.jsonl`` at ``path``, in columns; each [`read`][] adds what is new.
-
-    A last line without its end is read later. Values that are not exact numbers are left out of a record, and
-    a line without ``tokens`` is skipped. A file that was shortened or replaced is read again from its start.
-    """
+    """The records of the ``metrics.jsonl`` at ``path``, in columns; each [`read`][] adds what is new. A line
+    without its end is read later, one without ``tokens`` is skipped, and values that are not exact numbers
+    are left out. A file that was shortened or replaced is read again from its start."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -278,7 +268,7 @@ class Metrics:
     def _forget(self, file: tuple[int, int] | None) -> None:
         self._file, self.offset, self.lines, self.rows = file, 0, 0, 0
         self.changed = 0.0
-        """The time of the last change of the file, in seconds since 1970."""
+        """When the file changed last, in seconds since 1970."""
         self.broken = ""
         """What is wrong with the first broken line."""
         self._columns: dict[str, array[float]] = {}
@@ -333,20 +323,17 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """The metrics, without the horizontal axes."""
         return [name for name in self._columns if name not in (TOKENS, SECONDS)]
-
-    def column(self, name: str) -> NDArray[np.float64]:
-        """A metric in every record, NaN where a record doesn't have it."""
-        values = np.array(self._columns.get(name, ()), float)
-        return np.pad(values, (0, self.rows - len(values)), constant_values=math.nan)
 
     def points(self, name: str, over: str = TOKENS) -> Points:
         """Tokens, places on the axis ``over``, and finite values of a metric: the last record of each number
         of tokens."""
         if known := self._points.get((name, over)):
             return known
-        tokens, places, values = self.column(TOKENS), self.column(over), self.column(name)
+        columns = [np.array(self._columns.get(column, ()), float) for column in (TOKENS, over, name)]
+        tokens, places, values = (
+            np.pad(column, (0, self.rows - len(column)), constant_values=math.nan) for column in columns
+        )
         order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens) & np.isfinite(places))[::-1]
         kept = order[np.unique(tokens[order], return_index=True)[1]]
         return self._points.setdefault((name, over), (tokens[kept], places[kept], values[kept]))

@@ -34,7 +34,7 @@ CONFIG_HAS = {
     "model": {"model": str, "positions": str, "embedding": str, "compression": str},
     "data": str, "tokens": int, "seed": int,
 }  # fmt: skip
-"""What a report or a probe reads in ``config.json``, by the kind of each value."""
+"""What a report or a probe reads in ``config.json``, and below in the other files, by the kind of value."""
 FACTS_HAVE = {
     "corpus": {"name": str, "source": str},
     "parameters": int,
@@ -45,7 +45,6 @@ FACTS_HAVE = {
         "python": str, "platform": str, "packages": dict[str, str], "device": str, "threads": int | None,
     },
 }  # fmt: skip
-"""What they read in every ``run.json``, and below in that of a training on a text."""
 TEXT_FACTS_HAVE = FACTS_HAVE | {
     "corpus": {
         "name": str, "source": str, "characters": int, "sha256": str, "stands_in_for_tiny_shakespeare": bool,
@@ -58,7 +57,6 @@ RESULT_HAS = PROGRESS | {
     "loss": float, "bits_per_character": float, "accuracy": float, "evaluated_tokens": int,
     "loss_by_position": list[float], "prompt": str,
 }  # fmt: skip
-"""What they read in the ``result.json`` of a training on a text, and below in that of a recall run."""
 BY_DISTANCE = {
     "edges": list[int], "accuracy": list[float | None], "asks": list[int],
     "by_place": dict[str, float | None], "asks_by_place": dict[str, int],
@@ -72,7 +70,6 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text": (TEXT_FACTS_HAVE, RESULT_HAS),
 }
 """What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
-PROBE_HAS = {"memory_ablation": dict[str, Any] | None}
 PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped"
 
 
@@ -84,7 +81,7 @@ class Run:
         self.arm = folder.name
         """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
         self.label = ""
-        """The name of the arm in tables and figures; empty for those without another name."""
+        """The arm's other name in tables and figures."""
         self.planned: Planned | None = None
         self.metrics = Metrics(folder / METRICS)
         self.update()
@@ -99,7 +96,7 @@ class Run:
         """None for a run that didn't end well."""
 
     def check(self) -> None:
-        """Raise UserError for a file that has not what a report reads in it."""
+        """Raise UserError for a file without what a report reads in it."""
         of_facts, of_result = TASKS[self.task]
         read_json(self.folder / CONFIG, CONFIG_HAS)
         read_json(self.folder / FACTS, of_facts)
@@ -124,7 +121,7 @@ class Run:
 
     @property
     def memory(self) -> float:
-        """How many positions one layer of its model remembers; 0 if that isn't known."""
+        """The positions that one layer of its model remembers; 0 if that isn't known."""
         memory = self.facts.get("memory")
         return (number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
 
@@ -134,12 +131,12 @@ class Run:
 
     @property
     def budget(self) -> float:
-        """The number of tokens that it is to be trained on; 0 if that isn't known."""
+        """The tokens to train on; 0 if that isn't known."""
         return number(self.config.get(TOKENS)) or 0.0
 
     @property
     def tokens(self) -> float:
-        """The number of tokens that it has been trained on."""
+        """The tokens that it has been trained on."""
         return self.budget if self.state[0] == FINISHED else min(self.last(TOKENS) or 0.0, self.budget)
 
     def last(self, name: str) -> float | None:
@@ -148,7 +145,6 @@ class Run:
 
     @property
     def sample(self) -> str:
-        """The text that it wrote at its end; empty if there is none."""
         path = self.folder / SAMPLE
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -175,8 +171,8 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its settings by their dotted names, as they are used: None for those that its model doesn't use,
-        without those that only a run that has begun can know."""
+        """Its settings by their dotted names, None for those that its model doesn't use, without those that
+        only a run that has started can know."""
         config = dict(flatten(self.config))
         if not self.facts:
             known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
@@ -187,11 +183,9 @@ class Run:
 
 
 class Runs:
-    """All runs in ``folder``, begun or only planned: the run that it is, or those in its sub-folders.
-
-    In an experiment, all arms of one seed come before those of the next; otherwise the run with the least
-    memory first. Runs that were not planned together get the names of their models, if these differ.
-    """
+    """All runs in ``folder``, started or only planned: the run that it is, or those in its sub-folders. In an
+    experiment, all arms of one seed come before those of the next; otherwise the run with the least memory
+    first. Runs that were not planned together get the names of their models, if these differ."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -217,8 +211,8 @@ class Runs:
         differ = len(set(models)) == len(models) and all(models) and not plan
         for run in self.all:
             run.planned = planned.get(run.folder.name)
-            own = run.model if differ else run.folder.resolve().name
-            run.arm = run.planned.arm if run.planned else own
+            alone = run.model if differ else run.folder.resolve().name
+            run.arm = run.planned.arm if run.planned else alone
             run.label = labels.get(run.arm, "")
         order = {name: i for i, name in enumerate(planned)}
         self.all.sort(key=lambda run: (order.get(run.folder.name, len(order)), run.memory, run.folder))
@@ -230,10 +224,8 @@ class Runs:
 
 
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
-    """The runs in ``folder`` that have begun, in the order of [`Runs`][].
-
-    UserError for a folder without runs, for a broken file of a run, and for runs of another ``task``.
-    """
+    """The runs in ``folder`` that have started, in the order of [`Runs`][]. UserError for a folder without
+    runs, for a broken file of a run, and for runs of another ``task``."""
     read_plan(folder)
     runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
     if not runs:
@@ -251,8 +243,8 @@ def read_runs(folder: Path, task: str = "text") -> list[Run]:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders of all runs with metrics in ``folder``, be it a run, a comparison, or a folder of these, in
-    the order in which they were started; UserError if there is none."""
+    """The folders of all runs with metrics in ``folder``, which may be a run, a comparison, or a folder of
+    these, in the order in which they started; UserError if there is none."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
     runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
     if not runs:
@@ -266,8 +258,8 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def read_probe(folder: Path) -> dict[str, Any] | None:
-    """The results of a probe of the runs in ``folder``; None if there was none, or if a run has been removed
-    or trained further since then."""
+    """The probe of the runs in ``folder``; None if there is none, or if a run has been removed or trained
+    further since then."""
     if not (folder / PROBE).exists():
         return None
     probed = read_json(folder / PROBE, {"checkpoints": dict[str, str]})["checkpoints"]
@@ -278,18 +270,17 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     )
     if not probed or not is_current:
         return None
-    probe = read_json(folder / PROBE, PROBE_HAS)
-    is_readable = "costs" in (probe["memory_ablation"] or ("costs",))  # not of an earlier version
-    return probe if is_readable else None
+    probe = read_json(folder / PROBE, {"memory_ablation": dict[str, Any] | None})
+    return probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None  # of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """The name of a run's newest checkpoint, the tokens seen by then; empty if there is none."""
+    """The name of a run's newest checkpoint; empty if there is none."""
     return next((path.name for path in numbered(folder / CHECKPOINTS)), "")
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The dotted names of the settings in which runs differ; those that a run hasn't are no difference."""
+    """The dotted names of the settings in which runs differ; a setting that a run lacks is no difference."""
     names = dict.fromkeys(name for settings in runs for name in settings)
     values = {name: [settings[name] for settings in runs if name in settings] for name in names}
     return [name for name in names if any(value != values[name][0] for value in values[name])]
@@ -318,8 +309,8 @@ def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
-    """The share of their training that ``runs`` have done, and about how many seconds are left at their mean
-    speed so far; None while no run is trained."""
+    """The share of their training that ``runs`` have done, and about how many seconds are left; None while no
+    run is trained."""
     runs = list(runs)
     done, budget = sum(run.tokens for run in runs), sum(run.budget for run in runs)
     spent = sum(run.last(name) or 0.0 for run in runs for name in ("seconds", "evaluation_seconds"))

@@ -1,8 +1,6 @@
-"""How runs, comparisons and dashboards find each other, by files of this machine's user.
-
-The dashboard that was started last has its address and process in ``dashboard.json``. Each comparison leaves
-a note of its folder, by which dashboards find it, also those that are started later.
-"""
+"""How runs and dashboards find each other, by files of this machine's user: the dashboard that was started
+last has its address and process in ``dashboard.json``, and each run or comparison leaves a note of its
+folder, for dashboards that run or are started later."""
 
 import contextlib
 import hashlib
@@ -31,8 +29,8 @@ labml's own."""
 
 def find_dashboard(dashboard: str) -> str:
     """Where a run is sent: to a labml server's address, ``http://host:port/api/v1/token``; nowhere, "off"; or
-    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``dashboard`` means what
-    the environment says, else "auto". ValueError for any other word."""
+    "auto", to any dashboard on this machine. An empty ``dashboard`` means what the environment says, else
+    "auto"; another word is a UserError."""
     name = dashboard or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
     if name not in (AUTO, OFF) and not name.startswith(("http://", "https://")):
         raise UserError(f"dashboard={name!r} must be auto, off or an address with http:// or https://.")
@@ -41,19 +39,22 @@ def find_dashboard(dashboard: str) -> str:
 
 def sent_to(dashboard: str) -> str:
     """The labml server's address that a run now goes to, or an empty string."""
-    return find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
+    if dashboard == AUTO:
+        note = running()
+        return api_address(note["url"]) if note else ""
+    return "" if dashboard == OFF else dashboard
 
 
-def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
+def answers(url: str) -> bool:
     """Whether there is a page at ``url``, so that a link leads somewhere."""
     try:
-        return get(url, seconds)[0] == 200
+        return get(url, ANSWER_SECONDS)[0] == 200
     except OSError:
         return False
 
 
 def check_dashboard(url: str) -> str:
-    """The problem with the labml server at ``url``, or an empty string; within two seconds."""
+    """The problem with the labml server at ``url``, or an empty string."""
     try:
         status, _ = get(url, ANSWER_SECONDS)
     except OSError as error:
@@ -83,8 +84,6 @@ def state_folder() -> Path:
 
 
 def announce(url: str) -> None:
-    """Let trainings find the dashboard of this process, at ``url``. The note stays; it is checked when it is
-    read."""
     state_folder().mkdir(parents=True, exist_ok=True)
     write_json(state_folder() / "dashboard.json", {"url": url, "process": os.getpid()})
 
@@ -98,20 +97,14 @@ def running() -> dict[str, Any]:
     return {}
 
 
-def find_running() -> str:
-    """The address for runs of the dashboard that was started last, if it runs; else an empty string."""
-    note = running()
-    return api_address(note["url"]) if note else ""
-
-
 def comparison_id(folder: Path) -> str:
     """What a dashboard calls the comparison in ``folder``: 16 hexadecimal digits."""
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 
 def note_comparison(folder: Path) -> None:
-    """Let dashboards on this machine show the runs in ``folder``; notes of folders that are gone go too.
-    Raises OSError where the note can't be written."""
+    """Let dashboards on this machine show the runs in ``folder``, and delete the notes of folders that are
+    gone. Raises OSError where the note can't be written."""
     notes = state_folder() / "comparisons"
     notes.mkdir(parents=True, exist_ok=True)
     for identity, other in noted_comparisons().items():

@@ -51,9 +51,12 @@ POLL_SECONDS, RETRY_SECONDS = 2.0, 3.0
 """The time between two looks at the metrics, and before labml starts again after an error."""
 DRAIN_SECONDS, IMPORT_SECONDS = 3.0, 60.0
 """How long labml may take after the last record, and for a whole run; then the relay ends."""
-UNSENT, LAST_TRY = 3, "last"
-"""The relay's exit code when a server didn't take everything, and the argument of a relay that must not start
-again."""
+UNSENT = 3
+"""The relay's exit code when a server didn't get everything."""
+KINDS = {
+    "completed": "completed", "in progress": "in progress", "crashed: KeyboardInterrupt": "interrupted",
+}  # fmt: skip
+"""What labml calls the ends of runs; it calls any other end crashed."""
 
 
 @dataclass
@@ -104,14 +107,15 @@ class Tracking:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with contextlib.suppress(OSError):  # record() has raised the error of a full disk already
             self._file.close()
-        status = "completed" if error is None else f"crashed: {type(error).__name__} {error}"
         with contextlib.suppress(OSError, ValueError):
+            status = "completed" if error is None else f"crashed: {type(error).__name__} {error}"
             close_card(self.folder, status)
         exit_code = stop_relay(self._relay, DRAIN_SECONDS + 1.0) if self._relay else 0
         if exit_code == UNSENT:
+            again = command_here(f"dashboard --import {shlex.quote(str(self.folder))}")
             _warn(
-                f"not all metrics reached the dashboard; all are in {self._file.name}, and "
-                f"{command_here(f'dashboard --import {shlex.quote(str(self.folder))}')} sends them again."
+                f"not all metrics reached the dashboard; all are in {self._file.name}, and {again} sends "
+                f"them again."
             )
         elif exit_code:
             why = f"exit code {exit_code} (see {self.folder / LOG})"
@@ -150,15 +154,14 @@ def import_run(folder: Path, api: str) -> bool:
         return stop_relay(start_relay(folder, api, Path(files)), IMPORT_SECONDS + 1.0) == 0
 
 
-def relay(folder: Path, files: Path, is_last_try: bool) -> int:
-    """Copy a run's records to labml until standard input ends, then end within DRAIN_SECONDS. labml starts
-    again, from the first record, when a new dashboard is found or after a server's error; our dashboard
-    ignores what it has already. The exit code: UNSENT if a server didn't get everything."""
-    ended = threading.Event()
+def relay(folder: Path, files: Path) -> int:
+    """Copy a run's records to labml until standard input ends, then end within DRAIN_SECONDS; returns the
+    exit code. labml starts again, from the first record, when a new dashboard is found or after a server's
+    error; our dashboard ignores what it has already."""
+    ended, is_import = threading.Event(), files != folder / LABML
 
     def wait_for_end() -> None:
         sys.stdin.read()
-        is_import = files != folder / LABML
         with contextlib.suppress(OSError, ValueError):
             if not (is_import or read_card(folder).status):  # else the training has written it itself
                 close_card(folder, "killed")
@@ -171,15 +174,15 @@ def relay(folder: Path, files: Path, is_last_try: bool) -> int:
         copy_to_labml(folder, files, os.environ[DASHBOARD], ended)
     except RuntimeError:  # labml's client stops at the first answer with an error
         traceback.print_exc()
-        if is_last_try:
+        if ended.wait(RETRY_SECONDS):
             return UNSENT
-        restart(LAST_TRY * ended.wait(RETRY_SECONDS))
+        restart()
     return 0
 
 
-def restart(*more: str) -> None:
+def restart() -> None:
     sys.stderr.flush()
-    command = module_command("memformers.tracking.recorder", *sys.argv[1:3], *filter(None, more))
+    command = module_command("memformers.tracking.recorder", *sys.argv[1:])
     os.execv(command[0], command)
 
 
@@ -212,12 +215,7 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
         if dashboard == AUTO and not is_over and discovery.running() not in ({}, running):
             restart()
     status = read_card(folder).status or "in progress"
-    kind = {
-        "completed": "completed",
-        "in progress": "in progress",
-        "crashed: KeyboardInterrupt": "interrupted",
-    }
-    labml.finish(kind.get(status.strip(), "crashed"), status)
+    labml.finish(KINDS.get(status.strip(), "crashed"), status)
     while [thread for thread in threading.enumerate() if not thread.daemon][1:]:  # labml's, which still send
         check_accepted(labml)
         time.sleep(0.05)
@@ -226,20 +224,18 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
 
 
 def check_accepted(labml: Any) -> None:
-    """RuntimeError if the server has answered a part of the run with an error."""
     if labml.app_experiment and labml.app_experiment.app_tracker.thread.errored:
         raise RuntimeError("the server refuses the run")
 
 
 def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
-    """Let labml write to ``files``, and send to the server at ``api`` if there is one."""
     from labml import experiment, lab
     from labml.internal.computer.configs import computer_singleton
 
     shutil.rmtree(files, ignore_errors=True)  # an earlier copy: all records are copied again
     files.mkdir()
     # labml lists the projects of this computer in the user's home. Some homes can't be written, and of runs
-    # that begin at once, one fails at an entry that another has just removed. So it gets a home of its own.
+    # that start at once, one fails at an entry that another has just removed. So it gets a home for this run.
     home = os.environ.get("HOME", "")
     os.environ["HOME"] = str(files)
     computer_singleton()  # looks for the home once, here
@@ -256,8 +252,7 @@ def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
     )  # fmt: skip
     names = short_names(card.config)
     config = {names[name]: value for name, value in card.config.items()}
-    chosen = [names[name] for name in card.given if name in names]
-    experiment.configs(config, {name: config[name] for name in chosen})
+    experiment.configs(config, {names[name]: card.config[name] for name in card.given if name in names})
 
 
 def pair(card: Card, api: str) -> bool:
@@ -276,7 +271,7 @@ def pair(card: Card, api: str) -> bool:
 
 if __name__ == "__main__":
     try:
-        code = relay(Path(sys.argv[1]), Path(sys.argv[2]), LAST_TRY in sys.argv[3:])
+        code = relay(Path(sys.argv[1]), Path(sys.argv[2]))
     except BaseException:  # the training must not care; the log says it, and the exit code
         traceback.print_exc()
         code = 1

@@ -1,6 +1,6 @@
 """Training and evaluation from Python, in one call each, for notebooks and other programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from memformers.common.fields import replace_nested
-from memformers.common.files import read_json
+from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
 from memformers.common.text import Progress, counted
 from memformers.convert.load import load_checkpoint
-from memformers.data.dataset import TokenDataset
-from memformers.data.streams import Segment, training_segments
+from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary, units
@@ -29,7 +28,7 @@ from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
 from memformers.training.checkpoints import is_finished, restore_newest
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
-from memformers.training.distributed import Distributed, process_group, with_precision
+from memformers.training.distributed import process_group, with_precision
 from memformers.training.loop import TrainingState, train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import (
@@ -65,11 +64,10 @@ class TrainedModel:
     folder: Path
     """The folder of the run, which the commands take too, as in ``memformers report FOLDER``."""
     device: str = "auto"
-    """Where the model is loaded to."""
 
     @cached_property
     def loaded(self) -> tuple[MemoryLM, Tokenizer]:
-        """The model of the newest checkpoint, in eval mode, and its tokenizer."""
+        """The model and its tokenizer."""
         return load_checkpoint(self.folder, choose_device(self.device))
 
     @property
@@ -79,7 +77,7 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer: ``encode`` gives the tokens of a text, ``decode`` the text of tokens."""
+        """``encode`` gives the tokens of a text, ``decode`` the text of tokens."""
         return self.loaded[1]
 
     @cached_property
@@ -142,7 +140,7 @@ def train(
     """
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
-    folder = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
+    folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
     find_dashboard(dashboard)
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]
@@ -161,38 +159,37 @@ def train(
         config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, weights)
         with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
+            name, facts = short_name(config.model.model), describe_run(config, text, model)
+            documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
+            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+            ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
             state = TrainingState(build_optimizers(model, config))
-            facts = describe_run(config, text, model)
-            announce(config, folder, facts, text, ranks)
-            records = 0
             if resume:
-                state, records = restore_newest(folder, model, state, config, ranks)
+                state = restore_newest(folder, model, state, config, ranks)
             ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
-            name = short_name(config.model.model)
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
-            with tracking if ranks.first else nullcontext(), progress(config, state, ranks) as bar:
+            bar = Progress(
+                desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
+                unit_scale=True, disable=not ranks.first,
+            )  # fmt: skip
+            with tracking if ranks.first else nullcontext(), bar:
                 write = tracking.record if ranks.first else lambda record: None
                 callbacks = Callbacks(
-                    folder, config, model, text, state, records, write, signals, bar, ranks, weights is None
+                    folder, config, model, text, state, write, signals, bar, ranks, weights is None
                 )
+                segments = training_segments(
+                    text.train.tokens, config.batch_size, config.model.segment_len,
+                    (state.epoch, state.position), chunk_len=config.chunk_len, seed=config.seed,
+                    documents=torch.from_numpy(text.train.documents),
+                )  # fmt: skip
                 with callbacks.report_exit():
                     train_steps(
-                        model, segments_of(config, text, state), config, record=callbacks.record,
-                        evaluate=callbacks.evaluate, maybe_checkpoint=callbacks.maybe_checkpoint,
-                        state=state, ranks=ranks,
+                        model, segments, config, record=callbacks.record, evaluate=callbacks.evaluate,
+                        maybe_checkpoint=callbacks.maybe_checkpoint, state=state, ranks=ranks,
                     )  # fmt: skip
                     callbacks.finish()
             ranks.barrier()  # until all is written
     return TrainedModel(folder, config.step.device)
-
-
-def announce(
-    config: TrainConfig, folder: Path, facts: dict[str, Any], text: TokenDataset, ranks: Distributed
-) -> None:
-    name = short_name(config.model.model)
-    ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-    documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
-    ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
 
 
 def chosen(config: TrainConfig) -> list[str]:
@@ -200,25 +197,6 @@ def chosen(config: TrainConfig) -> list[str]:
     usual = dict(flatten(asdict(TrainConfig())))
     settings = flatten(asdict(config))
     return [name for name, value in settings if name not in DERIVED and value != usual.get(name)]
-
-
-def progress(config: TrainConfig, state: TrainingState, ranks: Distributed) -> Progress:
-    return Progress(
-        desc=short_name(config.model.model), total=config.tokens, initial=min(state.tokens, config.tokens),
-        unit="tok", unit_scale=True, disable=not ranks.first,
-    )  # fmt: skip
-
-
-def segments_of(config: TrainConfig, text: TokenDataset, state: TrainingState) -> Iterator[Segment]:
-    return training_segments(
-        text.train.tokens,
-        config.batch_size,
-        config.model.segment_len,
-        (state.epoch, state.position),
-        chunk_len=config.chunk_len,
-        seed=config.seed,
-        documents=torch.from_numpy(text.train.documents),
-    )
 
 
 def evaluate(
@@ -241,8 +219,7 @@ def evaluate(
         ``tokens``.
 
     Raises:
-        ValueError: For a text with characters that the tokenizer doesn't have, and for one in which nothing
-            can be predicted.
+        ValueError: For a text that the tokenizer can't encode, or in which nothing can be predicted.
 
     Examples:
         >>> from memformers import MemoryLM, ModelConfig, evaluate

@@ -1,35 +1,87 @@
 """What happens between training steps: records, evaluations, checkpoints, samples."""
 
+import itertools
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from tqdm.utils import disp_trim
 
 from memformers.common.files import numbered, sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import Progress, fitting, printable
+from memformers.common.text import Progress, printable
 from memformers.data.dataset import TokenDataset
+from memformers.data.files import Ids
 from memformers.data.streams import read_tokens
+from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
 from memformers.generation.generate import Sampling, continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
+from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
 from memformers.training.config import TrainConfig, config_as_saved
-from memformers.training.data_module import Measured, Validation
-from memformers.training.distributed import Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import NotFiniteError, TrainingState
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
 OPENING_TOKENS = 4096
 """The prompt of samples is looked for in this many tokens of the held-out text."""
 SAMPLE_SEED = 0
+EVALUATION_STREAMS = 16
+
+
+class Measured(NamedTuple):
+    """An evaluation, and its loss in units that can be compared between tokenizers."""
+
+    evaluation: Evaluation
+    in_units: dict[str, float]
+
+
+class Validation:
+    """The held-out text of ``text``: every evaluation of a training reads its first
+    ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all, or the
+    first ``config.final_tokens``. With several ``ranks``, each reads a part of the streams, or documents."""
+
+    def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
+        self.tokenizer, self.ranks = text.tokenizer, ranks
+        self.tokens, self.documents = text.validation.tokens, text.validation.documents
+        self.final = self._beginning(config.evaluation.final_tokens)
+        self.first = self._beginning(config.evaluation.evaluation_tokens)
+        self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
+        self.predictable = len(self.tokens) - (len(self.documents) or 1)
+        """The number of tokens of the whole held-out text that can be predicted."""
+
+    def _beginning(self, length: int) -> tuple[Ids, tuple[int, ...]]:
+        """The first ``length`` tokens, and the lengths of their documents; all for 0, and where nothing in
+        them can be predicted."""
+        lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), length), prepend=0)
+        if max(lengths.tolist() or [length]) < 2:
+            return self.tokens, tuple(self.documents.tolist())
+        return self.tokens[:length], tuple(lengths[lengths > 0].tolist())
+
+    def evaluate(self, model: MemoryLM, final: bool, progress: Callable[[float], None]) -> Measured:
+        """Evaluate what the ``final`` evaluation reads, or the others; ``progress`` gets the fraction that is
+        done after each segment, equally often on every rank. All ranks must call this, and get the same."""
+        tokens, documents = self.final if final else self.first
+        reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
+        groups = (group[self.ranks.rank :: self.ranks.size] for group in reading.groups)
+        local = replace(reading, groups=tuple(group for group in groups if group))
+        steps, read = self.ranks.highest(len(local.steps)), itertools.count(1)
+        part = evaluate_reading(model, tokens, local, lambda losses: progress(next(read) / steps))
+        for _ in range(steps - len(local.steps)):  # while others read
+            progress(next(read) / steps)
+        total = Evaluation(reading, part.reach)
+        for other in self.ranks.all_gather(part):
+            total.merge(other)
+        in_units = comparable(total.nats, units(self.tokenizer, tokens, documents), self.tokenizer)
+        return Measured(total, in_units)
 
 
 @dataclass
@@ -42,13 +94,11 @@ class Callbacks:
     model: MemoryLM
     text: TokenDataset
     state: TrainingState
-    records: int
-    """How many lines of metrics are written."""
     write: Callable[[dict[str, Any]], None]
     signals: StopSignals
     bar: Progress
     ranks: Distributed
-    from_seed: bool = True
+    from_seed: bool
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
@@ -64,10 +114,7 @@ class Callbacks:
         """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
-        newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
-        abouts = [about for folder in newest if (about := usable_about(folder))]
-        self.peak_before = max((about.peak_memory_bytes or 0 for about in abouts), default=0)
-        """The most bytes that the processes which trained here before have held."""
+        self.environment = describe_environment(self.model.device)
         self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
@@ -79,7 +126,7 @@ class Callbacks:
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
-        nothing is recorded. Every record is over the same tokens."""
+        nothing is recorded."""
         began = time.perf_counter()
         with self.signals.at_once():
             measured = self._evaluation(final=False)
@@ -106,7 +153,7 @@ class Callbacks:
         else:
             state.evaluations_without_improvement += 1
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {glimpse}"
-        self.bar.say(fitting(line, shutil.get_terminal_size().columns))
+        self.bar.say(disp_trim(line, shutil.get_terminal_size().columns))
         self.bar.show(self.shown)
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -129,8 +176,8 @@ class Callbacks:
         last = self.last
         about = About(
             config=config_as_saved(self.config),
-            environment=describe_environment(self.model.device),
-            records=self.records,
+            environment=self.environment,
+            records=state.records,
             validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
             peak_memory_bytes=self._peak_memory(),
         )
@@ -154,10 +201,11 @@ class Callbacks:
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
         evaluation = measured.evaluation
+        in_units = {name: x if math.isfinite(x) else None for name, x in measured.in_units.items()}
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            **{name: x if math.isfinite(x) else None for name, x in measured.in_units.items()},
+            **in_units,
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
@@ -172,8 +220,7 @@ class Callbacks:
 
     @contextmanager
     def report_exit(self) -> Iterator[None]:
-        """A block that trains: when it is stopped, it saves a checkpoint; when it fails, the message names
-        the newest checkpoint."""
+        """A block that trains: stopped, it saves a checkpoint; failed, it names the newest one."""
         try:
             try:
                 yield
@@ -191,7 +238,7 @@ class Callbacks:
 
     def _write(self, state: TrainingState, metrics: dict[str, float]) -> None:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
-        self.records += 1
+        state.records += 1
 
     def _evaluation(self, final: bool) -> Measured:
         def progress(fraction: float) -> None:
@@ -205,9 +252,11 @@ class Callbacks:
         return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
-        """The most bytes that any process of the run has held, on any rank and before a resume; every rank
-        must ask. None where the system doesn't report it."""
-        return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
+        """The most bytes that any process of the run has held; every rank must ask. None where the system
+        doesn't report it."""
+        now = self.ranks.highest(peak_memory(self.model.device) or 0)
+        self.state.peak_memory_bytes = max(now, self.state.peak_memory_bytes)
+        return self.state.peak_memory_bytes or None
 
     def _sample(self, characters: int) -> str:
         self.bar.show("writing a sample")
@@ -216,13 +265,12 @@ class Callbacks:
 
 
 def opening(text: str) -> str:
-    """The prompt of samples: the held-out ``text`` up to the end of the first line with a letter or digit, at
-    most the last part of it. (The text is cut within a line; of Tiny Shakespeare's only "?" is left.)"""
+    """The prompt of samples: the held-out ``text``, which may start within a line, up to the end of the first
+    line with a letter or digit, or the last part of that."""
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
 
 
 def in_one_line(text: str) -> str:
-    """``text`` as one line for a terminal: without line breaks and control characters."""
     return printable(text.replace("\n", "⏎"))

@@ -27,21 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from memformers.common.files import (
-    BROKEN,
-    UNFINISHED,
-    atomic_dir,
-    check_manifest,
-    config_from_dict,
-    move,
-    newest_that_loads,
-    numbered,
-    read_json,
-    remove,
-    remove_leftovers,
-    write_json,
-    write_text,
-)
+from memformers.common import files
+from memformers.common.files import config_from_dict, numbered, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
@@ -62,16 +49,15 @@ OPTIMIZER_STATE: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     Muon: ("momentum",),
 }
-"""The state of each optimizer for a parameter, zeros at first."""
+"""The state of a parameter, zeros at first."""
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
 MAY_CHANGE_ON_RESUME = {
     "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that may change on resume: they affect results only by rounding. For data, the content is
-compared, not the path. With dropout, ``accumulate`` may not change, since the parts of a batch draw their own
-random numbers."""
+"""Settings that affect results only by rounding. Of data, the content is compared. With dropout,
+``accumulate`` may not change, since the parts of a batch draw their own random numbers."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +66,10 @@ class About:
 
     config: dict[str, Any]
     environment: dict[str, Any]
-    """The hardware and versions that wrote it."""
     records: int
-    """How many lines of metrics.jsonl belong to the training so far."""
     validation_loss: float | None
     """In nats per token; None if there was no evaluation."""
     peak_memory_bytes: int | None = None
-    """The peak memory of any process of the run; None if the system doesn't report it."""
 
 
 def save_checkpoint(
@@ -97,21 +80,21 @@ def save_checkpoint(
     about: About,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint that appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
+    """Write a checkpoint, which appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
     call this; the first one writes. Raises OSError if it can't; then no other checkpoint has changed."""
     assert not state.unread  # nobody knows whether these steps were finite
     memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
     randomness = ranks.all_gather(random_states())
     if not ranks.first:
         return
-    with atomic_dir(folder) as temporary:
+    with files.atomic_dir(folder) as temporary:
         model.save_pretrained(temporary)
         save_tensors(optimizer_tensors(model, state.optimizers), temporary / OPTIMIZER)
         save_tensors(memory, temporary / MEMORY)
         save_tokenizer(tokenizer, temporary)
-        tensors = ("optimizers", "memory", "unread")
-        numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in tensors}
-        write_json(temporary / STATE, numbers)
+        elsewhere = ("optimizers", "memory", "unread", "records", "peak_memory_bytes")
+        names = [f.name for f in fields(state) if f.name not in elsewhere]
+        write_json(temporary / STATE, {name: getattr(state, name) for name in names})
         write_json(temporary / RANDOM, {"ranks": randomness})
         write_json(temporary / ABOUT, about)
 
@@ -127,10 +110,9 @@ def read_checkpoint(
     state, with the memory of this rank's part of ``batch_size`` streams.
 
     Raises UserError for a checkpoint that has changed since it was written, or of another model or version;
-    and with dropout, which is random on each rank, for one of another number of ``ranks``. What was read by
-    then stays, until another checkpoint is read.
+    and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
-    check_manifest(folder)
+    files.check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
     stored = read_tensors(folder / WEIGHTS) | read_tensors(folder / OPTIMIZER)
@@ -163,7 +145,6 @@ def read_checkpoint(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a safetensors file; UserError for another kind of file."""
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -171,8 +152,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """The state of the optimizers as ``parameter/name``, of any shape: the tensors themselves, and zeros for
-    a parameter that had no gradient yet."""
+    """The tensors of the optimizers as ``parameter/name``, zeros for a parameter that had no gradient yet."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -200,8 +180,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Restore [`random_states`][], those of GPUs only where the number of GPUs is the same; UserError for
-    anything else."""
+    """Restore [`random_states`][], those of GPUs only where their number is the same."""
     try:
         python = states["python"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -218,33 +197,29 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def read_about(folder: Path) -> About:
-    """The [`About`][] of the checkpoint in ``folder``; else UserError."""
-    check_manifest(folder, (ABOUT,))
+    files.check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
-
-
-def usable_about(folder: Path) -> About | None:
-    """The [`About`][] of the checkpoint in ``folder``, or None if it can't be used."""
-    with contextlib.suppress(ValueError):
-        return read_about(folder)
-    return None
 
 
 def keep_best_and_newest(parent: Path, newest: int) -> None:
     """Link to the best checkpoint in ``parent``, if the file system has links, and delete all others but the
     ``newest`` ones."""
-    folders = numbered(parent)
-    abouts = {folder: about for folder in folders if (about := usable_about(folder))}
-    losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
+    folders, losses = numbered(parent), {}
+    for folder in folders:
+        with contextlib.suppress(ValueError):
+            if (loss := read_about(folder).validation_loss) is not None:
+                losses[folder] = loss
     if best := min(losses, key=losses.__getitem__, default=None):
-        temporary = parent / f"{UNFINISHED}{BEST}"
+        temporary, link = parent / f"{files.UNFINISHED}{BEST}", parent / BEST
+        if link.is_dir() and not link.is_symlink():  # of a run that was copied without links, and stale now
+            files.remove(link)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(best.name)
-            temporary.replace(parent / BEST)
+            temporary.replace(link)
     for folder in folders[newest:]:
         if folder != best:
-            remove(folder)
+            files.remove(folder)
 
 
 def is_finished(config: TrainConfig, folder: Path) -> bool:
@@ -256,13 +231,13 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
-    """Raise UserError, which names the settings, unless ``config`` is that of the run in ``folder``, or
-    there is no run. A finished run may be extended to more tokens."""
+    """Raise UserError for another ``config`` than that of the run in ``folder``, if there is one. A finished
+    run may be extended to more tokens."""
     if not (folder / CONFIG).exists():
         return
-    stored = read_train_config(folder)
-    is_extended = (folder / RESULT).exists() and config.tokens > stored.tokens
-    before = replace(stored, tokens=config.tokens) if is_extended else stored
+    before = read_train_config(folder)
+    if (folder / RESULT).exists() and config.tokens > before.tokens:
+        before = replace(before, tokens=config.tokens)
     if changes := differences(asdict(before), asdict(config)):
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or start a new run. "
@@ -290,8 +265,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def check_apart(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError for the folder of the documents themselves, to which a run or an experiment in
-    ``folder`` would add its own files."""
+    """Raise UserError for the folder of the documents themselves."""
     if Path(corpus.source).resolve() == folder.resolve():
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
@@ -314,10 +288,10 @@ def restore_newest(
     state: TrainingState,
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
-) -> tuple[TrainingState, int]:
+) -> TrainingState:
     """Read the newest usable checkpoint of ``folder``, a run of this ``config`` and text, into ``model`` and
-    the optimizers of ``state``; returns its state and how many records belong to it. Later records are
-    removed. Without any checkpoint, the training starts from the beginning.
+    the optimizers of ``state``; returns its state. Later records are removed. Without any checkpoint, the
+    training starts from the beginning.
 
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
     OSError if one can't be read. Then the folder has not changed.
@@ -325,8 +299,9 @@ def restore_newest(
     checkpoints = folder / CHECKPOINTS
 
     def read(path: Path) -> tuple[TrainingState, About]:
-        about = read_about(path)
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
+        about = read_about(path)
+        restored.records, restored.peak_memory_bytes = about.records, about.peak_memory_bytes or 0
         made_with = train_config_from(about.config, str(path / ABOUT))
         if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
@@ -335,45 +310,49 @@ def restore_newest(
                 restored.extend()
         return restored, about
 
-    ranks.on_rank_zero(lambda: remove_leftovers(checkpoints))
+    ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
     folders = numbered(checkpoints)
-    newest = newest_that_loads(folders, read, say=ranks.first) if folders else None
+    newest = files.newest_that_loads(folders, read, say=ranks.first) if folders else None
     ranks.check_alike(
         newest and newest[0].name,
         f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
         f"folder that all of them share.",
     )
-    if not newest:
-        return state, cut_metrics(folder, 0) if ranks.first else 0
-    path, (restored, about) = newest
-    ranks.say(f"continues at token {restored.tokens:,}, from {path}")
-    if restored.extended_at == restored.tokens > 0:
-        ranks.say(
-            f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
-        )
-    if not ranks.first:
-        return restored, 0
-    before, now = dict(flatten(about.environment)), dict(flatten(describe_environment(model.device)))
-    if changes := [f"{name} {before.get(name)} → {x}" for name, x in now.items() if x != before.get(name)]:
+    if newest:
+        path, (state, about) = newest
+        ranks.say(f"continues at token {state.tokens:,}, from {path}")
+        if state.extended_at == state.tokens > 0:
+            ranks.say(
+                f"trains on to token {config.tokens:,}: the learning rate rises again over "
+                f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
+            )
+        if ranks.first:
+            warn_of_changes(about.environment, describe_environment(model.device), path)
+            for later in folders[: folders.index(path)]:
+                files.move(later, files.BROKEN)  # it would pass for the newest
+    if ranks.first:
+        state.records = cut_metrics(folder, state.records)
+    return state
+
+
+def warn_of_changes(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Warn of another environment than that in which the checkpoint ``path`` was made."""
+    old = dict(flatten(before))
+    if changes := [f"{name} {old.get(name)} → {x}" for name, x in flatten(now) if x != old.get(name)]:
         warnings.warn(
             f"{path} was made in another environment ({', '.join(changes)}), so results may differ by "
             f"rounding.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    for later in folders[: folders.index(path)]:
-        move(later, BROKEN)  # it would pass for the newest
-    return restored, cut_metrics(folder, about.records)
 
 
 def cut_metrics(folder: Path, records: int) -> int:
-    """Keep the first ``records`` lines of a run's metrics, since the later ones will be written again;
-    returns how many there are."""
+    """Keep the first ``records`` lines of a run's metrics; returns how many there are."""
     path = folder / METRICS
     if not path.exists():
         return 0
     with open(path, encoding="utf-8") as file:
         kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
-    write_text(path, "".join(kept))
+    files.write_text(path, "".join(kept))
     return len(kept)

@@ -23,8 +23,7 @@ REMOVED = {"tbptt": 0, "freeze": [], "skip_bad_steps": 0}
 
 @dataclass(frozen=True)
 class TextConfig(Checked):
-    """Which parts of the text are read, and how it is divided. Raises ValueError for a value out
-    of its range.
+    """Which parts of the text are read, and how it is divided. Raises ValueError for a wrong type.
 
     Examples:
         >>> from memformers import TextConfig
@@ -73,7 +72,6 @@ class OptimConfig:
     functions, which comes from another loss, is clipped separately."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise UserError(
@@ -130,8 +128,7 @@ class CheckpointConfig(Checked):
 
 @dataclass(frozen=True)
 class StepConfig(Checked):
-    """Where and in which precision a step is computed, and how it is shared. Raises ValueError for a
-    value out of its range.
+    """Where and how a step is computed. Raises ValueError for a value out of its range.
 
     Examples:
         >>> from memformers import StepConfig
@@ -159,10 +156,7 @@ class StepConfig(Checked):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run.
-
-    Raises:
-        ValueError: For a value out of its range, and for settings that can't be used together.
+    """One training run. Raises ValueError for a value out of its range, and for settings that don't fit.
 
     Examples:
         >>> from memformers import ModelConfig, OptimConfig, TrainConfig
@@ -211,7 +205,6 @@ class TrainConfig:
     """Where and in which precision a step is computed."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
         check_name(self.tokenizer)
         reject_unused(self, self.model.model)
@@ -253,7 +246,7 @@ class TrainConfig:
 
 
 def unused_settings(config: TrainConfig) -> list[str]:
-    """The settings, by their dotted names, that have no effect beside the others of ``config``."""
+    """The dotted names of the settings that have no effect beside the others of ``config``."""
     model = config.model
     names = [setting.name for setting in fields(config)] + [f"model.{f.name}" for f in fields(model)]
     unused = [name for name in names if not applies_to(name.rpartition(".")[2], model.model)]
@@ -274,12 +267,10 @@ def check_all_used(config: TrainConfig) -> None:
 
 
 def train_config_from(data: Mapping[str, Any], source: str) -> TrainConfig:
-    """The config that ``data`` of the file ``source`` describe; else UserError."""
     return config_from_dict(TrainConfig, without_removed(data), source)
 
 
 def without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` and its groups without the settings of earlier versions that have no effect."""
     kept = {n: x for n, x in data.items() if n not in REMOVED or x not in (REMOVED[n], ())}
     return {n: without_removed(x) if isinstance(x, Mapping) else x for n, x in kept.items()}
 
@@ -294,30 +285,26 @@ def read_train_config(folder: Path) -> TrainConfig:
 
 
 def config_as_saved(config: TrainConfig) -> dict[str, Any]:
-    """``config`` as files in a run's folder have it, which can be moved: a tokenizer that was not made from
-    the text is the file ``tokenizer.json`` in this folder."""
+    """``config`` as files in a run's folder have it, which can be moved."""
     from_file = config.tokenizer.endswith(".json")
     return asdict(replace(config, tokenizer=TOKENIZER) if from_file else config)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The training of one row of a paper's table: a file of the folder ``presets``.
-
-    It is as near to the paper's as this library comes. In all presets, attention probabilities are dropped at
-    the rate of all other activations, and every layer has its own u and v.
-    """
+    """The training of one row of a paper's table, as near as this library comes to it: a file of the folder
+    ``presets``. Attention probabilities are dropped at the rate of all other activations, and every layer has
+    its own u and v."""
 
     source: str
-    """Where its settings are published."""
     assumed: str
     """Which settings are not published, and where these are from; empty if there are none."""
     reaches: str
     """What the paper reports."""
     parameters: int | None
-    """The millions of parameters in the paper's table; None if it has none."""
+    """In millions, in the paper's table; None if it has none."""
     vocab_size: int
-    """The number of different tokens of its corpus, which a training counts itself."""
+    """Of its corpus, which a training counts itself."""
     settings: dict[str, Any]
     """Those that differ from a training's defaults, as ``config.json`` has them."""
 
@@ -328,12 +315,10 @@ class Preset:
 
 
 def preset_names() -> list[str]:
-    """The names of all presets."""
     return sorted(path.stem for path in PRESETS.glob("*.json"))
 
 
 def read_preset(name: str) -> Preset:
-    """The preset called ``name``; else UserError."""
     if name not in (known := preset_names()):
         raise UserError(f"preset={name!r} is unknown; use one of {', '.join(known)}.")
     return config_from_dict(Preset, read_json(PRESETS / f"{name}.json"), name)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Distributed:
-    """The processes of a training, seen from one of them; with a single process, its methods do nothing."""
+    """The processes of a training, seen from one of them."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
         self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
@@ -33,7 +33,6 @@ class Distributed:
         """Whether this is the rank that writes files and prints."""
 
     def device_name(self, name: str) -> str:
-        """The device of this process where ``name`` is configured: each has its own GPU."""
         gpus = torch.cuda.is_available() and name in ("auto", "cuda")
         return f"cuda:{self.local_rank}" if self.size > 1 and gpus else name
 
@@ -55,11 +54,9 @@ class Distributed:
 
     def means(self, numbers: Tensor) -> Tensor:
         """The mean of each of ``numbers``, of any shape, over the ranks."""
-        if self.size == 1:
-            return numbers
-        total = numbers.clone()
-        dist.all_reduce(total)
-        return total / self.size
+        if self.size > 1:
+            dist.all_reduce(numbers)
+        return numbers / self.size
 
     def highest(self, number: int) -> int:
         if self.size == 1:
@@ -86,11 +83,11 @@ class Distributed:
 
     def rank_zero_first(self, make: Callable[[], T]) -> T:
         """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
-        use the files it leaves. They wait as long as it takes, not just gloo's half an hour."""
-        group = dist.new_group(backend="gloo", timeout=timedelta(days=2)) if self.size > 1 else None
+        use the files it leaves. It may prepare a large text for hours, longer than gloo lets them wait."""
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=2)) if self.size > 1 else None
         made = make() if self.first else None
-        if group:
-            dist.barrier(group)
+        if patient:
+            dist.barrier(patient)
         return make() if made is None else made
 
     def barrier(self) -> None:
@@ -98,7 +95,6 @@ class Distributed:
 
 
 SINGLE_PROCESS = Distributed()
-"""A training in a single process."""
 
 
 @contextmanager
@@ -109,8 +105,8 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
     started, and for a batch that can't be shared equally; OSError where another process has ended.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    parts, gpus = size * config.step.accumulate, torch.cuda.device_count()
-    gpus = 0 if config.step.device == "cpu" else gpus
+    parts, device = size * config.step.accumulate, config.step.device
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if config.step.parallel == "single":
         if size > 1:
             raise UserError(f"torchrun started {size} processes, but parallel='single'; use 'ddp'.")
@@ -118,14 +114,14 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
         return
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         how = "torchrun --nproc-per-node 2 -m memformers train …"
-        raise UserError(f"parallel={config.step.parallel!r} needs processes; start them with {how}")
+        raise UserError(f"parallel='ddp' needs processes; start them with {how}")
     if config.batch_size % parts:
-        how = f"{size} processes in accumulate={config.step.accumulate} parts; use a multiple of {parts}."
-        raise UserError(f"batch_size={config.batch_size} streams can't be shared equally by {how}")
-    if gpus and config.step.device not in ("auto", "cuda"):
         raise UserError(
-            f"device={config.step.device!r} is one device; use cuda, which gives each process its own."
+            f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
+            f"accumulate={config.step.accumulate} parts; use a multiple of {parts}."
         )
+    if gpus and device not in ("auto", "cuda"):
+        raise UserError(f"device={device!r} is one device; use cuda, which gives each process its own.")
     if 0 < gpus <= local_rank:
         raise UserError(f"there are more processes than GPUs ({gpus}); start {gpus}, or use device='cpu'.")
     if gpus:
@@ -146,11 +142,8 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
 
 
 def end_rank() -> None:
-    """End this process with exit code 0, if torchrun started it: to be called where all is done.
-
-    PyTorch 2.13 holds gloo's threads in caches until Python ends; Python's own end now and then aborted a
-    process with such threads ("terminate called without an active exception"), so it is passed over.
-    """
+    """End this process with exit code 0, if torchrun started it. PyTorch 2.13 holds gloo's threads until
+    Python ends, whose own end now and then aborts a process that has such threads."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -160,8 +153,7 @@ def end_rank() -> None:
 def with_precision(
     config: TrainConfig, device: torch.device, ranks: Distributed = SINGLE_PROCESS
 ) -> TrainConfig:
-    """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
-    float32; the first of several ``ranks`` decides."""
+    """``config`` with a precision in place of "auto"; the first of several ``ranks`` decides."""
     if config.step.precision != "auto":
         return config
     faster = ranks.all_gather(multiplies_bfloat16_faster(device))[0]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Annotated, Any
 
 import torch
@@ -24,9 +23,9 @@ from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_pr
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 
 NUMBERS = ("the loss", "the reconstruction loss", "the gradient's norm", "the compressions' gradient's norm")
-"""The numbers of a step that must be finite."""
+"""Of a step, which must be finite."""
 STAGES = 8
-"""The number of lengths that a growing memory has; few, since each is another shape to compile."""
+"""The number of lengths of a growing memory; few, since each is another shape to compile."""
 
 
 class NotFiniteError(UserError):
@@ -35,10 +34,9 @@ class NotFiniteError(UserError):
 
 @dataclass
 class Window:
-    """Sums over the steps since the last training record."""
+    """Sums over the steps since the last training record, which was made after ``began`` seconds."""
 
     began: float = 0.0
-    """The training time, in seconds, at which the window began."""
     steps: int = 0
     tokens: int = 0
     compressions: int = 0
@@ -52,7 +50,6 @@ class Window:
     c_mem_len: int = 0
 
     def metrics(self, seconds: float) -> dict[str, float]:
-        """The means over the window, which ends after ``seconds`` of training."""
         metrics = {
             "loss.train": self.loss / self.steps,
             "gradient_norm": self.grad_norm / self.steps,
@@ -80,22 +77,25 @@ class TrainingState(Checked):
     """Where the next segment begins, in tokens of a stream."""
     step: NonNegativeInt = 0
     tokens: NonNegativeInt = 0
-    """The number of tokens read in all streams together."""
+    """Read in all streams together."""
     seconds: Annotated[float, Range(0)] = 0.0
-    """The time of training steps, without evaluations and checkpoints."""
+    """Of training steps, without evaluations and checkpoints."""
     evaluation_seconds: Annotated[float, Range(0)] = 0.0
-    """The time of evaluations and of the samples that are generated with them."""
+    """Of evaluations and of the samples that are generated with them."""
     extended_at: NonNegativeInt = 0
     """How many tokens had been read when a finished training was extended; 0 if it never was."""
     evaluations: NonNegativeInt = 0
-    """The number of evaluations since then."""
+    """Since then."""
     lowest_loss: float | None = None
     """Of these evaluations, in nats per token."""
     evaluations_without_improvement: NonNegativeInt = 0
-    """The number of evaluations since the one with the lowest loss."""
+    records: NonNegativeInt = 0
+    """How many lines of metrics are written."""
+    peak_memory_bytes: NonNegativeInt = 0
+    """Of any process that has trained this."""
     window: Window = field(default_factory=Window)
     unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The losses ``[parts, 3]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
+    """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     def extend(self) -> None:
         """Begin another part of the training, after the end of the one before."""
@@ -112,8 +112,7 @@ class TrainingState(Checked):
         if not self.unread:
             return
         of_parts, norms = (torch.stack(column).cpu().double() for column in zip(*self.unread, strict=True))
-        parts = of_parts.shape[1]
-        means = ranks.means((of_parts / parts).sum(1))  # [steps, 2]
+        means = ranks.means((of_parts / of_parts.shape[1]).sum(1))  # [steps, 2]
         first, self.unread, window = self.step - len(self.unread), [], self.window
         for step, numbers in enumerate(torch.cat([means, norms], 1).tolist(), first):
             for name, number in zip(NUMBERS, numbers, strict=True):
@@ -123,12 +122,14 @@ class TrainingState(Checked):
                         f"muon_learning_rate or max_grad_norm may help."
                     )
             loss, reconstruction_loss, norm, compression_norm = numbers
+            window.steps += 1
             window.loss += loss
             window.reconstruction_loss += reconstruction_loss
             window.grad_norm += norm
             window.compression_grad_norm += compression_norm
             window.compressions += reconstruction_loss > 0
             window.compression_grads += compression_norm > 0
+        window.mem_len, window.c_mem_len = self.memory.mem_len, self.memory.c_mem_len
 
 
 def train_steps(
@@ -145,11 +146,10 @@ def train_steps(
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
     ``record`` gets the state and training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    with the state ``config.evaluations`` times, the last time at the end. With a ``state`` from an earlier
-    call, the training continues from there, and ``segments`` must begin at its position. ``maybe_checkpoint``
-    is called with the state before each step; it may save it, or stop the training by raising an exception.
-    With several ``ranks``, each calls this function with the segments of all streams and uses only its own
-    part of the streams, whose memory its state has.
+    with the state ``config.evaluations`` times, the last time at the end. ``maybe_checkpoint`` is called with
+    the state before each step; it may save it, or stop the training by raising an exception. With a ``state``
+    from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each calls this
+    with the segments of all streams and uses only its own part of them, whose memory its state has.
 
     Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint after a step that diverged.
     """
@@ -198,36 +198,42 @@ def train_step(
     The streams are computed in ``config.step.accumulate`` parts, one after the other. Every prediction of all
     parts and ranks has the same weight in the loss, and every part the same in the auxiliary loss.
     """
-    device, parts = model.device, config.step.accumulate
-    local = segment.with_streams(lambda x: to_device(ranks.local_streams(x), device))
-    memory = initial_memory(model, local, config) if segment.starts_over else state.memory
-    predictions = segment.predictions / (ranks.size * parts)  # in each part, on average
-    size, losses, memories = local.inputs.shape[1] // parts, [], []
+    device, parts = next(model.parameters()).device, config.step.accumulate
+    tensors = [x for x in (segment.inputs, segment.targets, segment.doc_starts) if x is not None]
+    if ranks.size > 1:
+        tensors = [ranks.local_streams(x) for x in tensors]
+    if device.type == "cuda":  # nobody waits for this copy
+        tensors = [x.pin_memory().to(device, non_blocking=True) for x in tensors]
+    pieces = zip(*(x.to(device).chunk(parts, dim=1) for x in tensors), strict=True)
+    memory = initial_memory(model, segment, config, ranks) if segment.starts_over else state.memory
+    memories, size = [memory], tensors[0].shape[1] // parts
+    if parts > 1:
+        memories = [memory.streams(slice(i * size, (i + 1) * size)) for i in range(parts)]
+    predictions = (segment.targets != IGNORED).sum().item() / (ranks.size * parts)  # in each part, on average
+    losses = []
     model.zero_grad()
-    for part in range(parts):
-        streams = slice(part * size, (part + 1) * size)
-        piece = local.with_streams(itemgetter((slice(None), streams)))
-        is_last = part == parts - 1
-        with nullcontext() if is_last else getattr(forward, "no_sync", nullcontext)():
+    for i, (inputs, targets, *doc_starts) in enumerate(pieces):
+        with nullcontext() if i == parts - 1 else getattr(forward, "no_sync", nullcontext)():
             with torch.autocast(device.type, torch.bfloat16, enabled=config.step.precision == "bfloat16"):
-                output = forward(piece.inputs, memory.streams(streams), piece.targets, piece.doc_starts)
-            share = piece.targets.ne(IGNORED).sum().to(output.scores.loss.dtype) / predictions
+                output = forward(inputs, memories[i], targets, *doc_starts)
+            share = targets.ne(IGNORED).sum().to(output.scores.loss.dtype) / predictions
             loss = torch.where(share > 0, output.scores.loss * share, 0.0)  # the mean over no targets is NaN
             ((loss + output.auxiliary_loss) / parts).backward()
-        losses.append(torch.stack([x.detach().to(loss) for x in (loss, output.auxiliary_loss)]))
-        memories.append(output.memory)
+        losses.append(torch.stack([loss.detach(), output.auxiliary_loss.detach().to(loss)]))
+        memories[i] = output.memory
     norms = clip(model, config.optim.max_grad_norm)
     for optimizer in state.optimizers:
         optimizer.step()
 
     state.unread.append((torch.stack(losses), norms))
+    state.window.tokens += segment.inputs.numel()
     state.step, state.tokens = state.step + 1, state.tokens + segment.inputs.numel()
     state.epoch, state.position = segment.epoch, segment.end
-    share_of_keys = 1.0 if state.extended_at else share_of_memory(state.tokens, config)
-    state.memory = shortened(Memory.join(memories), share_of_keys, model.config.memory_sizes)
-    window = state.window
-    window.steps, window.tokens = window.steps + 1, window.tokens + segment.inputs.numel()
-    window.mem_len, window.c_mem_len = state.memory.mem_len, state.memory.c_mem_len
+    state.memory = memories[0] if parts == 1 else Memory.join(memories)
+    grown = 0.0 if state.extended_at else config.memory_growth * config.tokens
+    if state.tokens < grown:
+        stage = int(STAGES * state.tokens / grown)
+        state.memory = shortened(state.memory, stage / STAGES, model.config.memory_sizes)
 
 
 def forward_of(model: MemoryLM, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS) -> Any:
@@ -252,53 +258,36 @@ def clip(model: MemoryLM, max_norm: float) -> Tensor:
     return torch.stack([norm, nn.utils.clip_grad_norm_(f_c, max_norm) if learned else torch.zeros_like(norm)])
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, of any shape, on ``device``; nobody waits for a copy to a GPU."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
+def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig, ranks: Distributed) -> Memory:
     """The memory before the first ``segment``: none; for a compiled step on documents, zeros that no query
     sees, of the shape of a full memory, so that all steps have the same shapes: one compilation is enough."""
     if segment.doc_starts is None or not config.step.compile:
         return Memory(())
-    dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1]
+    dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1] // ranks.size
     return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
-
-
-def share_of_memory(tokens: int, config: TrainConfig) -> float:
-    """The fraction of a full memory's keys that a segment may use after a training on this number of
-    ``tokens``: 0 at the beginning, 1 from ``memory_growth`` of the training on."""
-    grown = config.memory_growth * config.tokens
-    return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
 
 
 def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:
     """``memory`` with only the newest keys of each layer, at most the fraction ``share`` of those that its
     ``sizes`` allow: first positions, in whole slots, then slots, which are older."""
-    if share == 1.0 or not memory.mem:
-        return memory
 
     def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
         pairs = zip(tensors, lengths, strict=bool(tensors))
         return tuple(x if n >= len(x) else x[len(x) - n :].clone() for x, n in pairs)
 
-    mem, slots = [], []
-    for size, positions in zip(sizes, memory.mem, strict=True):
+    mem, slots, slot_inputs = [], [], []
+    for size, positions in zip(sizes, memory.mem, strict=bool(memory.mem)):
         keys = int(share * size.keys)
         is_whole = keys >= size.mem_len  # then those that wait for a whole slot are kept too
         mem.append(len(positions) if is_whole else keys - keys % size.compression_rate)
         slots.append(max(keys - size.mem_len, 0))
-    slot_inputs = [n * size.compression_rate for n, size in zip(slots, sizes, strict=True)]
-    parts = ((memory.mem, mem), (memory.c_mem, slots), (memory.slot_inputs, slot_inputs))
-    short_mem, c_mem, inputs = (newest(*part) for part in parts)
-    return Memory(short_mem, c_mem, memory.valid, inputs)
+        slot_inputs.append(slots[-1] * size.compression_rate)
+    c_mem, inputs = newest(memory.c_mem, slots), newest(memory.slot_inputs, slot_inputs)
+    return Memory(newest(memory.mem, mem), c_mem, memory.valid, inputs)
 
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
-    """The number of evaluations that are due by now, since the training began or was extended."""
+    """How many evaluations are due by now, since the training began or was extended."""
     done, whole = state.tokens - state.extended_at, config.tokens - state.extended_at
     return done * config.evaluation.evaluations // whole
 

@@ -23,11 +23,8 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     """AdamW for all parameters; or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW
-    for the others: vocabulary, positions, biases, norms and compression functions.
-
-    Weight decay applies only to the weights of linear maps and convolutions, since there is no reason to pull
-    an embedding, a bias, a norm or a position towards zero.
-    """
+    for the others: vocabulary, positions, biases, norms and compression functions. Weight decay applies only
+    to the weights of linear maps and convolutions."""
     learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)
     muon: dict[Tensor, None] = {}
     if config.optim.optimizer == "muon":
@@ -52,19 +49,15 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     return adamw, Muon(muon, lr=config.optim.muon_peak, weight_decay=config.optim.weight_decay, dtype=dtype)
 
 
-WSD_FALLS = 0.8
-"""Where in a training the last part of the schedule wsd begins."""
-
-
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that each learning rate has after a number of tokens of a training on
-    ``tokens``: it rises linearly from 0 and goes on as ``config.schedule`` says."""
+    ``tokens``."""
     warmup, schedule = config.optim.warmup, config.optim.schedule
     rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
     falls = {
         "linear": [(1.0, 0.0)],
         "constant": [(1.0, 1.0)],
-        "wsd": [(max(WSD_FALLS, warmup), 1.0), (1.0, 0.0)],
+        "wsd": [(max(0.8, warmup), 1.0), (1.0, 0.0)],
         "cosine": [(1.0, 2.0)],
     }
     part = RelativePiecewise([*rise, *falls[schedule]], tokens)
@@ -105,31 +98,26 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step for every parameter that has a gradient. A ``closure`` isn't taken."""
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step for every parameter that has a gradient."""
         for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
             alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    alike[parameter.shape].append(parameter)
-            for parameters in alike.values():
-                self._step_alike(parameters, group["lr"], group["momentum"], group["weight_decay"])
-
-    def _step_alike(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        directions = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            m = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-            m.lerp_(parameter.grad, 1 - momentum)
-            # One step further than the momentum, as Nesterov has it.
-            directions.append(parameter.grad.lerp(m, momentum).flatten(1))
-        matrices = torch.stack(directions)  # [n, rows, columns]
-        rows, columns = matrices.shape[1:]
-        updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
-        for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1 - lr * weight_decay)
-            parameter.sub_(update.view_as(parameter), alpha=lr * max(1.0, rows / columns) ** 0.5)
+            directions: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for w in group["params"]:
+                if w.grad is not None:
+                    m = self.state[w].setdefault("momentum", torch.zeros_like(w))
+                    m.lerp_(w.grad, 1 - momentum)
+                    alike[w.shape].append(w)
+                    # One step further than the momentum, as Nesterov has it.
+                    directions[w.shape].append(w.grad.lerp(m, momentum).flatten(1))
+            for shape, weights in alike.items():
+                matrices = torch.stack(directions[shape])  # [n, rows, columns]
+                rows, columns = matrices.shape[1:]
+                updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
+                for w, update in zip(weights, updates, strict=True):
+                    w.mul_(1 - lr * group["weight_decay"])
+                    w.sub_(update.view_as(w), alpha=lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

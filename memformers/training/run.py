@@ -4,7 +4,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,15 @@ import torch
 
 from memformers.common.command_line import command_as_given
 from memformers.common.fields import replace_nested
-from memformers.common.files import numbered, write_json
+from memformers.common.files import numbered, user_path, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
+from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
+from memformers.data.sources import CorpusSpec
+from memformers.data.streams import check_length
+from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.base import memory_facts
@@ -37,7 +41,6 @@ from memformers.runs.folder import (
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, config_as_saved, unused_settings
-from memformers.training.data_module import check_long_enough, find_text
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import TrainingState
 
@@ -45,15 +48,14 @@ MAY_DIFFER_FROM_INIT = {
     "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
     "compression_loss",
 }  # fmt: skip
-"""Settings of a network in which a training may differ from its initial weights."""
 TRAINING = threading.Lock()
 """Held by the training of this process."""
 
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
-    """A block that trains, after which the caller's random states are as before; UserError where another
-    thread trains, which would draw from the same random numbers."""
+    """A block that trains, after which the random states are as before; UserError where another thread
+    trains, which would draw the same random numbers."""
     if not TRAINING.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
     python, numpy = random.getstate(), np.random.get_state()
@@ -111,7 +113,7 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
     or, by its name, of the package; else UserError. Lengths without use, which the arms of an experiment
     share, are at their defaults."""
     is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
-    model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(Path(name), cpu)
+    model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(user_path(name), cpu)
     settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
     unused = {f.name: f.default for f in settings if not applies_to(f.name, model.config.model)}
     model.config = replace_nested(model.config, **unused)
@@ -127,25 +129,47 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         raise UserError(f"{folder / TOKENIZER} is another tokenizer; name a new folder.")
 
 
+def spec_of(config: TrainConfig) -> CorpusSpec:
+    text = asdict(config.text)
+    return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
+
+
+def find_text(config: TrainConfig) -> TokenDataset:
+    return dataset_of(spec_of(config))
+
+
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on. Raises UserError unless it is the same on all ``ranks``, and text and tokenizer
-    are those of the run in ``folder`` if there is one. A tokenizer that was not made from the text is kept
-    there."""
+    """The text to train on. Raises UserError unless it is long enough and the same on all ``ranks``, and text
+    and tokenizer are those of the run in ``folder`` if there is one. A tokenizer that was not made from the
+    text is kept there."""
     text = ranks.rank_zero_first(lambda: find_text(config))
+    source, tokenizer = text.info.source, text.info.tokenizer
     ranks.check_alike(
         text.info.sha256,
-        f"the processes read different texts, this one {text.info.source}; name a file that all have with "
-        f"data.",
+        f"the processes read different texts, this one {source}; name a file that all have with data.",
     )
     check_same_corpus(text.info, folder)
-    check_long_enough(text, config)
+    if (cutoffs := config.model.adaptive.cutoffs) and tokenizer not in ("frequency", "word"):
+        raise UserError(
+            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={tokenizer!r} "
+            f"numbers them otherwise; use tokenizer='frequency' or 'word', or leave the cutoffs out."
+        )
+    if VALIDATION not in text.splits:
+        raise UserError(f"{source} has no validation part; prepare it without a model's tokenizer.")
+    check_length(len(text.train.tokens), config.batch_size, config.model.segment_len)
+    for split, purpose in ((text.train, "train"), (text.validation, "validate")):
+        if len(split.documents) and split.documents.max() < 2:
+            raise UserError(
+                f"{source} has only documents of a single token to {purpose} on, in which nothing can be "
+                f"predicted; use longer documents."
+            )
     if config.tokenizer.endswith(".json"):
         ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
     return text
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    """The config for a text of ``vocab_size`` different tokens; UserError if it asks for another number."""
+    """The config for a text of ``vocab_size`` tokens; UserError if it asks for another number."""
     asked = config.model.vocab_size
     if asked not in (None, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
@@ -155,8 +179,8 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
 def build_model(
     config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
 ) -> MemoryLM:
-    """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
-    before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
+    """A model on this rank's device with the weights of ``config.seed``, or of the ``initial`` model. From
+    then on, each rank draws its own random numbers."""
     device = choose_device(ranks.device_name(config.step.device))
     if config.step.compile:  # which needs a C++ compiler on a CPU
         try:
@@ -171,7 +195,13 @@ def build_model(
     model.reset_parameters()
     model.transformer.recompute = config.step.activation_checkpointing
     if initial is not None:
-        copy_weights(initial, model)
+        try:
+            model.load_state_dict(initial.state_dict())
+        except RuntimeError as error:
+            raise UserError(
+                f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
+                f"c_mem_len as they are. {' '.join(str(error).split())}"
+            ) from None
     model.to(device)
     seed = config.seed + ranks.rank
     random.seed(seed)  # which a user's module may draw from, as from NumPy's
@@ -181,28 +211,16 @@ def build_model(
     return model
 
 
-def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
-    """Give ``model`` the weights of ``source``; UserError where their shapes differ."""
-    got, want = ({n: tuple(x.shape) for n, x in m.state_dict().items()} for m in (source, model))
-    if wrong := [name for name in {**got, **want} if got.get(name) != want.get(name)]:
-        name = wrong[0]
-        raise UserError(
-            f"the initial weights don't fit: expected {name} to be {want.get(name, 'missing')}, got "
-            f"{got.get(name, 'none')}. With positions='learned', leave segment_len, mem_len and c_mem_len as "
-            f"they are."
-        )
-    model.load_state_dict(source.state_dict())
-
-
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     card, held_out = text.info, text.validation
+    documents = {"documents": card.documents} if card.documents else {}
     return {
         "corpus": {
             "name": card.name,
             "source": card.source,
             "tokenizer": card.tokenizer,
             "characters": card.total("characters"),
-            **({"documents": card.documents} if card.documents else {}),
+            **documents,
             "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
@@ -218,8 +236,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
 
 
 def write_run_files(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
-    """Write config and facts; if a training continues on another machine or with other versions,
-    the facts list all environments."""
+    """Write config and facts, which list all environments in which the training has run."""
     (folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
     write_json(folder / CONFIG, config_as_saved(config))
     if state.tokens > 0 and (before := read_facts(folder)):

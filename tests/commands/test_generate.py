@@ -1,40 +1,32 @@
 """``memformers generate`` ends as its user, or its reader, wants."""
 
+import os
 import signal
 import subprocess
 
 import pytest
 
+from memformers.common.processes import StopSignals
 from tests.processes import program, run, start, wait_for
 
-TEXT, LONG = "BANQUO: well met.\n", pytest.mark.long
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize("asked", [1, 9])
+def test_a_signal_ends_it_while_it_reads_and_between_two_tokens(number, code, asked, trained, monkeypatch):
+    check, times = StopSignals.check, []
 
-def test_a_character_that_the_model_does_not_know_is_an_error_after_which_it_continues(trained):
-    ended = run("generate", "--checkpoint", trained, "--tokens", 3, "--interactive",
-                input="well met.\nwell € met.\nwell met.\n")  # fmt: skip
-    assert ended.code == 0
-    assert "error: characters outside the vocabulary" in ended.err
-    assert len(ended.out) == 2 * (3 + 1) + 1  # two answers, and the end of the line
+    def signalled(self):
+        times.append(self)
+        if len(times) == asked:
+            os.kill(os.getpid(), number)
+        check(self)
 
-
-@pytest.mark.parametrize(
-    ("number", "while_reading"),
-    [(15, True), *(pytest.param(*each, marks=LONG) for each in ((2, False), (15, False), (2, True)))],
-)  # fmt: skip
-def test_a_signal_ends_it_between_two_tokens(number, while_reading, trained, tmp_path):
-    book = tmp_path / "book.txt"
-    book.write_text(TEXT * (20_000 if while_reading else 1))
-    command = program("generate", "--checkpoint", trained, "--prompt-file", book, "--tokens", 10_000_000)
-    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        if while_reading:
-            assert process.stderr.read(1)  # the bar
-        else:
-            assert process.stdout.read(5)
-        process.send_signal(number)
-        process.stdout.read()
-        assert "Traceback" not in process.stderr.read()
-    assert process.returncode == (143 if number == signal.SIGTERM else 0)
+    monkeypatch.setattr(StopSignals, "check", signalled)
+    prompt = "BANQUO: well met.\n"
+    ended = run("generate", "--checkpoint", trained, "--prompt", prompt, "--tokens", 10_000_000)
+    assert (ended.code, ended.err) == (code, "")
+    assert ended.out.startswith(prompt) == (asked > 1)
+    assert len(times) == asked
 
 
 def test_it_ends_when_its_reader_has_gone(trained):

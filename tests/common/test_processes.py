@@ -1,5 +1,6 @@
-"""Modules of this package that run in processes of their own."""
+"""Modules of this package that run in other processes, and requests to servers."""
 
+import base64
 import os
 import shutil
 import signal
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import memformers
+from memformers.common.network import get
 from memformers.common.processes import run_modules
-from tests.processes import finish, is_running, start, wait_for
+from tests.processes import Server, finish, is_running, start, wait_for
 
 WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
 
@@ -65,3 +67,17 @@ def test_a_process_imports_the_package_of_its_parent_although_another_one_is_ins
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     ended = finish([sys.executable, "-c", program], cwd=tmp_path / "ours", env=environment)
     assert ended.stdout == "ours None\n", ended.stderr
+
+
+def test_a_name_and_a_password_in_the_address_are_sent_as_the_web_does():
+    with Server(lambda handler, body: (200, b"{}")) as server:
+        assert get(f"http://ada:se%3Acret@{server.host}/api", 5.0) == (200, b"{}")
+        get(f"http://{server.host}/api", 5.0)
+    assert server.headers[0]["Authorization"] == "Basic " + base64.b64encode(b"ada:se:cret").decode()
+    assert "Authorization" not in server.headers[1]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:nowhere", "no.such.host.invalid", "[::1"])
+def test_no_error_shows_the_password(address):
+    with pytest.raises(OSError, match=r"^(?!.*secret)"):
+        get(f"http://ada:secret@{address}/api", 5.0)

@@ -16,7 +16,7 @@ from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
 from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
-from memformers.training.data_module import find_text
+from memformers.training.run import find_text
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
 

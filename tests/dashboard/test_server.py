@@ -11,7 +11,7 @@ from memformers.dashboard.labml import open_records
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
-from memformers.tracking.discovery import api_address, comparison_id, find_running
+from memformers.tracking.discovery import api_address, comparison_id, sent_to
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
 from tests.processes import run, wait_for
@@ -40,7 +40,7 @@ def expected(folder, name="loss.train"):
 
 def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_path, capsys):
     dashboard = start("--host", "0.0.0.0")
-    assert find_running() == api_address(dashboard.url)
+    assert sent_to("auto") == api_address(dashboard.url)
     assert "has no login" in dashboard.errors()  # it is said where others than this machine reach it
     settings = {"model": {"mem_len": 7, "dropout": 0.0}}
     with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
@@ -60,7 +60,7 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     assert {"key": "mem_len", "value": 7, "is_explicitly_specified": True}.items() <= mem_len.items()
     assert not dropout["is_explicitly_specified"]
     assert dashboard.stop() == 0
-    assert find_running() == ""
+    assert sent_to("auto") == ""
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from torch.distributed.run import get_args_parser
 from docs.building.markdown import BLOCK as WRITTEN
 from memformers.commands.train import Train, parse_train
 from memformers.data.builtin import write_play
+from memformers.training import callbacks
 from tests.builders import SMALL_SIZES
 from tests.processes import ended, run
 
@@ -51,6 +52,7 @@ OTHERS = (
     "python -m experiments.",
     "python docs/plain/",
     "git clone ",
+    "cd memformers",
     "apt-get download ",
     "for package in doc-rfc-",
     "mkdir rfc && find packages ",
@@ -98,18 +100,15 @@ def workplace(tmp_path_factory):
     """A folder with two texts, some documents, the memory of a guide and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(OWN_MEMORY, folder / "my_memory.py")
-    text = string.printable + write_play(30_000)
-    for name in ("book.txt", "other.txt"):
-        (folder / name).write_text(text, encoding="utf-8")
+    text = string.printable + write_play(9_000)
     pages = [text[i : i + 400] for i in range(0, 4_000, 400)]
-    (folder / "novels").mkdir()
-    for number, page in enumerate(pages):
-        (folder / "novels" / f"{number}.txt").write_text(page, encoding="utf-8")
-    (folder / "rfc").mkdir()
-    for number, page in enumerate([write_play(60_000), text[:400]]):
-        (folder / f"rfc/rfc{number}.txt").write_text(page, encoding="utf-8")
-    (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": page}) for page in pages))
-    (folder / "pages.txt").write_text("<|endoftext|>".join(pages), encoding="utf-8")
+    texts = {"book.txt": text, "other.txt": text, "pages.txt": "<|endoftext|>".join(pages)}
+    texts |= {f"novels/{number}.txt": page for number, page in enumerate(pages)}
+    texts |= {"rfc/rfc0.txt": write_play(60_000), "rfc/rfc1.txt": text[:400]}
+    texts["pages.jsonl"] = "\n".join(json.dumps({"text": page}) for page in pages)
+    for name, content in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
     places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
     run_command(["train", "--model", "compressive", *places, *TINY_TRAINING])
     return folder
@@ -141,6 +140,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
     for package in NEEDS.get(name_of(page), ()):
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
     found, names = blocks(page), {"__name__": "page"}
     for (language, code), (next_language, next_code) in zip(found, [*found[1:], ("", "")], strict=True):
         if language != "python":

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from docs.building.markdown import BLOCK
-from docs.building.results import mean, measured, paired, seeds, verdicts
-from docs.building.source import ROOT
+from docs.building.results import ROOT, mean, paired, seeds, verdicts
 
 README, HOME = (
     " ".join((ROOT / path).read_text(encoding="utf-8").split()) for path in ("README.md", "docs/index.md")
@@ -47,18 +46,18 @@ def table_rows(page):
 
 
 def comparisons_on_text():
-    """What slots came to minus as many exact vectors in the same layers, in bits: each paired over seeds."""
-    chart = [measured(verdict) for verdict in verdicts() if verdict.panel.startswith("Text")]
-    short = paired(*(seeds("ablation", arm, "bits per character") for arm in ("conv", "transformer-xl")))
+    """The bits that slots save beside as many exact vectors in the same layers, each paired over seeds."""
+    chart = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
+    short = paired(*(seeds("ablation", arm, "bits per character") for arm in ("transformer-xl", "conv")))
     measures = ("bits per character, tiny-shakespeare", "bits per byte, python-source")
-    models = ("compressive", "transformer-xl")
+    models = ("transformer-xl", "compressive")
     return [*chart, short, *(paired(*(seeds("memories", arm, m) for arm in models)) for m in measures)]
 
 
 def test_the_sentence_about_slots_on_text_counts_every_comparison():
     found = comparisons_on_text()
-    better = sum(difference.mean < -difference.half_width for difference in found)
-    worse = sum(difference.mean > difference.half_width for difference in found)
+    better = sum(gain.mean > gain.half_width for gain in found)
+    worse = sum(gain.mean < -gain.half_width for gain in found)
     said = f"in {better} of {len(found)} comparisons (a short training), worse in {worse}, level in"
     for page in (README, HOME, " ".join(RESULTS["index"].split())):
         assert f"{said} {len(found) - better - worse}" in page

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from docs.building.markdown import BLOCK
-from docs.building.source import ROOT
+from docs.building.results import ROOT
 from memformers import MemoryLM, ModelConfig
 from memformers.data.builtin import write_play
 

@@ -21,9 +21,6 @@ from memformers.cli import COMMANDS
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
-COLUMNS = 104
-"""Letters of code in a line of a page that is 1280 pixels wide and shows no table of contents."""
 CUT = """() => [...document.querySelectorAll('pre > code, .md-typeset__scrollwrap')]
     .filter(shown => shown.scrollWidth > shown.clientWidth + 1).map(shown => shown.innerText.trim())"""
 """The blocks of code and the tables that are not seen to the end of their lines."""
@@ -45,17 +42,14 @@ def site(tmp_path_factory):
     return folder
 
 
-def pages(site):
-    names = [page.relative_to(site).as_posix() for page in site.rglob("*.html")]
-    return {name: read(site, name) for name in names}
-
-
 def read(site, page):
     return (site / page).read_text(encoding="utf-8")
 
 
-def without_code(html):
-    return re.sub(r"<(code|pre|script)\b.*?</\1>", "", html, flags=re.DOTALL)
+@pytest.fixture(scope="module")
+def pages(site):
+    names = [page.relative_to(site).as_posix() for page in site.rglob("*.html")]
+    return {name: read(site, name) for name in names}
 
 
 def text_of(page):
@@ -75,26 +69,22 @@ def signature_on(page, name):
     return {argument.arg: default and ast.unparse(default) for argument, default in pairs}
 
 
-def test_nothing_is_loaded_from_elsewhere(site):
-    loads = re.compile(
+def test_nothing_is_loaded_from_elsewhere_and_all_that_pages_ask_for_is_there(pages, site):
+    loads = (
         r'<(?:script|img|iframe|source)[^>]* src="(https?:)?//|<link[^>]* href="(https?:)?//[^>]*stylesheet'
     )
-    for name, html in pages(site).items():
-        assert not loads.search(html), name
+    left = r"arithmatex|\$\$|<!-- (source|table|run)"
+    roles = r"|:(func|class|meth|mod|attr):|\]\["
+    for name, html in pages.items():
+        assert not re.search(loads, html), name
+        text = re.sub(r"<(code|pre|script)\b.*?</\1>", "", html, flags=re.DOTALL)
+        assert not re.search(left + roles * name.startswith("api/"), text), name
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
-
-
-def test_formulas_are_drawn_and_source_lines_are_there(site):
-    for name, html in pages(site).items():
-        text = without_code(html)
-        assert "arithmatex" not in html, name
-        assert "$$" not in text, name
-        assert "<!-- source" not in text, name
-        assert "<!-- table" not in text, name
-    assert pages(site)["method.html"].count('<div class="formula"><math') >= 12
-    method = re.sub(r"<[^>]+>", "", pages(site)["method.html"])
-    assert "F.pad(position, (1, 0)).flatten(-2)" in method
+    method = pages["method.html"]
+    assert method.count('<div class="formula"><math') >= 12
+    assert "F.pad(position, (1, 0)).flatten(-2)" in text_of(method)
+    assert re.search(r'<a href="drawings/memory.svg"><img [^>]*src="drawings/memory.svg"', method)
 
 
 def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_text(site):
@@ -106,13 +96,14 @@ def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_
     assert len(re.findall("[①-⑨]", page)) == len(links)  # none is left that leads nowhere
 
 
-def test_every_public_module_has_a_page_of_the_reference(site):
-    modules = [p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")]
-    for module in modules:
+def test_every_public_module_has_a_page_and_no_entry_of_the_reference_is_without_text(pages):
+    for module in (p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")):
         name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
-        html = read(site, f"api/{name}.html")
-        assert f'id="{name}"' in html
-        assert not re.search(r":(func|class|meth|mod|attr):|\]\[", without_code(html)), name
+        assert f'id="{name}"' in pages[f"api/{name}.html"]
+    entries = [entry for html in pages.values() for entry in ENTRY.findall(html)]
+    assert {"attribute", "class", "function", "module"} <= {kind for kind, _, _ in entries}
+    attributes = [(name, begins.strip()) for kind, name, begins in entries if kind == "attribute"]
+    assert [name for name, begins in attributes if not begins.startswith("<p>")] == []
 
 
 @pytest.mark.parametrize("name", memformers.__all__)
@@ -135,13 +126,6 @@ def test_a_public_name_is_shown_with_its_arguments_and_their_defaults(name, site
     explained += " ".join(each.__doc__ or "" for each in kinds)  # a sentence may name it
     assert [parameter for parameter in real if parameter not in explained] == []
     assert text_of(page).count(">>> ") >= 2
-
-
-def test_no_entry_of_the_reference_is_without_text(site):
-    entries = [found for name, html in pages(site).items() for found in ENTRY.findall(html)]
-    assert {"attribute", "class", "function", "module"} <= {kind for kind, _, _ in entries}
-    attributes = [(name, begins.strip()) for kind, name, begins in entries if kind == "attribute"]
-    assert [name for name, begins in attributes if not begins.startswith("<p>")] == []
 
 
 def test_a_public_name_is_on_one_page_and_its_module_leads_there(site):
@@ -168,15 +152,13 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
     assert [text_of(title).strip("¶") for title in re.findall(r"<h2 .*?</h2>", part)] == titles
 
 
-@pytest.mark.parametrize(
-    ("page", "text"),
-    [("api/RelativeMultiHeadAttention.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
-     ("commands/compare.html",
-      r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a"),
-     ("commands/probe.html", r"FOLDER required\nThe folder of a run or of a comparison\.")],
-)  # fmt: skip
-def test_choices_meanings_and_defaults_stand_on_a_page(page, text, site):
-    assert re.search(text, text_of(read(site, page)))
+def test_choices_meanings_and_defaults_are_on_their_pages(pages):
+    for page, text in {
+        "api/RelativeMultiHeadAttention.html": r'positions: Literal\["learned",\s+"sinusoidal"\]',
+        "commands/compare.html": r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, ",
+        "commands/probe.html": r"FOLDER required\nThe folder of a run or of a comparison\.",
+    }.items():
+        assert re.search(text, text_of(pages[page]))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the search is a program for node")
@@ -261,38 +243,18 @@ def test_figures_of_results_follow_the_page_and_their_numbers_are_not_searched(s
     assert "64 KiB" not in found
 
 
-def test_short_code_and_options_stay_in_their_line(site):
-    assert '<code class="short">--bptt 1</code>' in read(site, "results/slots.html")
-    assert '<span class="short">--compression</span> mean</code>' in read(site, "which-memory.html")
+def test_short_code_and_options_stay_in_their_line_and_a_page_says_its_language(pages, site):
+    assert '<code class="short">--bptt 1</code>' in pages["results/slots.html"]
+    assert '<span class="short">--compression</span> mean</code>' in pages["which-memory.html"]
     assert "white-space: nowrap" in read(site, "stylesheets/extra.css").partition("code.short")[2][:70]
-
-
-def test_a_page_says_its_language(site):
-    languages = {name: re.search(r'<html lang="([^"]+)"', html)[1] for name, html in pages(site).items()}
+    languages = {name: re.search(r'<html lang="([^"]+)"', html)[1] for name, html in pages.items()}
     others = {name: language for name, language in languages.items() if language != "en"}
     assert others == {"zh.html": "zh-Hans", "si.html": "si"}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_can_be_downloaded_and_its_code_has_the_whole_width(path, site):
-    page = read(site, f"notebooks/{path.stem}.html")
-    assert f'<a href="{path.name}" download>' in page
-    assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
-    assert re.search(r'<div class="md-sidebar md-sidebar--secondary"[^>]* hidden', page)
-
-
-def test_code_on_how_to_pages_without_a_table_of_contents_fits_its_column():
-    code = [
-        (page.name, line)
-        for page in (ROOT / "docs/how-to").glob("*.md")
-        if "- toc" in (text := page.read_text(encoding="utf-8")).partition("# ")[0]
-        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-        for line in block.splitlines()
-    ]
-    assert {name for name, _ in code} == {"import.md"}
-    assert [found for found in code if len(found[1]) > COLUMNS] == []
-
-
-def test_a_drawing_leads_to_itself(site):
-    method = read(site, "method.html")
-    assert re.search(r'<a href="drawings/memory.svg"><img [^>]*src="drawings/memory.svg"', method)
+def test_a_notebook_can_be_downloaded_and_its_code_has_the_whole_width(pages, site):
+    for path in (ROOT / "experiments/notebooks").glob("*.ipynb"):
+        page = pages[f"notebooks/{path.stem}.html"]
+        assert f'<a href="{path.name}" download>' in page
+        assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
+        assert re.search(r'<div class="md-sidebar md-sidebar--secondary"[^>]* hidden', page)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from docs.building.source import ROOT
+from docs.building.results import ROOT
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"^### `(.+)`$", PAGE, flags=re.MULTILINE)

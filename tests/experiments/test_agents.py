@@ -12,17 +12,7 @@ pytest.importorskip("gymnasium", reason="pip install '.[agents]'")
 
 from experiments.agents import ppo
 from experiments.agents.__main__ import BASE, Agents
-from experiments.agents.ppo import (
-    Actor,
-    Agent,
-    AgentSettings,
-    AgentTask,
-    Environments,
-    advantages,
-    evaluate,
-    learn,
-    train_agent,
-)
+from experiments.agents.ppo import Actor, Agent, AgentSettings, AgentTask, Environments, learn, train_agent
 from experiments.agents.t_maze import FORWARD, TMaze
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
@@ -84,16 +74,13 @@ def test_advantages_have_no_value_after_an_end_and_that_of_what_was_seen_at_a_ti
     monkeypatch.setattr(ppo, "DISCOUNT", g)
     monkeypatch.setattr(ppo, "TRACE", t)
     last = [1 + g * 8 - 4 + g * t * (1 + g * 16 - 8), 1 + g * 16 - 8]
-    whole = [
-        1 + g * 2 - 1 + g * t * (1 + g * 4 - 2 + g * t * last[0]),
-        1 + g * 4 - 2 + g * t * last[0],
-        *last,
-    ]
-    assert advantages(window)[:, 0].tolist() == whole
-    cut = advantages(window._replace(truncated=yes))[:, 0].tolist()
-    assert cut == [1 + g * 2 - 1 + g * t * (1 + g * 4 - 2), 1 + g * 4 - 2, *last]
-    over = advantages(window._replace(terminated=yes))[:, 0].tolist()
-    assert over == [1 + g * 2 - 1 + g * t * (1 - 2), 1 - 2, *last]
+    second = 1 + g * 4 - 2
+    for changed, expected in (
+        ({}, [1 + g * 2 - 1 + g * t * (second + g * t * last[0]), second + g * t * last[0]]),
+        ({"truncated": yes}, [1 + g * 2 - 1 + g * t * second, second]),
+        ({"terminated": yes}, [1 + g * 2 - 1 + g * t * (1 - 2), 1 - 2]),
+    ):
+        assert ppo.advantages(window._replace(**changed))[:, 0].tolist() == expected + last
 
 
 def beginning(name="compressive", task="t-maze-3"):
@@ -104,7 +91,7 @@ def beginning(name="compressive", task="t-maze-3"):
     return agent, run, Actor(agent, mazes, 0)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", ["none", "gru", "transformer-xl", "compressive-gated"])
 def test_probabilities_when_learning_are_those_when_acting_wherever_episodes_begin(name):
     agent, run, actor = beginning(name)
     optimizer, starts = torch.optim.AdamW(agent.parameters(), 1e-2), []
@@ -165,7 +152,7 @@ def test_each_stream_counts_as_many_episodes_and_those_that_never_end_are_failur
     monkeypatch.setattr(ppo, "make", lambda task, number: Countdown(number, 3))
     monkeypatch.setattr(ppo, "MOST_STEPS", 20)
     agent, run, _ = beginning()
-    found = evaluate(agent, run)
+    found = ppo.evaluate(agent, run)
     episodes, steps = 12, 2 * (3 * 2 + 2 * 3)
     assert found["success"] == pytest.approx(10 / episodes)
     assert found["length"] == found["return"] == pytest.approx((steps + 40) / episodes)
@@ -174,12 +161,10 @@ def test_each_stream_counts_as_many_episodes_and_those_that_never_end_are_failur
 class Broken(TMaze):
     """A maze that fails at its ninth step."""
 
-    def __init__(self, number, how):
-        super().__init__(number, 3)
-        self.how, self.taken = how, 0
+    how, taken = "", 0
 
     def step(self, actions):
-        seen, reward, terminated, truncated, info = super().step(actions)
+        seen, reward, terminated, *others = super().step(actions)
         self.taken += 1
         if self.taken == 9 and self.how == "raises":
             raise ZeroDivisionError("no\nmore")
@@ -187,26 +172,26 @@ class Broken(TMaze):
             seen[2, 1] = float("nan")
         if self.taken == 9 and self.how == "shape":
             terminated = terminated[:-1]
-        return seen, reward, terminated, truncated, info
+        return seen, reward, terminated, *others
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [("raises", "t-maze-3 raised an error at step 9: ZeroDivisionError: no more"),
-     ("nan", r"expected observations of t-maze-3 as \[6, 4\], got .* not finite at step 9"),
-     ("shape", r"expected done \(terminated\) of t-maze-3 as \[6\], got \[5\] at step 9")],
-)  # fmt: skip
-def test_environments_that_fail_get_one_line_and_what_was_learned_is_kept(
-    how, message, tmp_path, monkeypatch
-):
+def test_environments_that_fail_get_one_line_and_what_was_learned_is_kept(tmp_path, monkeypatch):
     write_json(tmp_path / "config.json", settings())
-    with monkeypatch.context() as patched:
-        patched.setattr(ppo, "make", lambda task, number: Broken(number, how))
-        with pytest.raises(ValueError, match=message) as error:
-            train_agent(tmp_path)
-    assert "\n" not in str(error.value)
-    assert (tmp_path / "model.safetensors").stat().st_size > 1_000
-    (tmp_path / "metrics.jsonl").unlink()
+    model = tmp_path / "model.safetensors"
+    for how, message in (
+        ("raises", "t-maze-3 raised an error at step 9: ZeroDivisionError: no more"),
+        ("nan", r"expected observations of t-maze-3 as \[6, 4\], got .* not finite at step 9"),
+        ("shape", r"expected done \(terminated\) of t-maze-3 as \[6\], got \[5\] at step 9"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(Broken, "how", how)
+            patched.setattr(ppo, "make", lambda task, number: Broken(number, 3))
+            with pytest.raises(ValueError, match=message) as error:
+                train_agent(tmp_path)
+        assert "\n" not in str(error.value)
+        assert model.stat().st_size > 1_000
+        model.unlink()
+        (tmp_path / "metrics.jsonl").unlink()
     train_agent(tmp_path)
     assert [r["tokens"] for r in read_metrics(tmp_path)] == [30, 60, 90, 120, 120]
     result = read_json(tmp_path / "result.json")
@@ -226,13 +211,10 @@ def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
     assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).said(message)
 
 
-def test_whatever_is_observed_becomes_a_row_of_numbers():
+def test_whatever_is_observed_becomes_numbers_and_a_missing_package_is_named(monkeypatch):
     lake = Environments("FrozenLake-v1", 3)
     assert lake.reset(0).tolist() == [[1.0] + [0.0] * 15] * 3
     assert lake.step(torch.tensor([0, 1, 2]))[0].shape == (3, lake.features)
-
-
-def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ValueError, match=r"gymnasium.* pip install '\.\[agents\]'"):
         Environments("t-maze-3", 1)
@@ -248,15 +230,15 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr("experiments.agents.__main__.BASE", TINY)
     monkeypatch.setattr("experiments.agents.__main__.AgentSettings", partial(AgentSettings, evaluated=6))
-    Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, entropy=0.01, seeds=2).run()
+    chosen = ("gru", "transformer-xl", "compressive")
+    Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-3"), arms=chosen, steps=60, entropy=0.01, seeds=1).run()
     trained = read_json(tmp_path / "t-maze-2" / "compressive" / "config.json")
     assert trained["agent"]["entropy"] == 0.01
     rows = read_json(tmp_path / "results.json")["results"]
-    assert [row["arm"] for row in rows if "label" in row] == [*ARMS]
-    assert all(row["t-maze-5"]["n"] == 2 for row in rows)
-    assert {row["arm"] for row in rows if "t-maze-2, successes with slots swapped" in row} == {
-        "compressive", "compressive-gated",
-    }  # fmt: skip
+    assert tuple(row["arm"] for row in rows if "label" in row) == chosen
+    assert all(row["t-maze-3"]["n"] == 1 for row in rows)
+    swapped = {row["arm"] for row in rows if "t-maze-2, successes with slots swapped" in row}
+    assert swapped == {"compressive"}
     assert "## Returns" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "figures" / "agents.svg").is_file()
     assert (tmp_path / "t-maze-2" / "report.html").is_file()

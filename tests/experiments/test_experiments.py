@@ -7,9 +7,12 @@ from tests.processes import run_module
 
 
 @pytest.mark.usefixtures("quick_runs")
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "compare"])
-def test_an_experiment_ends_with_a_report(name, tmp_path):
-    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *SMALL_RUN)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("transformer_xl", ()), ("compressive_transformer", ()), ("compare", ("--models", "transformer-xl"))],
+)
+def test_an_experiment_ends_with_a_report(name, more, tmp_path):
+    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *SMALL_RUN, *more)
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "report.html").is_file()
     assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out

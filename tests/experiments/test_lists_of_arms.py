@@ -32,12 +32,8 @@ TEXT = small_training(tokens=128, evaluations=1, model="compressive")
 THREE = ("transformer-xl", "mean", "conv")
 BITS = {"transformer-xl": (2.6, 2.3, 2.45), "mean": (2.5, 2.6, 2.55), "conv": (2.4, 2.4998, 2.45),
         "max": (2.0, 2.1)}  # fmt: skip
-RIGHT = {
-    "transformer-xl": (0.5, 0.5, 0.5),
-    "mean": (0.8, 0.8, 0.8),
-    "conv": (0.7, 0.71, 0.7),
-    "max": (0.3, 0.3),
-}
+RIGHT = {"transformer-xl": (0.5, 0.5, 0.5), "mean": (0.8, 0.8, 0.8), "conv": (0.7, 0.71, 0.7),
+         "max": (0.3, 0.3)}  # fmt: skip
 """What pretended trainings come to, from each seed."""
 
 
@@ -96,21 +92,23 @@ def rows_of(folder):
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "command",
-    [Ablation(quick=True, data="builtin", arms=("mean", "conv", "mine: model=transformer")),
-     Slots(quick=True, arms=("usual", "c8", "heads-1")),
+    [Ablation(quick=True, data="builtin", arms=("conv", "mine: model=transformer")),
+     Slots(quick=True, arms=("usual", "c8")),
      Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
      RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
      recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
-     memories.Memories(quick=True)],
+     memories.Memories(quick=True, arms=("transformer-xl", "averages"))],
 )  # fmt: skip
 def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     out = tmp_path / "run"
     replace(command, out=out).run()
-    rows = rows_of(out)
-    trained = {run.arm: run for place in out.glob("*/experiment.json") for run in read_runs(
-        place.parent, "recall" if place.parent.name == "recall" else "text")}  # fmt: skip
+    rows, places = rows_of(out), [plan.parent for plan in out.glob("*/experiment.json")]
+    runs = [
+        run for place in places for run in read_runs(place, "recall" if place.name == "recall" else "text")
+    ]
+    trained = {run.arm: run for run in runs}
     assert {arm for arm, rival in rows if not rival} == set(trained)
     with open(out / "results.csv", newline="") as file:
         values = {(row["measure"], row["arm"]): float(row["value"]) for row in csv.DictReader(file)}
@@ -120,11 +118,9 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
                 other = values[measure, rival] if rival else 0.0
                 assert mean["mean"] == pytest.approx(values[measure, name] - other), (name, measure)
     page = (out / "report.md").read_text()
-    assert all(f"| {run.label}" in page for run in trained.values() if run.label)
+    assert all(f"| {run.label}" in page for run in runs if run.label)
     assert "\n\n\n" not in page
-    figures = {path.stem for path in (out / "figures").iterdir()}
-    assert figures == {command.name}
-    listed = {arm.name: arm for arm in command.listed()}
+    assert [path.stem for path in (out / "figures").iterdir()] == [command.name]
     if command.name == "slots":
         assert {run.config["recall"]["measured_for"] for run in trained.values()} == {"choosing"}
         assert {run.config["model"]["model"] for run in trained.values()} == {command.memory}
@@ -138,11 +134,9 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
     elif command.name == "recipes":
         speeds = [run for run in read_runs(out / "speeds" / "text") if run.arm == "dropout"]
         assert [run.last("tokens") for run in speeds] == [2 * 64] * 3
-        median = sorted(run.last("tokens_per_second") for run in speeds)[1]
+        _, median, _ = sorted(run.last("tokens_per_second") for run in speeds)
         assert trained["dropout"].config["tokens"] == round(median)
         assert trained["dropout"].config["model"]["dropout"] == 0.05
-    elif command.name == "memories":
-        assert set(trained) == set(listed)
     replace(command, out=out, resume=True).run()
     assert (out / "report.md").read_text() == page
 
@@ -166,30 +160,28 @@ def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_or
 @pytest.mark.usefixtures("pretended")
 def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
     tiny_ablation(tmp_path, seeds=3)
-    markdown = (tmp_path / "report.md").read_text()
+    markdown, rows = (tmp_path / "report.md").read_text(), rows_of(tmp_path)
     assert "| mean pooling, minus conv., attention | +0.100 ± 0.000 | +9.7 ± 1.4 points |" in markdown
     assert "| Transformer-XL, equal keys, minus conv., attention | *" in markdown
     assert "| Transformer-XL, equal keys | 2.450 ± 0.373 | 50.0 ± 0.0 % |" in markdown
-    row = rows_of(tmp_path)["mean", "conv"]
-    assert row["bits per character"]["mean"] == pytest.approx(0.3002 / 3)
-    assert rows_of(tmp_path)["mean", None]["bits per character"]["n"] == 3
-    with open(tmp_path / "results.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 3 * 3 * 3
+    assert rows["mean", "conv"]["bits per character"]["mean"] == pytest.approx(0.3002 / 3)
+    assert rows["mean", None]["bits per character"]["n"] == 3
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 3 * 3 * 3
     assert (tmp_path / "figures" / "ablation.svg").stat().st_size > 10_000
 
 
 @pytest.mark.usefixtures("pretended")
 def test_arms_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
-    folder = tmp_path / "a"
-    tiny_ablation(folder, arms=("conv",), seeds=1, only="text")
-    before = (folder / "text/conv/result.json").stat().st_mtime_ns
-    tiny_ablation(folder, arms=("max", "conv"), seeds=1, resume=True)
-    assert (folder / "text/conv/result.json").stat().st_mtime_ns == before
-    assert "±" not in (folder / "report.md").read_text().partition("## How it was made")[0]
-    tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
-    names = {path.parent.name for path in folder.glob("*/*/result.json")}
+    tiny_ablation(tmp_path, arms=("conv",), seeds=1, only="text")
+    finished = tmp_path / "text/conv/result.json"
+    before = finished.stat().st_mtime_ns
+    tiny_ablation(tmp_path, arms=("max", "conv"), seeds=1, resume=True)
+    assert finished.stat().st_mtime_ns == before
+    assert "±" not in (tmp_path / "report.md").read_text().partition("## How it was made")[0]
+    tiny_ablation(tmp_path, arms=("conv",), seeds=2, only="recall", resume=True)
+    names = {path.parent.name for path in tmp_path.glob("*/*/result.json")}
     assert names == {"conv", "max", "max-seed1", "conv-seed1"}
-    assert "| max pooling, minus conv., attention | −0.400 | *−4" in (folder / "report.md").read_text()
+    assert "| max pooling, minus conv., attention | −0.400 | *−4" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretended")
@@ -220,25 +212,19 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     for how, message in (
         ({}, "already holds experiments"),
         ({"text_tokens": 64, "resume": True}, "other settings: tokens 128 → 64"),
-        ({"recall_tokens": 64, "resume": True}, "other settings: tokens 256 → 64"),
     ):
         with pytest.raises(UserError, match=message):
             tiny_ablation(folder, **how)
     assert (folder / "report.md").read_bytes() == before
+    for path in folder.glob("*/experiment.json"):  # of a program that had fewer settings
+        plan = json.loads(path.read_text())
+        del plan["settings"]["model"]["bptt"]
+        path.write_text(json.dumps(plan))
+    tiny_ablation(folder, resume=True)
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(UserError, match=r"report\.md that no run wrote"):
         tiny_ablation(tmp_path)
     assert (tmp_path / "report.md").read_text() == "mine"
-
-
-@pytest.mark.usefixtures("pretended")
-def test_an_experiment_of_a_program_that_had_fewer_settings_goes_on(tmp_path):
-    tiny_ablation(tmp_path / "a")
-    for path in (tmp_path / "a").glob("*/experiment.json"):
-        plan = json.loads(path.read_text())
-        del plan["settings"]["model"]["bptt"]
-        path.write_text(json.dumps(plan))
-    tiny_ablation(tmp_path / "a", resume=True)
 
 
 def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count_nothing():

@@ -17,11 +17,7 @@ from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import learn_bpe
 from tests.builders import small_training
 
-ARMS = (
-    "none",
-    "mine: mem_len=8 model=transformer-xl",
-    "slots: model=compressive mem_len=4 c_mem_len=4 compression_rate=2",
-)
+ARMS = ("none", "slots: model=compressive mem_len=4 c_mem_len=4 compression_rate=2")
 
 
 @pytest.fixture
@@ -53,23 +49,24 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     out = tmp_path / "a"
     command, page, rows = measured(out, text, budgets=(64, 128), seeds=2)
     slots = read_json(out / "128/slots-seed1/by_distance.json")["by_distance"]
-    assert slots["all"]["tokens"] == 2 * 64 == sum(slots[name]["tokens"] for name in slots if name != "all")
-    weighted = sum(slots[name]["tokens"] * slots[name]["untouched"] for name in slots if name != "all")
-    assert weighted / (2 * 64) == pytest.approx(slots["all"]["untouched"])
+    whole = slots.pop("all")
+    assert whole["tokens"] == 2 * 64 == sum(group["tokens"] for group in slots.values())
+    weighted = sum(group["tokens"] * group["untouched"] for group in slots.values())
+    assert weighted / (2 * 64) == pytest.approx(whole["untouched"])
     changed = {f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped")}
     assert set(slots["first"]) == {"tokens", "untouched", *changed}
-    assert rows["all", "slots", "1"] == slots["all"]["untouched"]
+    assert rows["all", "slots", "1"] == whole["untouched"]
     for control in ("slots swapped", "memory swapped"):
         rise = slots["first"][control] - slots["first"]["untouched"]
         assert rows[f"first, {control}", "slots", "1"] == rise
         assert (f"first, {control}", "none", "1") not in rows
-    gains = [rows["bits per byte, 128 tokens", "mine", s] - rows["bits per byte, 128 tokens", "none", s]
-             for s in "01"]  # fmt: skip
-    found = read_json(out / "results.json")
-    (row,) = (r for r in found["results"] if (r["arm"], r.get("minus")) == ("mine", "none"))
-    assert found["made"]["name"] == "128"
-    assert found["arms"]["no memory"]["state per stream"] == 0 < found["arms"]["mine"]["state per stream"]
-    assert row["bits per byte, 128 tokens"]["mean"] == pytest.approx(sum(gains) / 2)
+    bits = "bits per byte, 128 tokens"
+    gains = [rows[bits, "slots", seed] - rows[bits, "none", seed] for seed in "01"]
+    report = read_json(out / "results.json")
+    (row,) = (r for r in report["results"] if (r["arm"], r.get("minus")) == ("slots", "none"))
+    assert report["made"]["name"] == "128"
+    assert report["arms"]["no memory"]["state per stream"] == 0 < report["arms"]["slots"]["state per stream"]
+    assert row[bits]["mean"] == pytest.approx(sum(gains) / 2)
     assert (out / "figures/memory-worth.svg").is_file()
     (out / "report.md").unlink()
     command.report(out)

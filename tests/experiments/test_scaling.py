@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from experiments import scaling
 from experiments.scaling import OnGPU, Operations, count, full_inputs, held, loss, row_of, step_of
@@ -19,8 +17,7 @@ from memformers.models import attention
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig, preset_names
-from memformers.training.distributed import Distributed
-from memformers.training.loop import TrainingState, forward_of, train_step
+from memformers.training.loop import TrainingState, train_step
 from memformers.training.optimizers import build_optimizers
 from tests.builders import MODELS
 
@@ -32,7 +29,7 @@ SIZES = ModelConfig(
 COMPRESSIVE = {"model": "compressive"}
 CASES = [
     *({"model": name, "positions": form, "dropout": 0.1}
-      for name in MODELS for form in ("learned", "sinusoidal")),
+      for name, form in zip(MODELS, ("sinusoidal", "learned", "sinusoidal"), strict=True)),
     COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
     COMPRESSIVE | {"segment_len": 24, "mem_len": 24, "c_mem_len": 3, "compression_rate": 3},
 ]  # fmt: skip
@@ -94,36 +91,16 @@ def test_all_layers_follow_from_one_and_two():
     assert found["sent"] == 0
 
 
-def bytes_after_a_step(config, ranks, hook):
-    """A step of the first of PyTorch's fake processes, which sends by ``hook``; returns the bytes of its
-    weights, gradients and optimizers' state."""
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    try:
-        lm, alone = MemoryLM(config.model), Distributed(parallel=config.step.parallel)
-        optimizers, forward = build_optimizers(lm, config), forward_of(lm, config, alone)
-        forward.register_comm_hook(None, hook)
-        x = torch.randint(37, (16, config.batch_size // ranks))
-        train_step(lm, forward, Segment(x, x), TrainingState(optimizers), config, alone)
-    finally:
-        dist.destroy_process_group()
+def test_a_rank_holds_weights_gradients_and_moments_and_reduces_each_gradient_once():
+    config = training(8, parallel="ddp")
+    lm, x = MemoryLM(config.model), torch.randint(37, (16, 2))
+    optimizers = build_optimizers(lm, config)
+    train_step(lm, lm, Segment(x, x), TrainingState(optimizers), config)
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
-    tensors = [*lm.parameters(), *(p.grad for p in lm.parameters()), *moments]
-    return sum(t.nbytes for t in tensors)
-
-
-def test_a_rank_of_ddp_reduces_each_gradient_once():
-    config, reduced = training(8, parallel="ddp"), []
-
-    def note(_, bucket):
-        reduced.append(bucket.buffer().nbytes)
-        done = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
+    gradients = [p.grad for p in lm.parameters()]
     guess = step_of(config, 4)
-    assert guess["state"] == bytes_after_a_step(config, 4, note)
-    assert sum(reduced) == 4 * guess["parameters"]
-    assert guess["sent"] == 2 * 3 * sum(reduced) / 4
+    assert guess["state"] == sum(t.nbytes for t in (*lm.parameters(), *gradients, *moments))
+    assert guess["sent"] == 2 * 3 * sum(g.nbytes for g in gradients) / 4
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def labml_server(status, answer):
     return Server(respond)
 
 
-def track(folder, url="auto", seconds=0.5):
+def track(folder, url="auto"):
     """Record for a while, as a training would; its end takes no longer than it may."""
     with Tracking(folder, "test", {"model": {"d_model": 8}, "seed": 1}, url) as tracking:
         for record in RECORDS:
             tracking.record(record)
-            time.sleep(seconds / len(RECORDS))
+            time.sleep(0.01)
         end = time.monotonic()
     assert time.monotonic() - end < 5.0
     assert read_metrics(folder) == RECORDS
@@ -59,14 +59,21 @@ def test_with_the_dashboard_off_no_process_starts_and_nothing_is_written_twice(t
     assert read_card(tmp_path).status == "completed"
 
 
-def test_without_a_dashboard_the_file_and_labml_have_every_record(tmp_path, capfd):
-    track(tmp_path)
-    assert labml_log(tmp_path) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
-    run = next((tmp_path / "labml").glob("test/*"))
+def test_without_a_dashboard_labml_has_every_record_and_leaves_the_home_alone(tmp_path, monkeypatch, capfd):
+    """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
+    gone, folder = tmp_path / "home/.labml/projects/gone.txt", tmp_path / "run"
+    gone.parent.mkdir(parents=True)
+    gone.write_text(str(tmp_path / "no such project"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder.mkdir()
+    track(folder)
+    assert labml_log(folder) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
+    run = next((folder / "labml").glob("test/*"))
     configs = (run / "configs.yaml").read_text()
     assert all(name in configs for name in ("d_model", "seed"))
     assert json.loads((run / "run_log.jsonl").read_text())["status"] == "completed"
     assert capfd.readouterr().err == ""
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents] == [gone]
 
 
 def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
@@ -86,10 +93,10 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [("http://me:hidden@127.0.0.1:9/api/v1/secret", "127.0.0.1:9 doesn't answer"),
-     ("http://localhost:abc/api", "doesn't answer"), ("http://a b/c", "doesn't answer"),
+     ("http://localhost:abc/api", "doesn't answer"),
      (socket.create_server, "doesn't answer"),  # which takes connections and never answers
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
-     ((200, {"errors": [{"odd": 1}]}), ""), ((200, [1]), "")],
+     ((200, [1]), "")],
 )  # fmt: skip
 def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_written(
     broken, said, tmp_path, capfd
@@ -111,29 +118,12 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
     assert not [path for path in files if "secret" in path.read_text()]  # the log is labml's own words
 
 
-def test_labml_neither_needs_nor_changes_the_home_that_runs_share(tmp_path, monkeypatch, capfd):
-    """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
-    home = "home/.labml/projects/gone.txt"
-    (tmp_path / home).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / home).write_text(str(tmp_path / "no such project"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir()
-    track(tmp_path / "run")
-    assert capfd.readouterr().err == ""
-    assert labml_log(tmp_path / "run")
-    assert [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "run" not in p.parents] == [
-        tmp_path / home
-    ]
-
-
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
     with Tracking(tmp_path, "test", {}, "auto") as tracking:
-        tracking.record(RECORDS[0])
         tracking._relay.kill()
         tracking._relay.wait()
-        for record in RECORDS[1:]:
-            tracking.record(record)
-    assert read_metrics(tmp_path) == RECORDS
+        tracking.record(RECORDS[0])
+    assert read_metrics(tmp_path) == RECORDS[:1]
     assert "labml stopped with exit code -9" in capfd.readouterr().err
 
 

@@ -22,11 +22,8 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
-from memformers.training.data_module import spec_of
-from memformers.training.distributed import SINGLE_PROCESS
-from memformers.training.loop import TrainingState, train_steps
-from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model
+from memformers.training.loop import train_steps
+from memformers.training.run import build_model, spec_of
 from tests.builders import small_training
 
 
@@ -77,30 +74,26 @@ def letters():
 
 def about(**changes: Any) -> About:
     """What a checkpoint says of itself, of no run in particular."""
-    facts: dict[str, Any] = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
-    return About(**(facts | changes))
+    return About(**({"config": {}, "environment": {}, "records": 0, "validation_loss": None} | changes))
 
 
 CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)
-"""A training of six steps, by as many processes as divide twelve."""
+"""A training of six steps."""
 
 
-def keep_two_checkpoints(folder, config=CHECKPOINTED, ranks=SINGLE_PROCESS, save=save_checkpoint):
-    """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED; returns the
-    model and the state."""
+def keep_two_checkpoints(folder):
+    """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED."""
     facts = about(config=asdict(CHECKPOINTED), environment=describe_environment(torch.device("cpu")))
-    lm = build_model(config, ranks)
-    state = TrainingState(build_optimizers(lm, config))
+    lm = build_model(CHECKPOINTED)
 
     def keep(state):
+        state.read_losses()
         if state.step > 4:
-            save(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts, ranks)
+            save_checkpoint(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts)
 
     segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
-    train_here(lm, config, segments, maybe_checkpoint=keep, state=state, ranks=ranks)
-    if ranks.first:
-        write_json(folder / "config.json", asdict(CHECKPOINTED))
-    return lm, state
+    train_here(lm, CHECKPOINTED, segments, maybe_checkpoint=keep)
+    write_json(folder / "config.json", asdict(CHECKPOINTED))
 
 
 def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
@@ -111,22 +104,6 @@ def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen
         list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def launch_and_wait(module, *arguments, processes):
-    """The same to its end, which must be a good one."""
-    process = launch(module, *arguments, processes=processes)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-
-
-def poisoned(model, part, bad_steps):
-    """``model``, of which a part, in the forward passes of these numbers, gives no numbers."""
-    calls = iter(range(10**6))
-    getattr(model, part).register_forward_hook(
-        lambda module, inputs, output: output * float("nan") if next(calls) in bad_steps else output
-    )
-    return model
 
 
 def train_here(lm, config, segments=None, **options):
@@ -151,10 +128,6 @@ def stop(config, folder, step):
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143
-
-
-def tensors_of(model):
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}

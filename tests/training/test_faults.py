@@ -1,4 +1,4 @@
-"""A run that a fault ended goes on as if nothing had been, and no broken or foreign checkpoint is taken."""
+"""A run that a fault ended continues as if nothing had been, and no broken or foreign checkpoint is used."""
 
 import errno
 import itertools
@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save_file
 
-from memformers import MemoryLM
 from memformers.common import files
 from memformers.common.command_line import cli_errors
 from memformers.common.fields import replace_nested
@@ -49,7 +48,6 @@ from tests.training.runs import (
     keep_two_checkpoints,
     letters,
     reseal,
-    tensors_of,
     train_run,
 )
 
@@ -130,13 +128,13 @@ def copy(whole, tmp_path):
 
 
 def loaded_step(folder, capsys, word=""):
-    """The step at which a training would go on in ``folder``. If it isn't the newest, one line with ``word``
-    says why, and the name of what is set aside is put back."""
+    """The step at which a training would continue in ``folder``. If it isn't the newest, one line with
+    ``word`` says why, and the name of what is set aside is put back."""
     lm = build_model(CHECKPOINTED)
     state = TrainingState(build_optimizers(lm, CHECKPOINTED))
     newest = numbered(folder / "checkpoints")[0]
     capsys.readouterr()
-    state, _ = restore_newest(folder, lm, state, CHECKPOINTED)
+    state = restore_newest(folder, lm, state, CHECKPOINTED)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 6 - state.step
     assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in said), said
@@ -145,43 +143,39 @@ def loaded_step(folder, capsys, word=""):
     return state.step
 
 
-SPOILED = {
-    "flipped": lambda data: (
-        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-    ),
-    "torn": lambda data: data[: len(data) // 2],
-    "gone": lambda data: None,
-}
+def flipped(data):
+    half = len(data) // 2
+    return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
 
 
-@pytest.mark.parametrize("how", SPOILED)
-def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(how, copy, capsys):
+def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
     newest, older = numbered(copy / "checkpoints")
-    weights = [tensors_of(MemoryLM.from_pretrained(folder)) for folder in (newest, older)]
+    weights = [load((folder / "model.safetensors").read_bytes()) for folder in (newest, older)]
     for path in sorted(newest.iterdir()):
         data = path.read_bytes()
-        path.unlink()
-        if (spoiled := SPOILED[how](data)) is not None:
-            path.write_bytes(spoiled)
-        assert loaded_step(copy, capsys, path.name.removeprefix("manifest.json")) == 5  # it may name another
-        kept = tensors_of(load_for_use(copy, CPU)[0])
-        assert any(all(torch.equal(kept[n], t) for n, t in each.items()) for each in weights)
-        path.write_bytes(data)
+        for spoiled in (flipped(data), data[: len(data) // 2], None):
+            path.unlink()
+            if spoiled is not None:
+                path.write_bytes(spoiled)
+            assert loaded_step(copy, capsys, path.name.removeprefix("manifest.json")) == 5  # or another's
+            kept = load_for_use(copy, CPU)[0].state_dict()
+            assert any(all(torch.equal(kept[n], t) for n, t in saved.items()) for saved in weights)
+            path.write_bytes(data)
     assert loaded_step(copy, capsys) == 6
 
 
-FOREIGN = {
-    "less to train": ("training.json", {"config": asdict(replace(CHECKPOINTED, tokens=9_999))}, "9,999"),
-    "model": ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
-    "version": ("manifest.json", {"format": 2}, "format 2"),
-    "no random states": ("random.json", {"ranks": []}, "0 processes"),
-}  # fmt: skip
-"""What a checkpoint belongs to that another training or version wrote: a file, its contents, and a word."""
+FOREIGN = [
+    ("training.json", {"config": asdict(replace(CHECKPOINTED, tokens=9_999))}, "9,999"),
+    ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
+    ("manifest.json", {"format": 2}, "format 2"),
+    ("random.json", {"ranks": []}, "0 processes"),
+]
+"""What another training or version wrote: a file of it, its contents, and a word."""
 
 
-@pytest.mark.parametrize("what", FOREIGN)
-def test_a_checkpoint_of_another_training_is_named_and_passed_over(what, copy, capsys):
-    newest, (name, changes, word) = numbered(copy / "checkpoints")[0], FOREIGN[what]
+@pytest.mark.parametrize(("name", "changes", "word"), FOREIGN)
+def test_a_checkpoint_of_another_training_is_named_and_passed_over(name, changes, word, copy, capsys):
+    newest = numbered(copy / "checkpoints")[0]
     write_json(newest / name, read_json(newest / name) | changes)
     if name != "manifest.json":
         reseal(newest)
@@ -196,7 +190,7 @@ json_values = st.recursive(
 
 
 @given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(whole, name, data, capsys):
     newest = numbered(whole / "checkpoints")[0]
     before = {path: path.read_bytes() for path in newest.iterdir()}
@@ -237,9 +231,7 @@ def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
     for path in sorted(newest.iterdir()):
         data = path.read_bytes()
         path.write_bytes(pickle.dumps(Bomb(exploded)))
-        (newest / ".metadata").write_bytes(pickle.dumps(Bomb(exploded)))
-        for extra in ("pytorch_model.bin", "optimizer.pt", "state.pkl"):
-            torch.save({"weights": Bomb(exploded)}, newest / extra)
+        torch.save({"weights": Bomb(exploded)}, newest / "pytorch_model.bin")
         if path.name != "manifest.json":
             reseal(newest)
         assert loaded_step(copy, capsys) == (6 if path.name == "tokenizer.json" else 5)  # the run has its own

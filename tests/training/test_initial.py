@@ -1,4 +1,4 @@
-"""Trainings that begin with given weights, that go on after their end, and that end early."""
+"""Trainings that start from given weights, that continue after their end, and that end early."""
 
 import random
 import shutil
@@ -17,7 +17,6 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint
-from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
@@ -27,18 +26,19 @@ from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.data_module import find_text
-from memformers.training.run import copy_weights, keep_tokenizer, load_initial
+from memformers.training.run import build_model, find_text, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run
 
 CPU = torch.device("cpu")
-NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
+NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
 CONFIG = replace_nested(
-    TrainConfig(NETWORK, tokens=2_000, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=1_000
-)
+    TrainConfig(NETWORK, tokens=500, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=500,
+    final_tokens=500,
+)  # fmt: skip
+"""512 tokens, since 500 are no whole number of steps."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,6 @@ def _real_texts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A text in a file."""
     path = tmp_path_factory.mktemp("text") / "play.txt"
     path.write_text(SHORT)
     return str(path)
@@ -58,16 +57,12 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
     """The folder of a finished training."""
-    return train_run(replace(CONFIG, data=text), tmp_path_factory.mktemp("trained") / "run", "off")
+    return train_run(replace(CONFIG, data=text), tmp_path_factory.mktemp("trained") / "run")
 
 
-def test_a_training_begins_with_an_arm_that_shares_lengths_without_use_with_others(tmp_path):
-    network = replace(NETWORK, model="transformer-xl", vocab_size=256, c_mem_len=3, compression_rate=3)
-    MemoryLM(network).save_pretrained(tmp_path / "arm")
-    save_tokenizer(ByteTokenizer(), tmp_path / "arm")
-    command = parse_train(["--init-from", str(tmp_path / "arm"), "--mem-len", "4"], Train())
-    check_all_used(command.config)
-    assert command.config.model == replace(network, mem_len=4, c_mem_len=64, compression_rate=4)
+@pytest.fixture
+def copy(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copy", symlinks=True)
 
 
 class Killed(Exception):
@@ -84,36 +79,42 @@ def killed(config, folder, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "training_segments", segments)
         with pytest.raises(Killed):
-            train_run(config, folder, "off", **options)
-
-
-def copied(run, folder):
-    """A copy of a run in ``folder``."""
-    return shutil.copytree(run, folder, symlinks=True)
+            train_run(config, folder, **options)
 
 
 def weights(folder):
-    """The weights of a run's newest checkpoint."""
     return load_checkpoint(folder, CPU)[0].state_dict()
 
 
-def test_a_training_begins_with_given_weights_their_tokenizer_and_other_lengths(trained, text, tmp_path):
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def equal(first, second):
+    return all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_a_training_starts_from_an_arm_that_shares_lengths_without_use_with_others(tmp_path):
+    network = replace(NETWORK, model="transformer-xl", vocab_size=256, c_mem_len=3, compression_rate=3)
+    MemoryLM(network).save_pretrained(tmp_path / "arm")
+    save_tokenizer(ByteTokenizer(), tmp_path / "arm")
+    command = parse_train(["--init-from", str(tmp_path / "arm"), "--mem-len", "4"], Train())
+    check_all_used(command.config)
+    assert command.config.model == replace(network, mem_len=4, c_mem_len=64, compression_rate=4)
+
+
+def test_a_training_starts_from_given_weights_their_tokenizer_and_other_lengths(trained, tmp_path):
     other = tmp_path / "other.txt"
-    other.write_text(write_play(20_000, seed=1))  # some of whose characters may be missing
-    options = ["--tokens", 600, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12, "--dashboard", "off"]
+    other.write_text(SHORT[:12_000])  # where some characters are missing
+    options = ["--tokens", 64, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12]
     run("train", "--init-from", trained, "--data", other, "--out", tmp_path / "run", *options)
     config = read_train_config(tmp_path / "run")
     assert (config.model.mem_len, config.model.d_model, config.model.model) == (12, 16, "compressive")
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (
-        next((trained / CHECKPOINTS).glob("0*2*")) / "tokenizer.json"
-    ).read_bytes()
-    first = CHECKPOINTS + "/000000000000"
-    begun = load_checkpoint(tmp_path / "run" / first, CPU)[0]
-    assert all(torch.equal(x, begun.state_dict()[name]) for name, x in weights(trained).items())
-    assert begun.config.mem_len == 12
-    loss = read_metrics(tmp_path / "run")[0]["loss.train"]
-    scratch = train_run(replace(config, tokens=200), tmp_path / "scratch", "off")
-    assert loss < read_metrics(scratch)[0]["loss.train"] - 0.3
+    tokenizers = [
+        next(path.glob("checkpoints/0*")) / "tokenizer.json" for path in (trained, tmp_path / "run")
+    ]
+    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
+    assert equal(weights(trained), weights(tmp_path / "run" / CHECKPOINTS / "000000000000"))
 
 
 def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_path):
@@ -121,14 +122,14 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     model, tokenizer = load_initial(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
     config = replace_nested(
-        TrainConfig(), data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw"
-    )
-    config = replace_nested(config, learning_rate=1e-30)
+        TrainConfig(), data=text, tokens=100, batch_size=1, evaluations=1, optimizer="adamw",
+        learning_rate=1e-30, final_tokens=500, evaluation_tokens=500,
+    )  # fmt: skip
     of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
-    for init, its in ((model, of_file), (name, config)):
-        found = train(its, tmp_path / type(init).__name__, init=init, dashboard="off")
-        assert found.tokenizer.to_json() == tokenizer.to_json()
-        assert all(torch.equal(x, before[key]) for key, x in found.model.state_dict().items())
+    for init, settings in ((model, of_file), (name, config)):
+        result = train(settings, tmp_path / type(init).__name__, init=init, dashboard="off")
+        assert result.tokenizer.to_json() == tokenizer.to_json()
+        assert equal(result.model.state_dict(), before)
 
 
 @pytest.mark.parametrize(
@@ -142,39 +143,42 @@ def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, te
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
 
 
-def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(trained, text, tmp_path, monkeypatch):
+def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(copy, text, tmp_path, monkeypatch):
     """Also a relative path, after the current folder has changed."""
     (tmp_path / "elsewhere").mkdir()
-    copied(trained, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    before = load_initial("run")[0].state_dict()
-    train_run(replace(CONFIG, data=text, tokens=3_000), tmp_path / "run", "off", resume=True)
-    after = load_initial("run")[0].state_dict()
-    assert not all(torch.equal(x, after[name]) for name, x in before.items())
-    assert all(torch.equal(x, after[name]) for name, x in weights(tmp_path / "run").items())
+    before = load_initial("copy")[0].state_dict()
+    train_run(replace(CONFIG, data=text, tokens=600), copy, resume=True)
+    after = load_initial("copy")[0].state_dict()
+    assert not equal(before, after)
+    assert equal(after, weights(copy))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="run"):
-        load_initial("run")
+    with pytest.raises(UserError, match="copy"):
+        load_initial("copy")
 
 
+@pytest.mark.parametrize("name", ["init", "named"])
 def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to(
-    trained, text, tmp_path, monkeypatch
+    name, trained, text, tmp_path, monkeypatch
 ):
-    """Whether it has the tokenizer of its initial weights or one that was named; by a relative path too."""
+    """Whether it has the tokenizer of its initial weights, from which it continues after a kill, or one that
+    was named by a relative path."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(next((trained / CHECKPOINTS).glob("0*2*")) / "tokenizer.json", "mine.json")
-    begin = {"init": {"init": trained}, "named": {}}
-    for name, options in begin.items():
-        config = replace(CONFIG, data=text, tokens=600, model=NETWORK if name == "named" else ModelConfig())
-        config = replace(config, tokenizer="mine.json") if name == "named" else config
-        whole = train_run(config, Path(f"{name}-whole"), "off", **options)
-        killed(config, Path(name), **options)
-        Path("mine.json").rename("gone.json") if name == "named" else None
-        moved = shutil.move(name, tmp_path / "other" / name)
-        train_run(read_train_config(moved), moved, "off", resume=True)
-        assert all(torch.equal(x, weights(moved)[key]) for key, x in weights(whole).items())
-        evaluated = run("evaluate", "--checkpoint", moved, "--out", tmp_path / "out", "--device", "cpu")
-        assert evaluated.code == 0, evaluated.err
+    shutil.copy(next(trained.glob("checkpoints/0*")) / "tokenizer.json", "mine.json")
+    config, options = replace(CONFIG, data=text, tokens=200), {}
+    if name == "init":
+        config, options = replace(config, model=ModelConfig()), {"init": trained}
+    else:
+        config = replace(config, tokenizer="mine.json")
+    whole = train_run(config, Path("whole"), **options)
+    killed(config, Path("run"), **options)
+    assert not (Path("run") / RESULT).exists()
+    Path("mine.json").unlink()
+    moved = shutil.move("run", tmp_path / "other" / "run")
+    train_run(read_train_config(moved), moved, resume=True)
+    assert equal(weights(whole), weights(moved))
+    evaluated = run("evaluate", "--checkpoint", moved, "--out", tmp_path / "out", "--device", "cpu")
+    assert evaluated.code == 0, evaluated.err
 
 
 def test_a_tokenizer_that_lies_in_the_folder_is_not_replaced_by_another(tmp_path):
@@ -187,66 +191,54 @@ def test_a_tokenizer_that_lies_in_the_folder_is_not_replaced_by_another(tmp_path
 
 
 def test_given_weights_for_fewer_positions_are_one_line():
-    short, long = (MemoryLM(replace(NETWORK, positions="learned", mem_len=n)) for n in (8, 16))
+    short, long = (replace(NETWORK, positions="learned", mem_len=n) for n in (8, 16))
     with pytest.raises(UserError, match="positions='learned'"):
-        copy_weights(short, long)
+        build_model(replace(CONFIG, model=long), initial=MemoryLM(short))
 
 
-def files_of(folder):
-    """The contents of all files in ``folder``."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
+    before, config = files_of(copy), read_train_config(copy)
+    for tokens in (500, 501, 512):
+        train_run(replace(config, tokens=tokens), copy, resume=True)
+        assert "already finished" in run("train", "--resume", copy, "--tokens", tokens).out
+        assert files_of(copy) == before
 
 
-def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(trained, tmp_path):
-    """2,016 tokens, since 2,000 are no whole number of steps."""
-    folder = copied(trained, tmp_path / "run")
-    before, config = files_of(folder), read_train_config(folder)
-    for tokens in (2_000, 2_001, 2_016):
-        train_run(replace(config, tokens=tokens), folder, "off", resume=True)
-        assert "already finished" in run("train", "--resume", folder, "--tokens", tokens).out
-        assert files_of(folder) == before
-    train_run(replace(config, tokens=2_500), folder, "off", resume=True)
-    assert read_json(folder / RESULT)["tokens"] >= 2_500
+def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(copy, trained):
+    (copy / RESULT).unlink()
+    write_json(copy / "config.json", read_json(copy / "config.json") | {"tokens": 510})
+    train_run(read_train_config(copy), copy, resume=True)
+    assert read_json(copy / RESULT)["loss"] == read_json(trained / RESULT)["loss"]
 
 
-def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(trained, tmp_path):
-    folder = copied(trained, tmp_path / "run")
-    (folder / RESULT).unlink()
-    write_json(folder / "config.json", read_json(folder / "config.json") | {"tokens": 2_010})
-    train_run(read_train_config(folder), folder, "off", resume=True)
-    assert read_json(folder / RESULT)["loss"] == read_json(trained / RESULT)["loss"]
-
-
-def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_path):
-    folder = copied(trained, tmp_path / "run")
-    before = read_json(folder / RESULT)
-    assert "rises again" in run("train", "--resume", folder, "--tokens", 3_000, "--dashboard", "off").out
-    records, result = read_metrics(folder), read_json(folder / RESULT)
-    assert result["tokens"] >= 3_000 > before["tokens"]
-    assert [r["tokens"] for r in records if "loss.valid" in r] == [1024, 2016, 2528, 3008]
-    rates = [r["learning_rate"] for r in records if r["tokens"] > before["tokens"] and "learning_rate" in r]
-    assert max(rates) > CONFIG.optim.learning_rate / 2 > min(rates)
-    assert "already finished" in run("train", "--resume", folder).out
-    assert run("train", "--resume", folder, "--tokens", 2_500).said("tokens 3000 → 2500")
+def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_path):
+    assert "rises again" in run("train", "--resume", copy, "--tokens", 800).out
+    records, result = read_metrics(copy), read_json(copy / RESULT)
+    assert result["tokens"] == 800
+    assert [r["tokens"] for r in records if "loss.valid" in r] == [256, 512, 672, 800]
+    rates = [r["learning_rate"] for r in records if r["tokens"] > 512 and "learning_rate" in r]
+    assert max(rates) > CONFIG.optim.learning_rate / 2
+    assert "already finished" in run("train", "--resume", copy).out
+    assert run("train", "--resume", copy, "--tokens", 700).said("tokens 800 → 700")
     (tmp_path / "other.txt").write_text(SHORT[::-1])
-    assert run("train", "--resume", folder, "--data", tmp_path / "other.txt").said("different")
+    assert run("train", "--resume", copy, "--data", tmp_path / "other.txt").said("different")
 
 
-def test_after_a_kill_a_training_on_given_weights_has_the_same_weights(trained, text, tmp_path):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600)
-    train_run(config, whole, "off", init=trained)
-    killed(config, run, init=trained)
-    assert not (run / RESULT).exists()
-    train_run(read_train_config(run), run, "off", resume=True)
-    assert all(torch.equal(x, weights(run)[name]) for name, x in weights(whole).items())
+def test_a_run_that_was_copied_without_links_has_no_stale_best_checkpoint(trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy", symlinks=False)
+    assert not (copy / CHECKPOINTS / "best").is_symlink()
+    run("train", "--resume", copy, "--tokens", 1_200)
+    best = read_json(copy / CHECKPOINTS / "best" / "training.json")["validation_loss"]
+    assert best == min(r["loss.valid"] for r in read_metrics(copy) if "loss.valid" in r)
+    assert not list(copy.glob("checkpoints/.*"))
 
 
 def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
-    config = small_training(data=text, tokens=100_000, evaluations=100, stop_after=3, optimizer="adamw")
-    folder = train_run(replace_nested(config, learning_rate=1e-30), tmp_path / "run", "off")
+    config = small_training(data=text, tokens=10_000, evaluations=50, stop_after=3, optimizer="adamw")
+    config = replace_nested(config, learning_rate=1e-30, evaluation_tokens=500)
+    folder = train_run(config, tmp_path / "run")
     assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
-    assert read_json(folder / RESULT)["tokens"] < 5_000
+    assert read_json(folder / RESULT)["tokens"] < 1_000
     assert "already finished" in run("train", "--resume", folder).out
 
 
@@ -255,7 +247,7 @@ def test_a_training_leaves_the_random_numbers_of_its_program_alone(text, tmp_pat
     for trains in (False, True):
         random.seed(7), np.random.seed(7), torch.manual_seed(7)
         if trains:
-            train_run(small_training(data=text, tokens=512), tmp_path / "run", "off")
+            train_run(small_training(data=text, tokens=64), tmp_path / "run")
         drawn.append((random.random(), np.random.random(), torch.rand(()).item()))
     assert drawn[0] == drawn[1]
 
@@ -269,11 +261,11 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
         return find_short_text(config)
 
     monkeypatch.setattr(run_module, "find_text", find)
-    thread = threading.Thread(target=train_run, args=(small_training(tokens=512), tmp_path / "a", "off"))
+    thread = threading.Thread(target=train_run, args=(small_training(tokens=64), tmp_path / "a"))
     thread.start()
     inside.wait(60)
     with pytest.raises(UserError, match="another training"):
-        train_run(small_training(tokens=512), tmp_path / "b", "off")
+        train_run(small_training(tokens=64), tmp_path / "b")
     end.set()
     thread.join()
     assert (tmp_path / "a" / RESULT).exists()

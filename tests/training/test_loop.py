@@ -1,31 +1,39 @@
-"""A training: what it learns, when it records, and with which memory; learning rates and clipping."""
+"""A training: what a step learns from and computes in, when it records, and with which memory."""
 
+import itertools
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from memformers import kernels
-from memformers.data.streams import training_segments
+from memformers import AdaptiveConfig, MemoryLM, kernels
+from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
-from memformers.training.loop import STAGES, TrainingState, clip, share_of_memory, shortened, train_steps
-from memformers.training.optimizers import learning_rate_schedule
+from memformers.training import run as run_module
+from memformers.training.loop import NotFiniteError, TrainingState, clip, shortened, train_step, train_steps
+from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_lm, small_training
-from tests.training.runs import train_here
+from tests.training.runs import DOCUMENTS, finding, segments_of, train_here, train_run
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
 
 
-def segments_of(config):
+def regular(config):
     return training_segments(TEXT, config.batch_size, config.model.segment_len)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(model):
     config = small_training(model=model, tokens=5_000, learning_rate=1e-2)
-    records = train_here(build_model(config), config, segments_of(config))
+    records = train_here(build_model(config), config, regular(config))
     assert records[-1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0]["loss.train"]
 
 
@@ -38,7 +46,7 @@ def test_records_and_evaluations_come_as_often_as_asked_for():
         rates.append(metrics["learning_rate"])
 
     hooks = {"record": record, "evaluate": lambda state: seen.append(-state.step)}
-    end = train_steps(build_model(config), segments_of(config), config, **hooks)
+    end = train_steps(build_model(config), regular(config), config, **hooks)
     assert seen == [5, -8, 10, 15, -16, 20, 23, -23]
     assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
     part = learning_rate_schedule(config, config.tokens)  # of the tokens in the middle of a step
@@ -50,7 +58,7 @@ def test_the_loss_is_read_at_each_record_evaluation_and_checkpoint_and_else_neve
     config, reads = small_training(tokens=64 * 12, evaluations=3, log_every=6), []
     read = TrainingState.read_losses
     monkeypatch.setattr(TrainingState, "read_losses", lambda s, r: reads.append(s.step) or read(s, r))
-    train_here(build_model(config), config, segments_of(config))
+    train_here(build_model(config), config, regular(config))
     assert reads == [4, 6, 8, 12]
 
 
@@ -68,14 +76,14 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
-        config = small_training(model=model, tokens=4_000, precision=precision, **rates)
+        config = small_training(model=model, tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
         lm.register_forward_hook(
             lambda _, inputs, output: dtypes.update(
                 t.dtype for t in (*output.memory.mem, *output.memory.c_mem)
             )
         )
-        losses[precision] = [found["loss.train"] for found in train_here(lm, config, segments_of(config))]
+        losses[precision] = [found["loss.train"] for found in train_here(lm, config, regular(config))]
         assert {p.dtype for p in lm.parameters()} == {torch.float32}
     assert dtypes == {torch.float32}
     assert losses["bfloat16"] != losses["float32"], "nothing was rounded"
@@ -99,11 +107,18 @@ def counting(*lengths):
     return tuple(torch.arange(float(length)).view(-1, 1, 1) for length in lengths)
 
 
-def test_the_share_of_a_growing_memory_grows_in_stages_from_nothing_to_everything():
-    config = small_training(tokens=8_000, memory_warmup=0.5)
-    shares = [share_of_memory(tokens, config) for tokens in range(0, 8_000, 250)]
-    assert shares == [stage / STAGES for stage in range(STAGES) for _ in range(2)] + [1.0] * 16
-    assert share_of_memory(0, small_training()) == 1.0
+@pytest.mark.parametrize(
+    ("warmup", "lengths"),
+    [
+        (0.5, [*range(2, 16, 2), *[16] * 9]),
+        (1.0, [2 * (step // 2) for step in range(1, 17)]),
+        (0.0, [16] * 16),
+    ],
+)
+def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, lengths):
+    config = small_training(tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
+    records = train_here(build_model(config), config, regular(config))
+    assert [record["memory.length"] for record in records] == lengths
 
 
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
@@ -116,7 +131,6 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
         assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
         for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
             assert torch.equal(cut, whole[len(whole) - len(cut) :])
-    assert shortened(memory, 1.0, layers) is memory
     assert shortened(Memory(()), 0.5, layers) == Memory(())
     layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
     assert shortened(Memory(counting(4, 16)), 0.5, layers).lengths(2) == [(2, 0), (8, 0)]
@@ -140,3 +154,129 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     for x, hidden in [(x, max(len(x) - 6, 0)) for x in other.mem] + [(x, len(x)) for x in other.c_mem]:
         x[:hidden, 2] = 7.0
     assert torch.equal(lm(tokens[0], other).logits, lm(tokens[0], short).logits)
+
+
+def step_of(lm, segment, memory, forward=None, **changes):
+    """The state after a step without clipping, and the gradient."""
+    config = small_training(batch_size=4, max_grad_norm=1e9, **changes)
+    state = TrainingState((), memory)
+    train_step(lm, lm if forward is None else forward, segment, state, config)
+    state.read_losses()
+    return state, [p.grad for p in lm.parameters()]
+
+
+def check_same(gradients, wanted, atol):
+    """All gradients, except those of parameters that have none."""
+    for a, b in zip(gradients, wanted, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def segment(length, streams=4):
+    return Segment(torch.randint(11, (length, streams)), torch.randint(11, (length, streams)))
+
+
+ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("transformer", {}), ("transformer-xl", {}), ("transformer-xl", ADAPTIVE), ("compressive", {})],
+)
+def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(model, changes):
+    """Each prediction counts alike, and those without a target don't. A part without any target adds nothing,
+    though its mean is not a number."""
+    lm, part = small_lm(model, n_layers=1, **changes), segment(7)
+    memory = lm(torch.randint(11, (7, 4))).memory
+    part.targets[:, 1] = part.targets[1:, 0] = part.targets[2:4, 3] = IGNORED
+    logits, after, auxiliary = lm(part.inputs, memory)
+    loss = F.cross_entropy(logits.flatten(0, 1), part.targets.flatten())
+    wanted = torch.autograd.grad(loss + auxiliary, [*lm.parameters()], allow_unused=True)
+    for accumulate in (1, 2, 4):
+        state, gradients = step_of(lm, part, memory, accumulate=accumulate)
+        assert state.window.loss == pytest.approx(loss.item(), abs=1e-12)
+        assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
+        check_same(gradients, wanted, 1e-10)
+        assert not any(x.requires_grad for x in state.memory.mem + state.memory.c_mem)
+        check_same(state.memory.mem + state.memory.c_mem, after.mem + after.c_mem, 1e-12)
+
+
+class NoFloat64(TorchDispatchMode):
+    """Fails where a tensor of float64 is made, which Apple's GPUs don't have."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        assert all(x.dtype != torch.float64 for x in tree_leaves(result) if isinstance(x, torch.Tensor)), func
+        return result
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimizer):
+    config = small_training(model=model, optimizer=optimizer, accumulate=2)
+    for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
+        lm, segments = build_model(config), segments_of(config)
+        state = TrainingState(build_optimizers(lm, config))
+        with mode:
+            for _ in range(4):
+                train_step(lm, lm, next(segments), state, config)
+        state.read_losses()
+    assert state.window.steps == 4
+    assert state.window.loss > 0
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_at_the_next_record():
+    config, steps = small_training(tokens=64 * 12, evaluations=1, log_every=5), []
+    lm, calls = build_model(config), itertools.count()
+    lm.embed.register_forward_hook(lambda _, __, x: x * float("nan") if next(calls) == 7 else x)
+    with pytest.raises(NotFiniteError, match="the loss is nan in step 7; training stopped"):
+        train_here(lm, config, segments_of(config), maybe_checkpoint=lambda state: steps.append(state.step))
+    assert steps == [*range(10)], "the record after step 9 reads the loss of step 7"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_a_compiled_step_has_the_same_gradient(model):
+    torch.compiler.reset()
+    lm, part = small_lm(model, n_layers=1), segment(7)
+    memory = lm(torch.randint(11, (7, 4))).memory
+    compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
+    state, wanted = step_of(lm, part, memory)
+    wanted = [x if x is None else x.clone() for x in wanted]
+    again, gradients = step_of(lm, part, memory, compiled)
+    assert again.window.loss == pytest.approx(state.window.loss, abs=1e-12)
+    check_same(gradients, wanted, 1e-10)
+
+
+@pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
+def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "find_text", finding("x" * sum(lengths), lengths))
+    config = small_training(batch_size=1, model="transformer")
+    config = replace(config, model=replace(config.model, segment_len=1))
+    with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
+        train_run(config, tmp_path / "run")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("network", "documents", "most"),
+    [({"model": "transformer-xl"}, DOCUMENTS, 1),
+     ({"model": "compressive", "compression_rate": 4}, DOCUMENTS, 1),
+     ({"mem_len": 192}, (), 4),
+     ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 44}, (), 6)],
+)  # fmt: skip
+def test_a_compiled_training_compiles_few_times(network, documents, most, monkeypatch):
+    """On documents, as long as segments are whole, once: from the first step on, all shapes are the same."""
+    compiled = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    torch.compiler.reset()
+    config = small_training(compile=True, tokens=64 * 14, precision="bfloat16")
+    config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, **network))
+    segments = segments_of(config, documents=documents)
+    if documents:
+        read = itertools.islice(segments, 7)
+        segments = itertools.cycle([segment for segment in read if len(segment.inputs) == 16])
+    train_here(MemoryLM(config.model), config, segments)
+    assert 0 < compiled.frame_count <= most

@@ -1,4 +1,4 @@
-"""A training that was stopped and goes on is the training that never stopped, bit for bit; another one is
+"""A training that was stopped and resumed is the training that never stopped, bit for bit; another one is
 refused by what differs, and nothing that is no run's is overwritten."""
 
 import errno
@@ -14,12 +14,11 @@ from memformers.common.files import numbered, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.models.config import AdaptiveConfig
-from memformers.report.document import write_report
 from memformers.runs.folder import METRICS, alone_in, read_metrics
 from memformers.tracking import recorder
 from memformers.training import run as run_module
 from memformers.training.checkpoints import cut_metrics
-from memformers.training.data_module import find_text
+from memformers.training.run import find_text
 from tests.builders import small_lm, small_training
 from tests.training.faults import STATE_FILES
 from tests.training.runs import (
@@ -33,22 +32,18 @@ from tests.training.runs import (
     without_times,
 )
 
-# A text so short that its chunks come in a new order in step 8 and each 8 steps.
-PLAIN = {"log_every": 4, "chunk_len": 40}
-LONGER = {"log_every": 2, "evaluations": 1, "tokens": 64 * 12, "accumulate": 2}
-ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
+LONGER = {"log_every": 2, "evaluations": 1, "tokens": 64 * 12, "accumulate": 2, "model": "compressive"}
 SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
+ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
 RESUMED = {
-    # Stopped before, at and after a start, an epoch, an evaluation, and the end.
-    "compressive": (PLAIN | {"model": "compressive"}, {}, (0, 8, 9, 16, 17, 32)),
-    "transformer": (LONGER | {"model": "transformer"}, {}, (4,)),
-    "memory grows": (LONGER | {"model": "compressive", "memory_warmup": 0.8}, {}, (1, 6)),
+    # Stopped before and after a start, an epoch of eight steps, and an evaluation.
+    "epochs": ({"tokens": 64 * 18, "log_every": 4, "chunk_len": 40, "model": "compressive"}, {}, (0, 8, 9)),
+    "memory grows": (LONGER | {"memory_warmup": 0.8}, {}, (1, 6)),
     # Within an epoch, of nine segments, and at its end.
-    "documents": (LONGER | {"model": "compressive"}, {}, (5, 9)),
-    "adaptive": (LONGER | {"model": "compressive", "precision": "bfloat16", "tokenizer": "frequency"},
-                 ADAPTIVE, (4,)),
-    "through slots": (LONGER | {"model": "compressive"}, SLOTS | {"compression_loss": "none"}, (5,)),
-}  # fmt: skip
+    "documents": (LONGER, {}, (5, 9)),
+    "adaptive": (LONGER | {"precision": "bfloat16", "tokenizer": "frequency"}, ADAPTIVE, (4,)),
+    "through slots": (LONGER, SLOTS | {"compression_loss": "none"}, (5,)),
+}
 """What is trained, with dropout: settings, those of the network, and after which steps it is stopped."""
 
 
@@ -57,9 +52,8 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     settings, network, steps = RESUMED[name]
     config = small_training(**settings)
     config = replace(config, model=replace(config.model, dropout=0.3, **network))
-    find_text = finding(SHORT[:550]) if name == "compressive" else find_short_text
-    find_text = find_documents if "documents" in name else find_text
-    monkeypatch.setattr(run_module, "find_text", find_text)
+    texts = {"epochs": finding(SHORT[:550]), "documents": find_documents}
+    monkeypatch.setattr(run_module, "find_text", texts.get(name, find_short_text))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
         stop(config, folder, step)
@@ -86,7 +80,6 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path):
     (tmp_path / METRICS).write_text('{"tokens": 1}\n{"tokens": 2}\n{"tokens": 3}\n{"tok')
     assert cut_metrics(tmp_path, 2) == 2
     assert (tmp_path / METRICS).read_text() == '{"tokens": 1}\n{"tokens": 2}\n'
-    assert cut_metrics(tmp_path, 7) == len(read_metrics(tmp_path)) == 2
 
 
 @pytest.fixture(scope="module")
@@ -140,16 +133,15 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
     assert read_json(folder / "result.json")["step"] == 32
     assert read_json(folder / "config.json")["checkpoint"]["keep_checkpoints"] == 1
     assert read_json(folder / "run.json")["environments"][1]["device"] == "another CPU"
-    assert "; another CPU, " in write_report(folder).page.read_text(), "each environment is named"
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     train_run(small_training(), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files, "it is finished"
 
 
-@pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [1280, 960, 640, 320]), (0.0, [1280])])
+@pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [512, 384, 256, 128]), (0.0, [512])])
 def test_a_checkpoint_is_kept_when_the_last_one_is_minutes_old(minutes, tokens, tmp_path):
     settings = {"checkpoint_minutes": minutes, "keep_checkpoints": 99}
-    train_run(small_training(tokens=1280, evaluations=1, log_every=5, **settings), tmp_path / "run")
+    train_run(small_training(tokens=512, evaluations=1, log_every=2, **settings), tmp_path / "run")
     assert [int(path.name) for path in numbered(tmp_path / "run" / "checkpoints")] == tokens
 
 
@@ -160,7 +152,7 @@ def compare_all(config, folder, **options):
 @pytest.mark.parametrize(
     ("begin", "name", "word"),
     [(train_run, name, f"has a {name}") for name in
-     ("config.json", "sample.txt", "report.md", "result.json", "report.html")]
+     ("config.json", "sample.txt", "report.md", "results.csv", "result.json", "report.html")]
     + [(train_run, name, "already holds") for name in (METRICS, "checkpoints/064/config.json")]
     + [(compare_all, "report.md", "has a report.md")],
 )  # fmt: skip

@@ -1,6 +1,9 @@
-"""What a training writes, says and returns, from Python."""
+"""What a training writes, says, measures and returns."""
 
+import io
 import math
+import sys
+from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
@@ -9,19 +12,24 @@ import torch
 from memformers import evaluate, train
 from memformers.common import machine
 from memformers.common.files import read_json
+from memformers.common.text import Progress
 from memformers.convert.load import load_checkpoint
+from memformers.data import TRAIN, VALIDATION
+from memformers.data.sources import Part, Sources
+from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_card, read_metrics
 from memformers.training import api, callbacks, distributed
+from memformers.training.callbacks import EVALUATION_STREAMS, Validation, in_one_line, opening
 from memformers.training.config import read_train_config
-from memformers.training.data_module import EVALUATION_STREAMS
 from memformers.training.loop import NotFiniteError
+from memformers.training.run import build_model, spec_of, with_vocabulary
 from tests.builders import small_training
-from tests.training.runs import SHORT, train_run
+from tests.training.runs import SHORT, train_run, without_times
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
-    folder = train_run(small_training(model="compressive"), tmp_path / "run")
+    folder = train_run(small_training(model="compressive", tokens=512), tmp_path / "run")
     config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
     assert config["model"]["vocab_size"] == len(set(SHORT))
     assert facts["corpus"]["name"].startswith("built-in play")
@@ -38,7 +46,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
         "gradient_norm", "tokens_per_second", "memory.length", "memory.compressed_length",
         "reconstruction_loss.train", "gradient_norm.compression",
     }  # fmt: skip
-    assert trained[-1]["tokens"] == evaluated[-1]["tokens"] >= 2_000
+    assert trained[-1]["tokens"] == evaluated[-1]["tokens"] == 512
     assert result["peak_memory_bytes"] > 50 * 2**20
     assert len((folder / "sample.txt").read_text()) == callbacks.SAMPLE_CHARACTERS + 1
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
@@ -83,20 +91,18 @@ def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp_path, monkeypatch, faster):
-    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: faster)
-    taken = {"auto": "bfloat16" if faster else "float32", "float32": "float32", "bfloat16": "bfloat16"}
-    for asked, precision in taken.items():
-        config = distributed.with_precision(small_training(precision=asked), torch.device("cpu"))
-        assert config.step.precision == precision
-    config = small_training(tokens=256, precision="auto")
-    train_run(config, tmp_path, "off")
-    assert read_train_config(tmp_path).step.precision == taken["auto"]
+def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp_path, monkeypatch):
+    for faster, chosen in ((False, "float32"), (True, "bfloat16")):
+        monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device, faster=faster: faster)
+        for asked, precision in {"auto": chosen, "float32": "float32", "bfloat16": "bfloat16"}.items():
+            config = distributed.with_precision(small_training(precision=asked), torch.device("cpu"))
+            assert config.step.precision == precision
+    config = small_training(tokens=64, precision="auto")
+    train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()  # as if it had not ended
-    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: not faster)
-    train_run(config, tmp_path, "off", resume=True)
-    assert read_train_config(tmp_path).step.precision == taken["auto"]
+    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: False)
+    train_run(config, tmp_path, resume=True)
+    assert read_train_config(tmp_path).step.precision == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -107,3 +113,114 @@ def test_a_processor_with_instructions_for_bfloat16_takes_it(flags, expected, mo
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n" if flags else "")
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
+
+
+LENGTHS = (30, 1, 500, 20, 700, 9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "read"),
+    [((), 3_000, (3_000,)), ((), 0, (10_000,)), (LENGTHS, 540, (30, 1, 500, 9)), (LENGTHS, 9_999, LENGTHS),
+     ((1, 1, 9), 2, (1, 1, 9)), ((), 1, (10_000,)), ((2,), 0, (2,))],
+)  # fmt: skip
+def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
+    """Of a text of 10,000 bytes, or of documents of these ``lengths``."""
+    texts = ["to be or nöt " * (length // 14) + "x" * (length % 14) for length in lengths or (10_000,)]
+    parts = [Part(VALIDATION, "x", text.encode(), bool(lengths)) for text in texts]
+    sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", bool(lengths)), *parts])
+    documents, model = read if lengths else (), build_model(small_training())
+    for final, name in ((False, "evaluation_tokens"), (True, "final_tokens")):
+        config, fractions = small_training(tokenizer="byte", **{name: most}), []
+        validation = Validation(dataset_from(sources, spec_of(config)), config)
+        evaluation, bits = validation.evaluate(model, final, fractions.append)
+        tokens = validation.tokens[: sum(read)]
+        assert evaluation.loss == evaluate_tokens(model, tokens, EVALUATION_STREAMS, documents=documents).loss
+        assert evaluation.tokens == len(tokens) - (len(documents) or 1)
+        assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
+        assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
+        assert bits["bits_per_character"] >= bits["bits_per_byte"]
+        assert validation.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
+
+
+def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
+    tmp_path,
+):
+    """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
+    run, whole = (
+        train_run(small_training(tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
+        for most in (500, 0)
+    )
+    result = read_json(run / "result.json")
+    (evaluated, trained), (wholes, same) = (
+        [[r for r in read_metrics(folder) if name in r] for name in ("loss.valid", "loss.train")]
+        for folder in (run, whole)
+    )
+    assert [r["evaluated_tokens"] for r in evaluated + wholes] == [499] * 3 + [2_999] * 3
+    assert result["evaluated_tokens"] == result["held_out_tokens"] == 2_999
+    assert result["loss"] == wholes[-1]["loss.valid"] != evaluated[-1]["loss.valid"]
+    assert without_times(trained) == without_times(same)
+    losses = {r["tokens"]: r["loss.valid"] for r in evaluated}
+    for folder in run.glob("checkpoints/0*"):
+        assert read_json(folder / "training.json")["validation_loss"] == losses[int(folder.name)]
+    seconds = [0, *(r["evaluation_seconds"] for r in evaluated), result["evaluation_seconds"]]
+    assert seconds == sorted({*seconds})
+    assert result["seconds"] == evaluated[-1]["seconds"]
+
+
+@pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
+def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path):
+    """Characters are tokens here, so the units differ by a constant."""
+    config = small_training(tokens=128, evaluation_tokens=while_training, final_tokens=final)
+    result = read_json(train_run(config, tmp_path / "run") / "result.json")
+    assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
+    assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1
+
+
+def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_the_text():
+    for size in (None, 255, 256, 257):
+        config = small_training()
+        config = replace(config, model=replace(config.model, vocab_size=size))
+        assert spec_of(config).vocab_size == size
+        if size is None:
+            assert with_vocabulary(config, 53).model.vocab_size == 53
+        else:
+            assert with_vocabulary(config, size) == config
+            with pytest.raises(ValueError, match=f"vocab_size={size}, but the text has 53"):
+                with_vocabulary(config, 53)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(hidden, capsys):
+    with Progress(total=1000, disable=hidden, mininterval=0) as bar:
+        for step in range(1, 101):
+            bar.show("loss 2.5", 10 * step)
+            bar.show("evaluating, 50%")
+        bar.show("loss 2.5", 1010)
+        assert bar.n <= 1000, "the last step goes beyond"
+        bar.say("a line")
+    lines = capsys.readouterr().err.splitlines()
+    tenths = [str(n) for n in range(10, 101, 10)]
+    assert [line.partition("%")[0] for line in lines] == [*tenths, "a line"] * (not hidden)
+
+
+def test_a_notebook_shows_progress_as_output_and_not_as_errors(capsys, monkeypatch):
+    kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stderr", errors := kind())
+    with Progress(total=10, mininterval=0) as bar:
+        bar.show("loss 2.5", 5)
+        bar.say("a line")
+    assert errors.getvalue() == ""
+    assert capsys.readouterr().out.splitlines()[-1] == "a line"
+
+
+@pytest.mark.parametrize(
+    ("held_out", "prompt"),
+    [("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"), ("the end\nand more", "the end\n"),
+     ("no line break", "no line break"), ("?!\n--\n", "?!\n")],
+)  # fmt: skip
+def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
+    assert opening(held_out) == prompt
+
+
+def test_a_sample_cannot_write_to_the_terminal():
+    assert in_one_line("a\nb\x1b[2J\x07\r€") == "a⏎b�[2J��€"

@@ -1,0 +1,100 @@
+"""What pages take from the source, and the marks that lead from an equation to the lines that compute it."""
+
+import re
+
+import pytest
+
+from docs.building.markdown import BESIDE, MARKS, excerpt, filled, relinked
+from docs.building.pages import TEX, mathml, with_terms
+from docs.building.results import ROOT
+
+LOSS, SEEN = "docs.plain.compressive.reconstruction_loss", "memformers.models.memory.visible_past_keys"
+
+
+def beside(text, *marks):
+    source = f"<!-- {' '.join(['source', SEEN, *marks])} -->\n<!-- end -->"
+    columns = "".join(f"<div markdown>\n\n{column}\n\n</div>\n" for column in (text, source))
+    return f'<div class="beside" markdown>\n{columns}</div>'
+
+
+def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_them():
+    path, (head, *body) = excerpt(LOSS)
+    assert path == "docs/plain/compressive.py"
+    assert f"\n{head}\n" in (ROOT / path).read_text(encoding="utf-8")
+    assert head.startswith("def reconstruction_loss(layer: Layer")
+    assert body == [
+        "    return F.mse_loss(content_attention(layer, h, new), content_attention(layer, h, old))"
+    ]
+    predict = excerpt(
+        "memformers.models.language_model.MemoryLM.predict", "if isinstance", "return self.head"
+    )
+    assert predict[1] == [
+        "if isinstance(self.head, AdaptiveSoftmax):",
+        "    return self.head(hidden, self.embed)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [("source memformers.models.memory.gone", "no attribute 'gone'"),
+     ("source memformers.gone.cut", "no attribute 'gone'"),
+     ("source memformers.models.memory", "is no function"),
+     (f'source {LOSS} from "gone"', "no line with 'gone'"),
+     (f'source {LOSS} from "return" to "def"', "no line with 'def'"),
+     (f"source {LOSS} until", "is not understood"),
+     ("table gone", "no table 'gone'"),
+     ("run gone", "no 'gone'"),
+     (beside("a ①", '① "gone"'), "'gone' in 0 lines; ① needs a text of one line"),
+     (beside("a ①", '① "slots"'), "'slots' in 2 lines; ① needs a text of one line"),
+     (beside("a ①"), f"① needs both a text and a line, .* beside '{SEEN}'"),
+     (beside("a", '① "slots ="'), f"① needs both a text and a line, .* beside '{SEEN}'"),
+     (beside("a", '1 "slots ="'), "'1' is not understood; write ①"),
+     ("<div>\n<!-- table reach -->\n\nmore", "no end")],
+)  # fmt: skip
+def test_a_page_can_not_outlive_what_it_shows_and_a_mark_has_a_text_and_a_line(page, reason):
+    with pytest.raises(ValueError, match=reason) as error:
+        filled(page if page.startswith("<") else f"<!-- {page} -->\n<!-- end -->")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_written_into_a_page_replaces_what_was_there():
+    code = "\n".join(excerpt(LOSS)[1])
+    page = filled(f"before\n\n<!-- source {LOSS} -->\nold\n<!-- end -->\n\nafter")
+    fence = '```python title="docs/plain/compressive.py"'
+    assert page == f"before\n\n<!-- source {LOSS} -->\n\n{fence}\n{code}\n```\n\n<!-- end -->\n\nafter"
+    assert filled(page) == page
+
+
+def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
+    page = filled(beside("a ① and b ②", '② "return valid"', '① "slots = "', '① "+ slots"'))
+    assert '    slots = (valid - mem_len).div(rate, rounding_mode="floor")  # ①\n' in page
+    assert "    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)  # ②①\n```" in page
+
+
+def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():
+    tex = r'<span class="arithmatex">\(\underset{②}{a_i &lt; b} + \overset{①}{c}\)</span>'
+    page = with_terms(TEX.sub(mathml, tex))
+    assert page.count("<math") == 1
+    assert '<munder><mrow class="term mark-2"><msub><mi>a</mi><mi>i</mi></msub><mo>&lt;</mo>' in page
+    assert '<mover><mrow class="term mark-1"><mi>c</mi></mrow><mtext>①</mtext></mover>' in page
+    with pytest.raises(ValueError, match="command that can't be drawn"):
+        TEX.sub(mathml, r'<div class="arithmatex">\[\nosuchcommand\]</div>')
+
+
+def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
+    blocks = BESIDE.findall((ROOT / "docs/method.md").read_text(encoding="utf-8"))
+    equations = [tex for block in blocks for tex in re.findall(r"\$\$(.+?)\$\$", block, flags=re.DOTALL)]
+    assert len(blocks) >= 14
+    assert len(equations) >= 16
+    assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
+
+
+def test_links_lead_to_pages_and_files_that_are_not_on_the_site_are_named():
+    pages = {"CHANGELOG.md": "changelog.md"}
+    same = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md), ![f](f.png)"
+    assert (
+        relinked(f"[a](../tests/builders.py), {same}", "docs/page.md", pages)
+        == f"`tests/builders.py`, {same}"
+    )
+    page = relinked("[a](CHANGELOG.md), [b](docs/method.md#b), [c](tests)", "CONTRIBUTING.md", pages)
+    assert page == "[a](changelog.md), [b](method.md#b), `tests`"
