@@ -1,26 +1,22 @@
 """A trained model and its tokenizer, from the folder of a run or one that another program wrote."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from memformers.common.files import (
     MANIFEST,
     check_manifest,
-    config_from_dict,
     has_manifest,
     newest_that_loads,
     numbered,
     read_json,
 )
 from memformers.common.text import UserError
-from memformers.convert.transfo_xl import CONFIG, VOCABULARY, from_transfo_xl, load_weights, vocabulary_of
+from memformers.convert.transfo_xl import CONFIG, VOCABULARY, from_transfo_xl, vocabulary_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, SubwordTokenizer, load_tokenizer
-from memformers.models.config import ModelConfig
 from memformers.models.io import WEIGHTS, packaged
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS
@@ -36,13 +32,11 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
 
 def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
+    tokenizer: Tokenizer
     if has_manifest(folder) and TOKENIZER in read_json(folder / MANIFEST).get("files", ()):
         check_manifest(folder, (TOKENIZER,))
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    if config.get("model_type") == "memformers":
-        model = from_transformers(folder, config).to(device)
-        tokenizer = tokenizer_in(folder, model.config.n_tokens)
-    elif "model_type" in config or (folder / VOCABULARY).is_file():
+    if config.get("model_type", "memformers") != "memformers" or (folder / VOCABULARY).is_file():
         model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
     elif has_manifest(folder) or (folder / WEIGHTS).is_file():
         model = MemoryLM.from_pretrained(folder, device)
@@ -53,22 +47,6 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
         sizes = f"a model of {model.config.vocab_size} tokens and a tokenizer of {tokenizer.vocab_size}"
         raise UserError(f"{folder} has {sizes}; they belong to different trainings.")
     return model, tokenizer
-
-
-def from_transformers(folder: Path, config: dict[str, Any]) -> MemoryLM:
-    """The model in a folder that transformers wrote, with this ``config.json``; else ValueError."""
-    settings = {field.name: config[field.name] for field in fields(ModelConfig) if field.name in config}
-    model: Any = MemoryLM(config_from_dict(ModelConfig, settings, str(folder / CONFIG)))
-    state = load_weights(folder / WEIGHTS)
-    model.to(next(iter(state.values())).dtype)
-    try:
-        if config.get("tie_word_embeddings"):
-            model.head.weight, state["head.weight"] = model.embed.weight, state["embed.weight"]
-        model.load_state_dict(state)
-    except (RuntimeError, KeyError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{folder / WEIGHTS} doesn't contain the weights of {CONFIG}: {why}") from None
-    return model.eval()
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> Tokenizer:

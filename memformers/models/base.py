@@ -166,7 +166,12 @@ class MemoryStack(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A weight ``[D]`` that no adapter or quantization replaces, for its dtype and device."""
-        return cast(MemoryLayer, self.layers[0]).norm_ff.weight
+        norm = cast(MemoryLayer, self.layers[0]).norm_ff
+        if norm.weight.is_meta and (
+            hook := getattr(norm, "_hf_hook", None)
+        ):  # accelerate loads it for a call
+            return torch.empty_like(norm.weight, device=hook.execution_device)
+        return norm.weight
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

@@ -228,5 +228,7 @@ def content_attention(
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
+    if not torch.is_grad_enabled():
+        return module
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))

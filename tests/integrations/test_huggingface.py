@@ -12,8 +12,10 @@ pytest.importorskip(
 )
 
 import transformers
+from accelerate import cpu_offload
+from accelerate.hooks import remove_hook_from_module
 
-from memformers import generate
+from memformers import MemoryLM, generate
 from memformers.convert.load import load_checkpoint, tokenizer_in
 from memformers.data.builtin import write_play
 from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
@@ -127,6 +129,21 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
     assert not torch.allclose(apart[2, 17:], logits[2, 17:], atol=1e-3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_that_accelerate_offloads_compute_the_same(model):
+    adapter, own = wrapped(model)
+    logits, asked = adapter(PADDED, attention_mask=MASK).logits, {"max_new_tokens": 20, "do_sample": False}
+    theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
+    for offloaded in (own, adapter):
+        cpu_offload(offloaded, execution_device=torch.device("cpu"))
+        assert all(weight.is_meta for weight in own.parameters())
+        torch.testing.assert_close(adapter(PADDED, attention_mask=MASK).logits, logits)
+        assert torch.equal(adapter.generate(PADDED, attention_mask=MASK, **asked), theirs)
+        assert torch.equal(torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), 1), theirs[:, 24:])
+        remove_hook_from_module(offloaded, recurse=True)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -193,6 +210,7 @@ def test_what_transformers_wrote_is_loaded_by_transformers_the_command_and_init_
             assert tokens.vocab_size == 65
             assert tokens.encode(prompt).tolist() == expected
             assert tokens.decode(torch.tensor(expected)) == prompt
+        assert all(map(torch.equal, MemoryLM.from_pretrained(folder).parameters(), model.parameters()))
     with pytest.raises(ValueError, match="the tokenizer can't divide the text"):
         tokens.encode("naïve")
     theirs = tmp_path / "theirs"
