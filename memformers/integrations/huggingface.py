@@ -2,7 +2,7 @@
 registers the Auto classes. Ids are batch-first here alone."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -210,6 +210,45 @@ def group_by_padding(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor,
     for pad in left.unique().tolist():
         rows = (left == pad).nonzero()[:, 0]
         yield rows, ids.masked_fill(~is_id, 0)[rows, pad:].T
+
+
+class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
+    """A Trainer that carries the memory from batch to batch: each row continues the same row of the batch
+    before, as in [`rows_in_order`][]. The memory is empty at the start of an epoch, after a resume and for
+    every row of an evaluation. Raises ValueError for random order, several processes and padded rows."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.args.train_sampling_strategy != "sequential":
+            raise UserError("memory is carried in order; use train_sampling_strategy='sequential'.")
+        if self.args.world_size > 1 or self.args.n_gpu > 1:
+            raise UserError("memory is carried in one process; use memformers train for several.")
+        self.memory: Memory | None = None
+        self.add_callback(self)
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self.memory = None
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
+        if not model.training:
+            return super().compute_loss(model, inputs, return_outputs, **options)
+        memory = self.memory and self.memory.streams(slice(len(inputs["input_ids"])))  # the last has fewer
+        inputs = {**inputs, "cache": memory, "use_cache": True}
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
+        self.memory = outputs.cache
+        if self.memory is None:
+            raise UserError("memory is carried only between rows of one length; use rows without padding.")
+        return (loss, outputs) if return_outputs else loss
+
+
+def rows_in_order(ids: Tensor | Sequence[int], batch_size: int, length: int) -> list[dict[str, Tensor]]:
+    """A text ``ids [n]`` as rows ``[length]`` for a ``Trainer``, in batches of ``batch_size``: row b of a
+    batch continues in row b of the next. Raises ValueError for a text that is too short."""
+    per_stream = len(ids) // batch_size // length * length
+    if not per_stream:
+        raise UserError(f"expected at least {batch_size * length} ids for a batch, got {len(ids)}.")
+    streams = torch.as_tensor(ids[: batch_size * per_stream]).view(batch_size, per_stream)
+    return [{"input_ids": row, "labels": row} for batch in streams.split(length, dim=1) for row in batch]
 
 
 def load(folder: str | Path) -> tuple[MemformerForCausalLM, transformers.PreTrainedTokenizerFast]:

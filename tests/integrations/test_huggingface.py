@@ -21,7 +21,7 @@ from memformers.data.builtin import write_play
 from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
 from memformers.data.tokenizers import build_tokenizer
 from memformers.integrations import huggingface
-from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM
+from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryTrainer
 from memformers.training.run import load_initial
 from tests.builders import MODELS, SMALL, small_lm
 
@@ -158,6 +158,8 @@ def test_weights_that_accelerate_offloads_compute_the_same(model):
         (lambda _: MemformerConfig(mem_lem=3), "'mem_len'"),
         (lambda _: MemformerConfig(mem_len=-3), "at least 0"),
         (lambda _: MemformerConfig(embedding="adaptive", tie_word_embeddings=True), "tie_weights"),
+        (lambda _: huggingface.rows_in_order(range(9), 2, 5), "at least 10"),
+        (lambda _: trained(ROWS, kind=MemoryTrainer, train_sampling_strategy="random"), "sequential"),
         (lambda _: huggingface.tokenizer_of(IdTokenizer(9)), "not text"),
         (lambda _: huggingface.load("no such model"), "no pretrained model"),
     ],
@@ -247,7 +249,7 @@ def small_adapter(**changes):
     return MemformerForCausalLM(MemformerConfig(**asdict(SMALL) | {"model": "compressive"} | changes))
 
 
-def trained(rows, model=None, steps=6, collator=None, loss=None, **settings):
+def trained(rows, model=None, steps=6, collator=None, loss=None, *, kind=transformers.Trainer, **settings):
     """The losses that a Trainer logs, and the Trainer."""
     settings = {
         "per_device_train_batch_size": 4, "train_sampling_strategy": "sequential", "max_steps": steps,
@@ -255,14 +257,12 @@ def trained(rows, model=None, steps=6, collator=None, loss=None, **settings):
         "logging_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True,
     } | settings  # fmt: skip
     arguments = transformers.TrainingArguments(output_dir="trained", **settings)
-    trainer = transformers.Trainer(
-        model or small_adapter(), arguments, collator, rows, rows[:4], compute_loss_func=loss
-    )
+    trainer = kind(model or small_adapter(), arguments, collator, rows, rows[:4], compute_loss_func=loss)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
-ROWS = [{"input_ids": row, "labels": row} for row in (torch.arange(560) ** 2 % 11).view(40, 14)]
+ROWS = huggingface.rows_in_order(torch.arange(560) ** 2 % 11, batch_size=4, length=14)
 
 
 @pytest.fixture(autouse=True)
@@ -271,13 +271,14 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_trainer_learns_as_a_loop_of_ones_own():
-    losses, trainer = trained(ROWS)
-    own, expected = small_adapter().model, []
+@pytest.mark.parametrize("kind", [transformers.Trainer, MemoryTrainer])
+def test_a_trainer_learns_as_a_plain_loop_with_memory_carried_from_batch_to_batch_or_not(kind):
+    losses, trainer = trained(ROWS, kind=kind, steps=12)  # an epoch has 10
+    own, memory, expected = small_adapter().model, None, []
     optimizer = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
     streams = torch.stack([row["input_ids"] for row in ROWS], dim=1)  # [14, 40]
-    for batch in streams.split(4, dim=1)[:6]:
-        memory, logits, auxiliary = None, [], []
+    for i, batch in enumerate([*streams.split(4, dim=1), *streams.split(4, dim=1)[:2]]):
+        memory, logits, auxiliary = memory if kind is MemoryTrainer and i != 10 else None, [], []
         for segment in batch.split(7):
             output = own(segment, memory)
             memory = output.memory
@@ -321,6 +322,8 @@ def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
         model = small_adapter(model="transformer-xl", vocab_size=65)
         losses.append(trained(rows, model, 1, collator, **settings)[0][0])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    with pytest.raises(ValueError, match="one length"):
+        trained(rows, model, 1, collate, kind=MemoryTrainer)
     batch = collate(rows[:5])
     alone = [model(torch.tensor([row["input_ids"]])).logits[0, :-1] for row in rows[:5]]
     targets = torch.cat([torch.arange(1, len(x) + 1) for x in alone])
