@@ -162,5 +162,4 @@ class MemoryLM(Pretrained):
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        one = self.transformer.weight.expand(1, batch, -1)
-        check_memory(memory, one, self.transformer.sizes)
+        check_memory(memory, self.transformer.weight.expand(1, batch, -1), self.transformer.sizes)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from memformers import AttentionReconstructionLoss, Memory, MemorySizes
+from memformers.models.base import MemoryStack
 from memformers.models.memory import (
     UNBOUNDED,
     compress_memory,
@@ -20,7 +21,6 @@ from memformers.models.memory import (
     n_masked_slots,
     truncate_memory,
     valid_afterwards,
-    visible_past_keys,
 )
 from tests.builders import small_compressive, small_lm, small_xl
 from tests.texts import BY_LAYER, documents, kept, read, tokens
@@ -82,7 +82,7 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
         if starts is not None and memory.mem:  # as Memory.reset does, which also clears what is hidden
             memory = replace(memory, valid=memory.valid_positions().masked_fill(starts[0], 0))
         M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
-        visible = None if valid is None else visible_past_keys(valid, M, C, c)
+        visible = None if valid is None else MemoryStack.visible_past_keys(None, valid, M, C, c)
         first = first_visible_key(x[0], M + C, visible, starts, window)
         slots, mem = held(memory, 0, c)
         keys = slots + mem + [[at + i] for i in range(S)]
