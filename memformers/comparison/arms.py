@@ -84,7 +84,7 @@ def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
     if full is None:
         near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
         hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
-        raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
+        raise UserError(f"arm {arm!r}: unknown setting {key!r}; {hint}")
     if full in OF_ALL or full.startswith(OF_THE_TASK):
         instead = f"set it with {OF_ALL[full]}" if full in OF_ALL else "don't set it"
         raise UserError(f"arm {arm!r}: {key} is the same for all arms; {instead}.")

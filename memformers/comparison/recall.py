@@ -175,8 +175,8 @@ def sees_back(model: ModelConfig) -> int:
 
 def paper_ablation(model: ModelConfig) -> list[Arm]:
     """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``; and two
-    more: f_c that learns from both losses, and slots only in the upper half of the layers, half as many as
-    the others (Rae and Razavi 2020, arXiv 2007.03356)."""
+    more: f_c that learns from both losses, and slots only in the upper half of the layers, half the number
+    of the others (Rae and Razavi 2020, arXiv 2007.03356)."""
     lower, slots = model.n_layers // 2, list(model.per_layer("c_mem_len"))
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
@@ -287,7 +287,7 @@ class RecallConfig:
     quick: bool = False
     """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: Count | None = None
-    """The number of tokens of each training run, in place of the default of --reach."""
+    """The number of tokens of each training run, instead of the default of --reach."""
     arms: tuple[str, ...] = ()
     """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
     the ceiling. Others are bptt, max, both-losses, dilated, conv and upper-half, or a name and settings, such

@@ -171,7 +171,7 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
             f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {names}."
         )
     if not any(name.startswith("crit.") for name in state):
-        raise UserError("the weights have no head, crit.…; take those of a TransfoXLLMHeadModel, say.")
+        raise UserError("the weights have no head, crit.…; use those of a TransfoXLLMHeadModel, for example.")
     state.pop("pos_emb.inv_freq", None)
     if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
         raise UserError(f"expected weights of floating-point numbers, but {abbreviate(others)}.")

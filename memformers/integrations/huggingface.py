@@ -45,7 +45,7 @@ class MemformerConfig(transformers.PreTrainedConfig):
         settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
         for name in kwargs:
             if near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
-                raise UserError(f"{name}={kwargs[name]!r} is no setting; did you mean {near[0]!r}?")
+                raise UserError(f"{name}={kwargs[name]!r} is not a setting; did you mean {near[0]!r}?")
         for name, value in asdict(config_from_dict(ModelConfig, settings, type(self).__name__)).items():
             setattr(self, name, value)
         super().__post_init__(**kwargs)

@@ -42,7 +42,7 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses in place of
+    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses instead of
     logits."""
 
     scores: TokenLosses
