@@ -106,14 +106,8 @@ class Records:
     """The records of labml's models and indexes in ``folder``, which only this process uses. All are read
     once, and set aside if one can't be, which ``say`` tells the user."""
 
-    def __init__(
-        self,
-        folder: Path,
-        say: Callable[[str], None],
-        models: list[Any] = db.models,
-        indexes: list[Any] = db.indexes,
-    ):
-        self.folder, self.say, self.models, self.index_types = folder, say, models, indexes
+    def __init__(self, folder: Path, say: Callable[[str], None]):
+        self.folder, self.say = folder, say
         self.install()
         for driver in self.drivers.values():
             for key in driver.get_all():
@@ -132,8 +126,8 @@ class Records:
         (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
         for unfinished in self.folder.glob("*/.*"):
             unfinished.unlink(missing_ok=True)
-        self.drivers = {model.__name__: RecordDriver(self, model) for model in self.models}
-        self.indexes = {index.__name__: IndexDriver(self, index) for index in self.index_types}
+        self.drivers = {model.__name__: RecordDriver(self, model) for model in db.models}
+        self.indexes = {index.__name__: IndexDriver(self, index) for index in db.indexes}
         Model.set_db_drivers(list(self.drivers.values()))
         Index.set_db_drivers(list(self.indexes.values()))
 
@@ -268,10 +262,8 @@ async def track(request: Request, labml_token: str) -> Response:
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):
-            settings = packet[
-                "configs"
-            ].values()  # for the first time: later, the user may have chosen others
-            packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
+            every = packet["configs"].values()  # only of the first: later, the user may have chosen others
+            packet["selected_configs"] = [s["name"] for s in every if s.get("is_explicitly_specified")]
         drop_known(run_id, packet)
     request._json = packets
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)

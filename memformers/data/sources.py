@@ -22,7 +22,7 @@ from memformers.common.network import get
 from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
+from memformers.data.files import OF_IDS, STDIN, File, local, plain_name, raise_unreadable
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
@@ -31,7 +31,6 @@ split's."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
 """The names of files and folders that look like a split."""
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
-OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -338,9 +337,4 @@ def python_sources() -> dict[str, Path]:
     """The Python files of the running interpreter and its packages, by name, in alphabetical order."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     roots |= {Path(path).resolve() for path in sys.path if path.endswith("-packages")}
-    outer = [
-        root for root in roots if not any(root != other and root.is_relative_to(other) for other in roots)
-    ]
-    return {
-        str(path): path for root in sorted(outer) for path in sorted(root.rglob("*.py")) if path.is_file()
-    }
+    return {str(path): path for path in sorted({p for r in roots for p in r.rglob("*.py")}) if path.is_file()}

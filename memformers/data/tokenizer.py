@@ -26,6 +26,7 @@ COUNTED = 1 << 20  # different words that are counted at once, beside those of t
 class Tokenizer(ABC):
     name: str
     vocab_size: int
+    vocabulary: str | list[str]
 
     @abstractmethod
     def ids(self, text: str) -> TokenIds:
@@ -34,8 +35,8 @@ class Tokenizer(ABC):
     @abstractmethod
     def bytes_of(self, tokens: "Tensor") -> bytes: ...
 
-    @abstractmethod
-    def to_json(self) -> Any: ...
+    def to_json(self) -> Any:
+        return {"tokenizer": self.name, "vocabulary": self.vocabulary}
 
     def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
         """The tokens of the second of each three parts of a text, which follow each other."""
@@ -105,9 +106,6 @@ class CharacterTokenizer(Tokenizer):
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
         return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
-
-    def to_json(self) -> Any:
-        return {"tokenizer": "character", "vocabulary": self.vocabulary}
 
 
 class ByteTokenizer(Tokenizer):
@@ -179,9 +177,6 @@ class WordTokenizer(Tokenizer):
             return "\n" if word == EOS else before + word
 
         return piece
-
-    def to_json(self) -> Any:
-        return {"tokenizer": "word", "vocabulary": self.vocabulary}
 
     def terminate(self, text: str) -> str:
         return text if not text or text.endswith(("\n", "\r")) else text + "\n"

@@ -28,21 +28,13 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from labml_db import Index, Model
 from memformers.dashboard.labml import Records
 
-class Curve(Model["Curve"]):
-    values: np.ndarray
-    number: int
-
-class CurveIndex(Index["Curve"]):
-    pass
-
-Records(Path(sys.argv[1]), print, [Curve], [CurveIndex])
+records = Records(Path(sys.argv[1]), print)
 for i in range(200):
-    curve = Curve(key=f"Curve:{i % 7}", values=np.full(20_000, float(i)), number=i)
-    curve.save()
-    CurveIndex.set(str(i), curve.key)
+    values = {"values": np.full(20_000, float(i)), "number": i}
+    records.drivers["Computer"].save_dict(f"Computer:{i % 7}", values)
+    records.indexes["ComputerIndex"].set(str(i), f"Computer:{i % 7}")
     print(i, flush=True)
 """
 
@@ -232,10 +224,10 @@ def test_a_kill_in_the_middle_of_200_writes_leaves_every_record_readable(seed, t
             last = int(writer.stdout.readline())
         writer.send_signal(signal.SIGKILL)
     assert last < 199
-    records = [from_text(path.read_text()) for path in (tmp_path / "Curve").glob("[!.]*")]
+    records = [from_text(path.read_text()) for path in (tmp_path / "Computer").glob("[!.]*")]
     assert [(record["values"] == record["number"]).all() for record in records] == [True] * 7
     assert max(record["number"] for record in records) >= last
-    assert len(from_text((tmp_path / "indexes" / "CurveIndex.json").read_text())) >= last
+    assert len(from_text((tmp_path / "indexes" / "ComputerIndex.json").read_text())) >= last
 
 
 def test_what_labml_keeps_in_a_record_comes_back_whatever_a_run_sends():
