@@ -33,7 +33,7 @@ from memformers.data.files import (
 )
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 
-MAX_RECORD = 256 << 20
+MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
 MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")

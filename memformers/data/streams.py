@@ -188,20 +188,11 @@ class Reading:
             for start in range(0, self.lengths[group[0]], self.segment_len)
         ]
 
-    def predicted(self, steps: int | None = None) -> tuple[int, ...]:
-        """How many tokens of each stream are predicted in the first ``steps``, or in all."""
-        counts = [0] * len(self.lengths)
-        for numbers, start in self.steps[:steps]:
-            for number in numbers:
-                counts[number] = min(start + self.segment_len, self.lengths[number])
-        return tuple(counts)
-
-    def segments(self, tokens: Tokens, steps: int | None = None) -> Iterator[Segment]:
-        """The first ``steps``, or all, as segments of the text ``tokens [n]``. A segment of fewer streams
-        than the one before goes on with the first of them; past the end of a stream, inputs are 0 and targets
-        are IGNORED."""
+    def segments(self, tokens: Tokens) -> Iterator[Segment]:
+        """All steps as segments of the text ``tokens [n]``. A segment of fewer streams than the one before
+        continues with the first of them; past the end of a stream, inputs are 0 and targets are IGNORED."""
         begins, lengths = torch.tensor(self.begins), torch.tensor(self.lengths)
-        for numbers, start in self.steps[:steps]:
+        for numbers, start in self.steps:
             end = min(start + self.segment_len, self.lengths[numbers[0]])
             place = torch.arange(start, end)[:, None]
             there = place < lengths[numbers]  # [S, B]

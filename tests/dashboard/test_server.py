@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -57,6 +58,11 @@ def expected(folder, name="loss.train"):
     return {r["tokens"]: pytest.approx(r[name]) for r in read_metrics(folder) if name in r}
 
 
+def answered(condition):
+    """Wait for what a dashboard will answer; it isn't asked all the time."""
+    return wait_for(lambda: time.sleep(0.2) or condition())
+
+
 @contextmanager
 def command(folder, *arguments, end=signal.SIGKILL):
     """``memformers dashboard`` as a user starts it, in a process of its own."""
@@ -79,12 +85,12 @@ def test_a_run_finds_the_command_s_dashboard_and_is_listed_claimed_and_live(tmp_
         assert sent_to("auto") == api_address(dashboard.url)
         settings = {"model": {"mem_len": 7, "dropout": 0.0}}
         with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
-            (listed,) = wait_for(dashboard.runs)
+            (listed,) = answered(dashboard.runs)
             page = f"{dashboard.url}/comparisons/{comparison_id(tmp_path)}"
             assert capsys.readouterr().out == f"dashboard: {page}\n"
             record(tracking, range(1, 20))
             assert (listed["name"], listed["run_status"]["status"]) == ("my-model", "in progress")
-            wait_for(lambda: dashboard.curve(listed["run_uuid"]) == expected(tmp_path))
+            answered(lambda: dashboard.curve(listed["run_uuid"]) == expected(tmp_path))
         (listed,) = dashboard.runs()
         assert listed["run_status"]["status"] == "completed"
         data = dashboard.ask(f"/api/v1/run/{listed['run_uuid']}")
@@ -105,14 +111,14 @@ def test_a_training_that_began_first_finds_a_dashboard_and_one_that_comes_back_m
         record(tracking, range(1, 30))
         with DashboardHere(records) as dashboard:
             announce(dashboard.url)
-            wait_for(lambda: dashboard.runs() and dashboard.curve(card.run))
+            answered(lambda: dashboard.runs() and dashboard.curve(card.run))
         record(tracking, range(30, 60))
         dashboard = last.enter_context(DashboardHere(records, port=dashboard.port))
         record(tracking, range(60, 90))
-        wait_for(lambda: len(dashboard.curve(card.run)) == 89)
+        answered(lambda: len(dashboard.curve(card.run)) == 89)
         prepare(Records(tmp_path / "other", print))  # the run is forgotten, and comes again
         record(tracking, range(90, 100))
-        wait_for(lambda: dashboard.runs() and len(dashboard.curve(card.run)) == 99)
+        answered(lambda: dashboard.runs() and len(dashboard.curve(card.run)) == 99)
         for name in ("loss.train", "loss.valid"):
             assert dashboard.curve(card.run, name) == expected(folder, name)
     assert "not all metrics" not in capfd.readouterr().err
