@@ -119,6 +119,8 @@ class Records:
                     self.found_broken(self.folder / "indexes", f"{key} is missing")
         if self.is_damaged:
             self.begin_again()
+        else:
+            self.add_user()
 
     def install(self) -> None:
         """Let labml use what is here, without unfinished files of a dashboard that was killed."""
@@ -140,6 +142,31 @@ class Records:
         again = "runs that go on come again, and --import brings others."
         self.say(f"all records were set aside as {aside}; {again}")
         self.install()
+        self.add_user()
+
+    def add_user(self) -> None:
+        """Give labml the user and projects that it assumes, with our token for the user's, and forget runs of
+        which a kill left only a part: they come again."""
+        project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+        project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+        local = user.get_or_create_user("local", is_local_user=True)
+        if not local.projects:
+            new = project.Project(labml_token=gen_token())
+            new.save()
+            local.projects = [new.key]
+            local.save()
+            project.ProjectIndex.set(new.labml_token, new.key)
+        project.ProjectIndex.set(TOKEN, local.projects[0])
+        home = project.get_project(TOKEN)
+        for run_id in list(self.indexes["RunIndex"].entries):
+            one = run.get(run_id)
+            state = one and one.status and one.status.load()
+            folders = [key.load().run_uuids for key in home.folders.values()]
+            listed = run_id in home.runs and any(run_id in uuids for uuids in folders)
+            if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
+                home.runs.pop(run_id, None)
+                run.RunIndex.delete(run_id)
+        home.save()
 
     def read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -187,32 +214,7 @@ class IndexDriver(FileIndexDbDriver):
         return list(self.entries.values())  # as labml's driver for MongoDB
 
 
-def prepare(records: Records) -> Records:
-    """Give labml the user and projects that it assumes, with our token for the user's own, and forget runs
-    of which a kill left only a part: they come again."""
-    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
-    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
-    local = user.get_or_create_user("local", is_local_user=True)
-    if not local.projects:
-        new = project.Project(labml_token=gen_token())
-        new.save()
-        local.projects = [new.key]
-        local.save()
-        project.ProjectIndex.set(new.labml_token, new.key)
-    project.ProjectIndex.set(TOKEN, local.projects[0])
-    home = project.get_project(TOKEN)
-    for run_id in list(records.indexes["RunIndex"].entries):
-        one = run.get(run_id)
-        state = one and one.status and one.status.load()
-        listed = run_id in home.runs and any(run_id in key.load().run_uuids for key in home.folders.values())
-        if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
-            home.runs.pop(run_id, None)
-            run.RunIndex.delete(run_id)
-    home.save()
-    return records
-
-
-def add_labml(app: FastAPI, records: Records) -> None:
+def add_labml(app: FastAPI) -> None:
     """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
     yet."""
     static = Path(labml_app.__file__).parent / "static"

@@ -311,7 +311,6 @@ def tiny_shakespeare() -> Sources:
 
 
 def download() -> bytes:
-    """Tiny Shakespeare from its public address; OSError where that fails."""
     _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
     if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
         raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
@@ -323,7 +322,6 @@ def warn(what: str) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first five."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
@@ -334,7 +332,6 @@ def benchmark(name: str) -> Benchmark:
 
 
 def python_sources() -> dict[str, Path]:
-    """The Python files of the running interpreter and its packages, by name, in alphabetical order."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     roots |= {Path(path).resolve() for path in sys.path if path.endswith("-packages")}
     return {str(path): path for path in sorted({p for r in roots for p in r.rglob("*.py")}) if path.is_file()}

@@ -14,7 +14,7 @@ import pytest
 from labml_db import Key
 
 from memformers.comparison.experiment import plan_runs
-from memformers.dashboard.labml import Records, from_text, prepare, to_text
+from memformers.dashboard.labml import Records, from_text, to_text
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics, runs_of
 from memformers.runs.reader import find_runs
@@ -116,7 +116,7 @@ def test_a_training_that_began_first_finds_a_dashboard_and_one_that_comes_back_m
         dashboard = last.enter_context(DashboardHere(records, port=dashboard.port))
         record(tracking, range(60, 90))
         answered(lambda: len(dashboard.curve(card.run)) == 89)
-        prepare(Records(tmp_path / "other", print))  # the run is forgotten, and comes again
+        Records(tmp_path / "other", print)  # the run is forgotten, and comes again
         record(tracking, range(90, 100))
         answered(lambda: dashboard.runs() and len(dashboard.curve(card.run)) == 99)
         for name in ("loss.train", "loss.valid"):
@@ -208,12 +208,12 @@ def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
 )  # fmt: skip
 def test_unreadable_records_are_set_aside_and_said(lost, text, tmp_path):
     said = []
-    prepare(Records(tmp_path, said.append))
+    Records(tmp_path, said.append)
     assert not said
     broken = [*tmp_path.glob(f"{lost}/*.json"), *tmp_path.glob(f"indexes/{lost}.json")]
     for path in broken:
         path.write_text(text)
-    records = prepare(Records(tmp_path, said.append))
+    records = Records(tmp_path, said.append)
     assert broken
     assert f"{broken[0].parent}" in said[0]
     assert "set aside as" in said[-1]
