@@ -2,10 +2,9 @@
 when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
 and the permission for https://app.labml.ai to call it.
 
-Its records are files that are written atomically: labml-db's drivers, made safe. Records refer to each other,
-so where one can't be read, all are set aside: they are copies of what runs have in their folders, and come
-again. They are JSON, with marks for the types that labml stores besides plain values, and not pickles: a file
-that someone else wrote must not be able to run code.
+Records are files that are written atomically. They refer to each other, so where one can't be read, all are
+set aside: they are copies of what runs have in their folders. They are JSON, with marks for the types that
+labml stores besides plain values, and not pickles: a file that someone else wrote must not run code.
 """
 
 import base64

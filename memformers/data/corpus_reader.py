@@ -123,9 +123,8 @@ class Text:
 
 
 def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int], object]) -> Text:
-    """The text or documents of ``sources`` in a new file ``path``. A file of JSON lines or a table has one
-    document per line, and any other file of a folder is one document. Documents without text and, in a
-    folder, files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
+    """The text or documents of ``sources`` in a new file ``path``. Documents without text and, in a folder,
+    files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
     of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
     if len(of_ids) > 1:

@@ -150,10 +150,9 @@ class Sources:
 
 
 def find(spec: CorpusSpec) -> Sources:
-    """The files of ``spec``: of a file or folder; of the built-in play for the words ``"builtin"`` and
-    ``"stand-in"`` (which marks it as a replacement for Tiny Shakespeare); or, if ``data`` is empty, of Tiny
-    Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address. If that isn't available,
-    the built-in play replaces it, with a warning. Raises UserError for what isn't there."""
+    """The files of ``spec``; UserError for what isn't there. The words ``"builtin"`` and ``"stand-in"`` are
+    the built-in play. No ``data`` means Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its
+    public address, else the built-in play, with a warning."""
     if spec.corpus == PYTHON_SOURCE:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
@@ -203,9 +202,9 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
 
 
 def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """The files or folders in ``folder`` that are its splits, as train.txt, valid.txt and test.txt; none
-    unless there are some to train and to validate on. UserError for two that are one split, and for names
-    there, or in a folder there, that look like several splits, whose texts to claim on would be learned."""
+    """The files or folders in ``folder`` that are its splits; none unless there are some to train and to
+    validate on. UserError for two that are one split, and for names there, or in a folder there, that look
+    like several splits, whose texts to claim on would be learned."""
     by_split: dict[str, list[Path]] = {}
     for path in visible(folder):
         named = SPLIT_NAME.fullmatch(path.name)

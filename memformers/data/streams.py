@@ -51,19 +51,15 @@ def training_segments(
     seed: int = 0,
     documents: Sequence[int] | Tensor = (),
 ) -> Iterator[Segment]:
-    """An endless sequence of segments of ``tokens [n]``, which begins at ``place``: an epoch, and a position
-    in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
+    """An endless sequence of segments of ``tokens [n]``, from ``place``: an epoch, and a position in its
+    streams. All streams of an epoch end at the same time.
 
     With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, at most 1 / B of the
-    text, in an order drawn from ``seed`` and the epoch ([`ordered`][]).
+    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens in an order drawn from
+    ``seed`` and the epoch ([`ordered`][]). With ``documents``, the lengths of those that make up the text,
+    each stream is one part of these, joined in such an order ([`shuffled`][]).
 
-    ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
-    joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
-    result ([`shuffled`][]); ``chunk_len`` is not used.
-
-    Raises ValueError for a text with less than one segment for each stream, and for a position outside
-    of the streams.
+    Raises ValueError for a text with less than one segment for each stream, or another position.
     """
     check_length(len(tokens), batch_size, segment_len)
     total = int(torch.as_tensor(documents).sum())
@@ -118,10 +114,8 @@ def shuffled(
 ) -> tuple[int, Read]:
     """The length of the streams of an epoch of documents with these lengths, ⌊n / B⌋, and what reads them.
 
-    The documents are joined in an order drawn from ``seed`` and ``epoch`` and divided into B equal streams,
-    so a document may begin in one stream and end in the next. Fewer than B tokens at the end are not used.
-    The first token of each document and of each stream is a start. The last token of a document has no
-    target, since another document follows.
+    A document may begin in one stream and end in the next. Fewer than B tokens at the end are not used. The
+    first token of each document and of each stream is a start; the last one of a document has no target.
     """
     lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))

@@ -162,8 +162,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
-    """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
-    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given."""
+    """Byte-level BPE with GPT-2's pattern, of ``vocab_size`` tokens, or of at most 8192."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
