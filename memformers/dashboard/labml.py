@@ -2,10 +2,9 @@
 when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
 and the permission for https://app.labml.ai to call it.
 
-Its records are files that are written atomically: labml-db's drivers, made safe. Records refer to each other,
-so where one can't be read, all are set aside: they are copies of what runs have in their folders, and come
-again. They are JSON, with marks for the types that labml stores besides plain values, and not pickles: a file
-that someone else wrote must not be able to run code.
+Records are files that are written atomically. They refer to each other, so where one can't be read, all are
+set aside: they are copies of what runs have in their folders. They are JSON, with marks for the types that
+labml stores besides plain values, and not pickles: a file that someone else wrote must not run code.
 """
 
 import base64
@@ -106,14 +105,8 @@ class Records:
     """The records of labml's models and indexes in ``folder``, which only this process uses. All are read
     once, and set aside if one can't be, which ``say`` tells the user."""
 
-    def __init__(
-        self,
-        folder: Path,
-        say: Callable[[str], None],
-        models: list[Any] = db.models,
-        indexes: list[Any] = db.indexes,
-    ):
-        self.folder, self.say, self.models, self.index_types = folder, say, models, indexes
+    def __init__(self, folder: Path, say: Callable[[str], None]):
+        self.folder, self.say = folder, say
         self.install()
         for driver in self.drivers.values():
             for key in driver.get_all():
@@ -125,6 +118,8 @@ class Records:
                     self.found_broken(self.folder / "indexes", f"{key} is missing")
         if self.is_damaged:
             self.begin_again()
+        else:
+            self.add_user()
 
     def install(self) -> None:
         """Let labml use what is here, without unfinished files of a dashboard that was killed."""
@@ -132,8 +127,8 @@ class Records:
         (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
         for unfinished in self.folder.glob("*/.*"):
             unfinished.unlink(missing_ok=True)
-        self.drivers = {model.__name__: RecordDriver(self, model) for model in self.models}
-        self.indexes = {index.__name__: IndexDriver(self, index) for index in self.index_types}
+        self.drivers = {model.__name__: RecordDriver(self, model) for model in db.models}
+        self.indexes = {index.__name__: IndexDriver(self, index) for index in db.indexes}
         Model.set_db_drivers(list(self.drivers.values()))
         Index.set_db_drivers(list(self.indexes.values()))
 
@@ -146,6 +141,31 @@ class Records:
         again = "runs that go on come again, and --import brings others."
         self.say(f"all records were set aside as {aside}; {again}")
         self.install()
+        self.add_user()
+
+    def add_user(self) -> None:
+        """Give labml the user and projects that it assumes, with our token for the user's, and forget runs of
+        which a kill left only a part: they come again."""
+        project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+        project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+        local = user.get_or_create_user("local", is_local_user=True)
+        if not local.projects:
+            new = project.Project(labml_token=gen_token())
+            new.save()
+            local.projects = [new.key]
+            local.save()
+            project.ProjectIndex.set(new.labml_token, new.key)
+        project.ProjectIndex.set(TOKEN, local.projects[0])
+        home = project.get_project(TOKEN)
+        for run_id in list(self.indexes["RunIndex"].entries):
+            one = run.get(run_id)
+            state = one and one.status and one.status.load()
+            folders = [key.load().run_uuids for key in home.folders.values()]
+            listed = run_id in home.runs and any(run_id in uuids for uuids in folders)
+            if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
+                home.runs.pop(run_id, None)
+                run.RunIndex.delete(run_id)
+        home.save()
 
     def read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -193,32 +213,7 @@ class IndexDriver(FileIndexDbDriver):
         return list(self.entries.values())  # as labml's driver for MongoDB
 
 
-def prepare(records: Records) -> Records:
-    """Give labml the user and projects that it assumes, with our token for the user's own, and forget runs
-    of which a kill left only a part: they come again."""
-    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
-    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
-    local = user.get_or_create_user("local", is_local_user=True)
-    if not local.projects:
-        new = project.Project(labml_token=gen_token())
-        new.save()
-        local.projects = [new.key]
-        local.save()
-        project.ProjectIndex.set(new.labml_token, new.key)
-    project.ProjectIndex.set(TOKEN, local.projects[0])
-    home = project.get_project(TOKEN)
-    for run_id in list(records.indexes["RunIndex"].entries):
-        one = run.get(run_id)
-        state = one and one.status and one.status.load()
-        listed = run_id in home.runs and any(run_id in key.load().run_uuids for key in home.folders.values())
-        if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
-            home.runs.pop(run_id, None)
-            run.RunIndex.delete(run_id)
-    home.save()
-    return records
-
-
-def add_labml(app: FastAPI, records: Records) -> None:
+def add_labml(app: FastAPI) -> None:
     """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
     yet."""
     static = Path(labml_app.__file__).parent / "static"
@@ -268,10 +263,8 @@ async def track(request: Request, labml_token: str) -> Response:
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):
-            settings = packet[
-                "configs"
-            ].values()  # for the first time: later, the user may have chosen others
-            packet["selected_configs"] = [s["name"] for s in settings if s.get("is_explicitly_specified")]
+            every = packet["configs"].values()  # only of the first: later, the user may have chosen others
+            packet["selected_configs"] = [s["name"] for s in every if s.get("is_explicitly_specified")]
         drop_known(run_id, packet)
     request._json = packets
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)

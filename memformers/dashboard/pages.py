@@ -96,7 +96,7 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = build(names, labml.prepare(labml.Records(folder, say)))
+        app = build(names, labml.Records(folder, say))
         write_json(folder / ADDRESS, {"url": url})
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
@@ -124,12 +124,11 @@ def build(names: frozenset[str], records: labml.Records) -> FastAPI:
     def knows(run_id: str) -> bool:
         if records.is_damaged:
             records.begin_again()
-            labml.prepare(records)
         return labml.is_known(run_id)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_pages(app, labml.is_known)
-    labml.add_labml(app, records)
+    labml.add_labml(app)
     add_guard(app, names, knows)
     return app
 

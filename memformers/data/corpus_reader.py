@@ -20,7 +20,6 @@ from memformers.common.files import user_path
 from memformers.common.text import UserError
 from memformers.data.files import (
     BLOCK,
-    MAX_RECORD,
     STDIN,
     Archive,
     Ids,
@@ -30,11 +29,12 @@ from memformers.data.files import (
     bytes_of,
     ids_in,
     plain_name,
-    split_at,
     texts_in,
 )
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 
+MAX_RECORD = 256_000_000
+"""Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
 MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 DELIMITERS = ",;\t"  # between the columns of a table
@@ -123,9 +123,8 @@ class Text:
 
 
 def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int], object]) -> Text:
-    """The text or documents of ``sources`` in a new file ``path``. A file of JSON lines or a table has one
-    document per line, and any other file of a folder is one document. Documents without text and, in a
-    folder, files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
+    """The text or documents of ``sources`` in a new file ``path``. Documents without text and, in a folder,
+    files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
     of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
     if len(of_ids) > 1:
@@ -146,10 +145,11 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(f"{part.name} holds token ids already; leave out tokenizer and document_separator.")
     assert not isinstance(part.file, bytes)
-    ids, documents = ids_in(part.file, part.name, spec.vocab_size)
-    for number, document in enumerate(documents or [ids], 1):
-        name = f"{part.name}:{number}" if documents else part.name
-        text.add_ids(name, document, is_document=part.is_document or bool(documents))
+    ids, lengths = ids_in(part.file, part.name, spec.vocab_size)
+    if not len(lengths):
+        text.add_ids(part.name, ids, is_document=part.is_document)
+    for number, (end, n) in enumerate(zip(lengths.cumsum(), lengths, strict=True), 1):
+        text.add_ids(f"{part.name}:{number}", ids[end - n : end], is_document=True)
 
 
 def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
@@ -186,8 +186,19 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
 
 
 def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[str]:
-    parts = split_at(bytes_of(separator), map(bytes_of, texts), name)
-    return (part.decode("utf-8", "surrogateescape") for part in parts)
+    """What is between the ``separator`` in ``texts``; UserError for more than [`MAX_RECORD`][]."""
+    rest, searched, number = "", 0, 1
+    for text in texts:
+        rest += text
+        if rest.find(separator, searched) >= 0:
+            *whole, rest = rest.split(separator)
+            yield from whole
+            number += len(whole)
+        searched = max(len(rest) - len(separator) + 1, 0)
+        if searched > MAX_RECORD:
+            most = f"at most {MAX_RECORD:,} characters before the next {separator!r}"
+            raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
+    yield rest
 
 
 def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
@@ -226,11 +237,12 @@ def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Ite
 
 def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
     """The place and the value of each element of a JSON array, which must fit into memory."""
-    whole = bytearray()
+    whole = ""
     for text in texts:
-        whole += bytes_of(text)
+        whole += text
         if len(whole) > MAX_RECORD:
-            raise UserError(f"{name}: expected an array of at most {MAX_RECORD >> 20} MiB; write JSON lines.")
+            most = f"an array of at most {MAX_RECORD:,} characters"
+            raise UserError(f"{name}: expected {most}, got more; write JSON lines.")
     try:
         elements = json.loads(whole)
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from memformers.common.files import MANIFEST, check_manifest, config_from_dict, read_json
 from memformers.common.text import UserError
 from memformers.data import TRAIN, VALIDATION
-from memformers.data.files import Ids, lengths_of
+from memformers.data.files import OF_IDS, Ids, ids_in
 from memformers.data.sources import STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer
@@ -96,7 +96,7 @@ class SplitWriter:
             self._file.seek(0)
             self._write_header()
         if are_documents:
-            np.save(f"{self.path.with_suffix('')}_documents.npy", np.array(self.begins, np.int64))
+            np.save(f"{self.path.with_suffix('')}{OF_IDS}", np.array(self.begins, np.int64))
             self.counts.documents = len(self.begins) - 1
         return self.counts
 
@@ -127,22 +127,11 @@ def open_store(folder: Path) -> TokenDataset:
 
 def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
     """The tokens in ``folder``, mapped or ``in_memory``."""
-
-    def array_in(path: Path, length: int) -> npt.NDArray[Any]:
-        try:
-            array = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
-        if array.shape != (length,) or array.dtype.kind not in "ui":
-            got = f"{list(array.shape)} of {array.dtype}"
-            raise UserError(f"{path}: expected [{length}] integers, got {got}; prepare the text again.")
-        return array
-
     splits = {}
     for name, counts in info.splits.items():
-        tokens, lengths = array_in(folder / f"{name}.npy", counts.tokens), np.zeros(0, np.int64)
-        if counts.documents:
-            path = folder / f"{name}_documents.npy"
-            lengths = lengths_of(array_in(path, counts.documents + 1), counts.tokens, str(path))
-        splits[name] = Split(tokens, counts, lengths)
+        tokens, lengths = ids_in(path := folder / f"{name}.npy", str(path))
+        expected, got = (counts.tokens, counts.documents), (len(tokens), len(lengths))
+        if got != expected:
+            raise UserError(f"{path}: expected {expected} tokens and documents, got {got}; prepare it again.")
+        splits[name] = Split(np.array(tokens) if in_memory else tokens, counts, lengths)
     return TokenDataset(info, load_tokenizer(folder), splits)

@@ -28,9 +28,8 @@ Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids
 """A file, - for standard input, or what a file would contain: a text, or token ids."""
 STDIN = Path("-")
+OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 BLOCK = 1 << 20  # bytes that are read at once
-MAX_RECORD = 256 << 20
-"""Bytes of a line of JSON, an array, or a document between separators, which must fit into memory."""
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 """The encodings that byte order marks name."""
@@ -189,22 +188,6 @@ def check_utf8(text: str, source: str) -> None:
         raise NotText(source, ord(wrong[0]) - 0xDC00, len(bytes_of(text[: wrong.start()])))
 
 
-def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """What is between the ``separator`` in ``blocks``; UserError for more than [`MAX_RECORD`][] bytes."""
-    rest, searched, number = bytearray(), 0, 1
-    for block in blocks:
-        rest += block
-        while 0 <= (end := rest.find(separator, searched)) <= MAX_RECORD:
-            yield bytes(rest[:end])
-            del rest[: end + len(separator)]
-            searched, number = 0, number + 1
-        searched = max(len(rest) - len(separator) + 1, 0)
-        if searched > MAX_RECORD:
-            most = f"at most {MAX_RECORD >> 20} MiB before the next {separator!r}"
-            raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
-    yield bytes(rest)
-
-
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Where UTF-8 ``text`` is cut from ``begin`` to ``end``, so that it is encoded in constant memory and
     always in the same way: before the first line break, else the first white space, else the first character,
@@ -227,17 +210,23 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
         whole.madvise(mmap.MADV_DONTNEED)
 
 
-def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, list[Ids]]:
-    """The ids in a .npy or .bin file, or of a program, and the documents in them, where NAME_documents.npy
-    beside the file lists where they start, and the end, int64 ``[documents + 1]``."""
+def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """The ids in a .npy or .bin file, or of a program, and the lengths of the documents in them, where
+    NAME_documents.npy beside the file lists where they start, and the end, int64 ``[documents + 1]``."""
     ids: Ids = mapped(file, vocab_size) if isinstance(file, Path) else np.asanyarray(file)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
         got = f"{list(ids.shape)} of {ids.dtype}"
         raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
-    if not isinstance(file, Path) or not (beside := file.with_name(f"{file.stem}_documents.npy")).exists():
-        return ids, []
-    lengths = lengths_of(ids_in(beside, str(beside))[0], len(ids), str(beside))
-    return ids, np.split(ids, lengths.cumsum()[:-1])
+    if not isinstance(file, Path) or not (beside := file.with_name(f"{file.stem}{OF_IDS}")).exists():
+        return ids, np.zeros(0, np.int64)
+    places = ids_in(beside, str(beside))[0].astype(np.int64)
+    lengths = np.diff(places)
+    if places[0] != 0 or places[-1] != len(ids) or (lengths < 0).any():
+        raise UserError(
+            f"expected {beside} to rise from 0 to {len(ids):,}, the number of tokens, got {places[0]:,} to "
+            f"{places[-1]:,}, with {(lengths < 0).sum():,} steps back; write it again."
+        )
+    return ids, lengths
 
 
 def mapped(path: Path, vocab_size: int | None = None) -> Ids:
@@ -256,15 +245,3 @@ def mapped(path: Path, vocab_size: int | None = None) -> Ids:
         return ids
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} can't be read as token ids: {error}; write it again.") from None
-
-
-def lengths_of(begins: Ids, n_ids: int, name: str) -> npt.NDArray[np.int64]:
-    """The lengths of documents that start at these places, the last of which is the end."""
-    places = begins.astype(np.int64)
-    lengths: npt.NDArray[np.int64] = np.diff(places)
-    if places[0] != 0 or places[-1] != n_ids or (lengths < 0).any():
-        raise UserError(
-            f"expected {name} to rise from 0 to {n_ids:,}, the number of tokens, got {places[0]:,} to "
-            f"{places[-1]:,}, with {(lengths < 0).sum():,} steps back; write it again."
-        )
-    return lengths

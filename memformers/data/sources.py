@@ -22,7 +22,7 @@ from memformers.common.network import get
 from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
+from memformers.data.files import OF_IDS, STDIN, File, local, plain_name, raise_unreadable
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
@@ -31,7 +31,6 @@ split's."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
 """The names of files and folders that look like a split."""
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
-OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -151,10 +150,9 @@ class Sources:
 
 
 def find(spec: CorpusSpec) -> Sources:
-    """The files of ``spec``: of a file or folder; of the built-in play for the words ``"builtin"`` and
-    ``"stand-in"`` (which marks it as a replacement for Tiny Shakespeare); or, if ``data`` is empty, of Tiny
-    Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address. If that isn't available,
-    the built-in play replaces it, with a warning. Raises UserError for what isn't there."""
+    """The files of ``spec``; UserError for what isn't there. The words ``"builtin"`` and ``"stand-in"`` are
+    the built-in play. No ``data`` means Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its
+    public address, else the built-in play, with a warning."""
     if spec.corpus == PYTHON_SOURCE:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
@@ -204,9 +202,9 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
 
 
 def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """The files or folders in ``folder`` that are its splits, as train.txt, valid.txt and test.txt; none
-    unless there are some to train and to validate on. UserError for two that are one split, and for names
-    there, or in a folder there, that look like several splits, whose texts to claim on would be learned."""
+    """The files or folders in ``folder`` that are its splits; none unless there are some to train and to
+    validate on. UserError for two that are one split, and for names there, or in a folder there, that look
+    like several splits, whose texts to claim on would be learned."""
     by_split: dict[str, list[Path]] = {}
     for path in visible(folder):
         named = SPLIT_NAME.fullmatch(path.name)
@@ -312,7 +310,6 @@ def tiny_shakespeare() -> Sources:
 
 
 def download() -> bytes:
-    """Tiny Shakespeare from its public address; OSError where that fails."""
     _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
     if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
         raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
@@ -324,7 +321,6 @@ def warn(what: str) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first five."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
@@ -335,12 +331,6 @@ def benchmark(name: str) -> Benchmark:
 
 
 def python_sources() -> dict[str, Path]:
-    """The Python files of the running interpreter and its packages, by name, in alphabetical order."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     roots |= {Path(path).resolve() for path in sys.path if path.endswith("-packages")}
-    outer = [
-        root for root in roots if not any(root != other and root.is_relative_to(other) for other in roots)
-    ]
-    return {
-        str(path): path for root in sorted(outer) for path in sorted(root.rglob("*.py")) if path.is_file()
-    }
+    return {str(path): path for path in sorted({p for r in roots for p in r.rglob("*.py")}) if path.is_file()}

@@ -51,19 +51,15 @@ def training_segments(
     seed: int = 0,
     documents: Sequence[int] | Tensor = (),
 ) -> Iterator[Segment]:
-    """An endless sequence of segments of ``tokens [n]``, which begins at ``place``: an epoch, and a position
-    in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
+    """An endless sequence of segments of ``tokens [n]``, from ``place``: an epoch, and a position in its
+    streams. All streams of an epoch end at the same time.
 
     With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, at most 1 / B of the
-    text, in an order drawn from ``seed`` and the epoch ([`ordered`][]).
+    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens in an order drawn from
+    ``seed`` and the epoch ([`ordered`][]). With ``documents``, the lengths of those that make up the text,
+    each stream is one part of these, joined in such an order ([`shuffled`][]).
 
-    ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
-    joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
-    result ([`shuffled`][]); ``chunk_len`` is not used.
-
-    Raises ValueError for a text with less than one segment for each stream, and for a position outside
-    of the streams.
+    Raises ValueError for a text with less than one segment for each stream, or another position.
     """
     check_length(len(tokens), batch_size, segment_len)
     total = int(torch.as_tensor(documents).sum())
@@ -118,10 +114,8 @@ def shuffled(
 ) -> tuple[int, Read]:
     """The length of the streams of an epoch of documents with these lengths, ⌊n / B⌋, and what reads them.
 
-    The documents are joined in an order drawn from ``seed`` and ``epoch`` and divided into B equal streams,
-    so a document may begin in one stream and end in the next. Fewer than B tokens at the end are not used.
-    The first token of each document and of each stream is a start. The last token of a document has no
-    target, since another document follows.
+    A document may begin in one stream and end in the next. Fewer than B tokens at the end are not used. The
+    first token of each document and of each stream is a start; the last one of a document has no target.
     """
     lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
@@ -188,20 +182,11 @@ class Reading:
             for start in range(0, self.lengths[group[0]], self.segment_len)
         ]
 
-    def predicted(self, steps: int | None = None) -> tuple[int, ...]:
-        """How many tokens of each stream are predicted in the first ``steps``, or in all."""
-        counts = [0] * len(self.lengths)
-        for numbers, start in self.steps[:steps]:
-            for number in numbers:
-                counts[number] = min(start + self.segment_len, self.lengths[number])
-        return tuple(counts)
-
-    def segments(self, tokens: Tokens, steps: int | None = None) -> Iterator[Segment]:
-        """The first ``steps``, or all, as segments of the text ``tokens [n]``. A segment of fewer streams
-        than the one before goes on with the first of them; past the end of a stream, inputs are 0 and targets
-        are IGNORED."""
+    def segments(self, tokens: Tokens) -> Iterator[Segment]:
+        """All steps as segments of the text ``tokens [n]``. A segment of fewer streams than the one before
+        continues with the first of them; past the end of a stream, inputs are 0 and targets are IGNORED."""
         begins, lengths = torch.tensor(self.begins), torch.tensor(self.lengths)
-        for numbers, start in self.steps[:steps]:
+        for numbers, start in self.steps:
             end = min(start + self.segment_len, self.lengths[numbers[0]])
             place = torch.arange(start, end)[:, None]
             there = place < lengths[numbers]  # [S, B]

@@ -60,9 +60,8 @@ Job = list[tuple[int, int, int, int]]
 
 
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    """The tokens of ``spec``: of the folder of tokens that its data names, of a text in memory, or of one of
-    more than [`BIG`][] bytes in the user's cache. With the ``tokenizer`` of a trained model, a text that has
-    no splits is a test. Raises UserError for what can't be used."""
+    """The tokens of ``spec``; those of a text of more than [`BIG`][] bytes are in the user's cache. With the
+    ``tokenizer`` of a trained model, a text that has no splits is a test."""
     path = local(spec.data)
     if not spec.data or not is_store(path):
         return dataset_from(find(spec), spec, tokenizer)
@@ -259,8 +258,7 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
 def places_in(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map; what is read of it
-    stays in memory no longer than a piece is used."""
+    """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map."""
     of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
     for _, stop in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
         if stop == end or not tokenizer or tokenizer.is_cut(*beside(raw, stop, stop, begin, end)):

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from memformers.common.fields import Count, check_value
 from memformers.common.text import UserError
-from memformers.data.files import bytes_of
+from memformers.data.files import Ids, bytes_of
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-TokenIds = npt.NDArray[Any]  # tokens `[n]`, of an integer type
 EOS, UNKNOWN = "<eos>", "<unk>"
 COUNTED = 1 << 20  # different words that are counted at once, beside those of the vocabulary
 
@@ -26,18 +25,19 @@ COUNTED = 1 << 20  # different words that are counted at once, beside those of t
 class Tokenizer(ABC):
     name: str
     vocab_size: int
+    vocabulary: str | list[str]
 
     @abstractmethod
-    def ids(self, text: str) -> TokenIds:
+    def ids(self, text: str) -> Ids:
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
     @abstractmethod
     def bytes_of(self, tokens: "Tensor") -> bytes: ...
 
-    @abstractmethod
-    def to_json(self) -> Any: ...
+    def to_json(self) -> Any:
+        return {"tokenizer": self.name, "vocabulary": self.vocabulary}
 
-    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
+    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[Ids]:
         """The tokens of the second of each three parts of a text, which follow each other."""
         return [self.ids(text) for _, text, _ in parts]
 
@@ -94,8 +94,8 @@ class CharacterTokenizer(Tokenizer):
         """By code point; the last one is of all that are higher."""
         self._number[codes] = np.arange(self.vocab_size)
 
-    def ids(self, text: str) -> TokenIds:
-        numbers: TokenIds = self._number[np.minimum(code_points(text), len(self._number) - 1)]
+    def ids(self, text: str) -> Ids:
+        numbers: Ids = self._number[np.minimum(code_points(text), len(self._number) - 1)]
         if (numbers < 0).any():
             unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
             named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
@@ -106,16 +106,13 @@ class CharacterTokenizer(Tokenizer):
     def bytes_of(self, tokens: "Tensor") -> bytes:
         return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
 
-    def to_json(self) -> Any:
-        return {"tokenizer": "character", "vocabulary": self.vocabulary}
-
 
 class ByteTokenizer(Tokenizer):
     """One token for each of the 256 bytes; it can encode every text."""
 
     name, vocab_size = "byte", 256
 
-    def ids(self, text: str) -> TokenIds:
+    def ids(self, text: str) -> Ids:
         return np.frombuffer(bytes_of(text), dtype=np.uint8)
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
@@ -134,7 +131,7 @@ class IdTokenizer(Tokenizer):
         check_value("vocab_size", vocab_size, Count)
         self.vocab_size = vocab_size
 
-    def ids(self, text: str) -> TokenIds:
+    def ids(self, text: str) -> Ids:
         for word in text.split():
             if not (word.isdecimal() and int(word) < self.vocab_size):
                 raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
@@ -160,7 +157,7 @@ class WordTokenizer(Tokenizer):
         if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
             raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
 
-    def ids(self, text: str) -> TokenIds:
+    def ids(self, text: str) -> Ids:
         words = words_and_ends(text)
         numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
@@ -179,9 +176,6 @@ class WordTokenizer(Tokenizer):
             return "\n" if word == EOS else before + word
 
         return piece
-
-    def to_json(self) -> Any:
-        return {"tokenizer": "word", "vocabulary": self.vocabulary}
 
     def terminate(self, text: str) -> str:
         return text if not text or text.endswith(("\n", "\r")) else text + "\n"

@@ -15,12 +15,11 @@ import numpy as np
 
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
-from memformers.data.files import CONTEXT, NOT_UTF8, bytes_of, check_utf8
+from memformers.data.files import CONTEXT, NOT_UTF8, Ids, bytes_of, check_utf8
 from memformers.data.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
     IdTokenizer,
-    TokenIds,
     Tokenizer,
     WordTokenizer,
     code_points,
@@ -83,11 +82,11 @@ class SubwordTokenizer(Tokenizer):
             of_token[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
         return of_token
 
-    def ids(self, text: str) -> TokenIds:
+    def ids(self, text: str) -> Ids:
         check_utf8(text, "the text")
         return self.ids_within([("", text, "")])[0]
 
-    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[TokenIds]:
+    def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[Ids]:
         if self._is_local:
             parts = [("", text, "") for _, text, _ in parts]
         texts = list(map("".join, parts))
@@ -163,8 +162,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
-    """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
-    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given."""
+    """Byte-level BPE with GPT-2's pattern, of ``vocab_size`` tokens, or of at most 8192."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 

@@ -16,7 +16,7 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.labml import Records, prepare
+from memformers.dashboard.labml import Records
 from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
@@ -68,7 +68,7 @@ class DashboardHere(Client):
 
     def __init__(self, folder: Path, port: int = 0):
         self.said: list[str] = []
-        application = build(frozenset({"workstation"}), prepare(Records(folder, self.said.append)))
+        application = build(frozenset({"workstation"}), Records(folder, self.said.append))
         self.listener = listen("127.0.0.1", port)
         super().__init__(f"http://127.0.0.1:{self.listener.getsockname()[1]}")
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)

@@ -12,13 +12,7 @@ from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import alone_in, close_card, read_card, runs_of
-from memformers.tracking.discovery import (
-    api_address,
-    comparison_id,
-    note_comparison,
-    noted_comparisons,
-    show_comparison,
-)
+from memformers.tracking import discovery
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
 from tests.processes import finish
@@ -39,15 +33,11 @@ COLOURS = {
 
 
 LOADED = {
-    "d3js.org/d3.v6.min.js": "d3@6.7.0:dist/d3.min.js",
-    "cdn.jsdelivr.net/npm/bootstrap@5.0.0-beta2/dist/css/bootstrap.min.css": (
-        "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css"
-    ),
-    "cdnjs.cloudflare.com/ajax/libs/font-awesome/5.9.0/css/all.css": (
-        "@fortawesome/fontawesome-free@5.9.0:css/all.css"
-    ),
+    "d3@6.7.0:dist/d3.min.js": "https://d3js.org/d3.v6.min.js",
+    "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css": "https://cdn.jsdelivr.net/npm/**/bootstrap.min.css",
+    "@fortawesome/fontawesome-free@5.9.0:css/all.css": "https://cdnjs.cloudflare.com/**/5.9.0/css/all.css",
 }
-"""What labml's page loads, and the npm package and the path where the same file is."""
+"""The npm packages, with their paths, that are the same as what labml's page loads from these addresses."""
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def with_network(page, tmp_path):
     """The page, for which public servers have the three files that labml's loads, which are npm's."""
     if not (command := shutil.which("npm")):
         pytest.skip("npm is not installed; with it, this test looks at labml's page")
-    for url, where in LOADED.items():
+    for where, url in LOADED.items():
         package, _, path = where.rpartition(":")
         packed = finish([command, "pack", package], cwd=tmp_path, timeout=60)
         if packed.returncode:
@@ -64,7 +54,7 @@ def with_network(page, tmp_path):
             body = archive.extractfile(f"package/{path}").read()
         kind = "text/css" if url.endswith("css") else "text/javascript"
         answer = {"body": body, "headers": {"access-control-allow-origin": "*", "content-type": kind}}
-        page.route(f"https://{url}", lambda route, *, of=answer: route.fulfill(**of))
+        page.route(url, lambda route, *, of=answer: route.fulfill(**of))
     return page
 
 
@@ -77,7 +67,7 @@ def comparison(tmp_path, quick_runs):
     planned = {name: replace(run, arm=ARMS[run.arm]) for name, run in runs.items()}
     arms = {arm: {"mem_len": i, "norm": "<b>"} for i, arm in enumerate(ARMS.values())}
     write_plan(folder, planned, {"tokens": 100, "mem_len": 1, "norm": "pre"}, arms)
-    note_comparison(folder)
+    discovery.note_comparison(folder)
     return folder
 
 
@@ -92,7 +82,7 @@ def troubles(page):
 
 
 def page_of(dashboard, comparison):
-    return f"{dashboard.url}/comparisons/{comparison_id(comparison)}"
+    return f"{dashboard.url}/comparisons/{discovery.comparison_id(comparison)}"
 
 
 def strokes(page):
@@ -166,16 +156,16 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     runs = runs_of(["transformer", "odd"], [0])
     ids = plan_runs(runs, comparison)
     with DashboardHere(tmp_path / "records") as dashboard:
-        api = api_address(dashboard.url)
-        show_comparison(comparison, api)
+        api = discovery.api_address(dashboard.url)
+        discovery.show_comparison(comparison, api)
         assert f"{dashboard.url}/comparisons/" in capsys.readouterr().out
         for name in ids:
             with Tracking(comparison / name, name, {}, api):
                 assert f"{dashboard.url}/run/{ids[name]}" in capsys.readouterr().out
-    show_comparison(comparison, api)
-    show_comparison(tmp_path / "nowhere", "off")
+    discovery.show_comparison(comparison, api)
+    discovery.show_comparison(tmp_path / "nowhere", "off")
     assert capsys.readouterr().out == ""
-    assert tmp_path / "nowhere" not in noted_comparisons().values()
+    assert tmp_path / "nowhere" not in discovery.noted_comparisons().values()
 
 
 @pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.long), 1280])
@@ -187,7 +177,10 @@ def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_ev
     folder.mkdir()
     with DashboardHere(tmp_path / "records") as dashboard:
         link = page_of(dashboard, folder)
-        with alone_in(folder), Tracking(folder, "alone", {}, api_address(dashboard.url)) as tracking:
+        with (
+            alone_in(folder),
+            Tracking(folder, "alone", {}, discovery.api_address(dashboard.url)) as tracking,
+        ):
             assert capsys.readouterr().out == f"dashboard: {link}\n"
             for step in range(1, 9):
                 tracking.record({"tokens": 10 * step, "seconds": step, "loss.train": 4 - step / 9})
@@ -223,7 +216,9 @@ def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
     with DashboardHere(tmp_path / "records") as dashboard:
         for model in MODELS:
             given = ["model.mem_len", "model.d_model"]
-            with Tracking(folder / model, model, settings, api_address(dashboard.url), given) as tracking:
+            with Tracking(
+                folder / model, model, settings, discovery.api_address(dashboard.url), given
+            ) as tracking:
                 for step in range(1, 31):
                     tracking.record({"tokens": 100 * step, "loss.train": math.exp(-step / 9)})
                 for step in (10, 20, 30):

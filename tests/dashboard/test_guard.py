@@ -30,10 +30,8 @@ def send(dashboard, path, *headers, method="GET", body=b"", host="localhost", le
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "/../../etc/passwd", "//etc/passwd", "/js/../../settings.py", "/..%5csettings.py", "/%00",
-        "/..%2f..%2fetc%2fpasswd", "/%252e%252e/settings.py", "/js/%2e%2e/%2e%2e/settings.py",
-    ],
+    ["/../../etc/passwd", "//etc/passwd", "/js/../../settings.py", "/..%5csettings.py", "/%00",
+     "/..%2f..%2fetc%2fpasswd", "/%252e%252e/settings.py", "/js/%2e%2e/%2e%2e/settings.py"],
 )  # fmt: skip
 def test_no_path_leads_out_of_the_page_s_files(dashboard, path):
     status, answer = send(dashboard, path)
@@ -53,11 +51,9 @@ def test_the_page_and_its_files_are_served(dashboard):
 
 @pytest.mark.parametrize(
     ("host", "here"),
-    [
-        ("127.0.0.1:5005", True), ("LOCALHOST:1", True), ("[::1]:5005", True), ("192.168.0.7", True),
-        ("workstation:5005", True), ("", False), ("evil.example:5005", False),
-        ("127.0.0.1.evil.example", False), ("a:b:c", False), ("[evil]", False),
-    ],
+    [("127.0.0.1:5005", True), ("LOCALHOST:1", True), ("[::1]:5005", True), ("192.168.0.7", True),
+     ("workstation:5005", True), ("", False), ("evil.example:5005", False),
+     ("127.0.0.1.evil.example", False), ("a:b:c", False), ("[evil]", False)],
 )  # fmt: skip
 def test_a_name_that_somebody_lets_point_here_is_refused_and_an_address_is_not(dashboard, host, here):
     status = send(dashboard, "/api/v1/runs/null", host=host)[0]
@@ -66,13 +62,11 @@ def test_a_name_that_somebody_lets_point_here_is_refused_and_an_address_is_not(d
 
 @pytest.mark.parametrize(
     ("headers", "good"),
-    [
-        (["Origin: http://evil.example"], False), (["Origin: null"], False),
-        (["Origin: http://localhost:8888"], False), (["Origin: http://localhost"], True),
-        (["Sec-Fetch-Site: same-site"], False), (["Sec-Fetch-Site: cross-site"], False),
-        ([*LINK, "Sec-Fetch-Dest: document"], True), ([*LINK, "Sec-Fetch-Dest: iframe"], False),
-        ([*LINK, "Sec-Fetch-Dest: document", "Origin: http://evil.example"], False),
-    ],
+    [(["Origin: http://evil.example"], False), (["Origin: null"], False),
+     (["Origin: http://localhost:8888"], False), (["Origin: http://localhost"], True),
+     (["Sec-Fetch-Site: same-site"], False), (["Sec-Fetch-Site: cross-site"], False),
+     ([*LINK, "Sec-Fetch-Dest: document"], True), ([*LINK, "Sec-Fetch-Dest: iframe"], False),
+     ([*LINK, "Sec-Fetch-Dest: document", "Origin: http://evil.example"], False)],
 )  # fmt: skip
 def test_other_origins_are_refused_and_a_link_may_open_the_page(dashboard, headers, good):
     for path, method in (("/comparisons", "GET"), ("/api/v1/auth/user", "POST"), ("/", "OPTIONS")):
@@ -83,21 +77,19 @@ def test_other_origins_are_refused_and_a_link_may_open_the_page(dashboard, heade
 
 @pytest.mark.parametrize(
     ("path", "body", "wanted"),
-    [
-        (TRACK + RUN, b"{not json", 400), (TRACK + RUN, b"\xff", 400), (TRACK + RUN, b"[" * 100_000, 400),
-        (TRACK + RUN, b"[1, 2]", 400), (TRACK + RUN, b'[{"track": []}]', 400),
-        (TRACK + RUN, b'[{"configs": {"a": {}}}]', 400),
-        (TRACK + RUN, b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]', 400),
-        (TRACK + RUN, b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]', 400),
-        *((TRACK + run, b"[]", 400) for run in (f"{RUN}&rank=x", "../../x", "a" * 100)),
-        ("/api/v1/compare/metrics/unknown", b"{}", 400), ("/api/v1/run/no_id", b"", 400),
-        (f"/api/v1/metrics/{RUN}", b'{"get_all": true}', 404), (f"/api/v1/custom_metrics/{RUN}", b"{}", 404),
-        (f"/api/v1/compare/preferences/{RUN}", b"", 404),
-        ("/api/v1/runs/archive", b"[1]", 400), ("/api/v1/runs/archive", b"{}", 400),
-        *((f"/comparisons/{path}", b"", 400) for path in (f"{RUN}/data?over=x", "x/data")),
-        *((f"/comparisons/{path}", b"", 404)
-          for path in ("../../etc", RUN, f"{RUN}/data", f"{RUN}/report", "files/..%2fguard.py")),
-    ],
+    [(TRACK + RUN, b"{not json", 400), (TRACK + RUN, b"\xff", 400), (TRACK + RUN, b"[" * 100_000, 400),
+     (TRACK + RUN, b"[1, 2]", 400), (TRACK + RUN, b'[{"track": []}]', 400),
+     (TRACK + RUN, b'[{"configs": {"a": {}}}]', 400),
+     (TRACK + RUN, b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]', 400),
+     (TRACK + RUN, b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]', 400),
+     *((TRACK + run, b"[]", 400) for run in (f"{RUN}&rank=x", "../../x", "a" * 100)),
+     ("/api/v1/compare/metrics/unknown", b"{}", 400), ("/api/v1/run/no_id", b"", 400),
+     (f"/api/v1/metrics/{RUN}", b'{"get_all": true}', 404), (f"/api/v1/custom_metrics/{RUN}", b"{}", 404),
+     (f"/api/v1/compare/preferences/{RUN}", b"", 404),
+     ("/api/v1/runs/archive", b"[1]", 400), ("/api/v1/runs/archive", b"{}", 400),
+     *((f"/comparisons/{path}", b"", 400) for path in (f"{RUN}/data?over=x", "x/data")),
+     *((f"/comparisons/{path}", b"", 404)
+       for path in ("../../etc", RUN, f"{RUN}/data", f"{RUN}/report", "files/..%2fguard.py"))],
 )  # fmt: skip
 def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
     dashboard, path, body, wanted, caplog

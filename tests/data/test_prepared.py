@@ -39,7 +39,7 @@ CORPORA = {"enwik8": {"sizes": (901, 49, 50), "sha256": ""}, "text8": {"sizes": 
 SOURCES = [
     *[({"shakespeare": path.read_bytes()}, "bc4437a5 7332bdc3 dbcfebea 4d9f8ad3 26e53625")
       for path in [REAL] if path.is_file()],
-    ({"play": write_play(300_000)}, "4842bfdf 10b9ec79 0e4bf357 2f6917ef ff02b53d"),
+    ({"play": write_play(60_000)}, "045be437 3eebd3e7 04640c3d fc63b412 15aeb417"),
     ({"x.jsonl": "\n".join(json.dumps({"text": line}) for line in LINES)},
      "ae25c6da 353f876b 297f4bee 78d160b9 f84b47ae"),
     ({f"books/{'b/' * (n % 2)}{n}.txt": "\n".join(LINES[20 * n :][: 5 + 3 * n]) for n in range(12)},

@@ -22,8 +22,8 @@ import zstandard
 from pyarrow import parquet
 
 from memformers import prepare_ids
+from memformers.data import corpus_reader, tokenize_corpus
 from memformers.data import files as reading
-from memformers.data import tokenize_corpus
 from memformers.data.corpus_reader import read_text
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
@@ -244,7 +244,7 @@ REFUSED = [
     *[({name: zipped(dict.fromkeys("ab"[:n], ""))}, "", f"{name} is an archive; unpack it")
       for n, name in ((0, "x.zip"), (2, "y.zip"), (0, "x.tar"), (0, "x.TAR.gz"), (0, "x.tgz"))],
     ({"x.jsonl.zst": lambda path: path.write_bytes(PACK[".zst"](b"{" + b"x" * (2 << 20)))}, "",
-     r"x\.jsonl\.zst:1: .* at most 1 MiB"),
+     r"x\.jsonl\.zst:1: .* at most 1,048,576 characters"),
     ({"x/y": lambda path: path.symlink_to("/proc/self/mem")}, "", "/y can't be read: Input/output error"),
     ({"x/x.txt": TEXT}, "--document-separator x", r"divides one text, and x\.txt consists of documents"),
     ({"x.jsonl": '{"text": "a"}'}, "--document-separator x", "and x.jsonl consists of documents"),
@@ -273,7 +273,7 @@ REFUSED = [
 @pytest.mark.filterwarnings("ignore:.*left out")
 @pytest.mark.parametrize(("files", "how", "words"), REFUSED)
 def test_what_cant_be_read_or_used_is_one_line_and_leaves_nothing(files, how, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_RECORD", 1 << 20)
+    monkeypatch.setattr(corpus_reader, "MAX_RECORD", 1 << 20)
     monkeypatch.chdir(write(tmp_path, files))
     before = set(tmp_path.rglob("*"))
     text = [] if how and how[0] != "-" else [next(iter(files)).partition("/")[0]]

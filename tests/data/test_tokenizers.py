@@ -124,12 +124,8 @@ def test_no_bytes_end_the_decoding_of_a_tokenizer_that_falls_back_on_bytes(token
 
 
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LIKE_LLAMA = pre_tokenizers.Sequence(
-    [
-        pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-)
+TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+LIKE_LLAMA = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), TO_BYTES])
 
 
 @pytest.mark.parametrize(
@@ -140,19 +136,7 @@ LIKE_LLAMA = pre_tokenizers.Sequence(
 )  # fmt: skip
 def test_any_tokenizer_gives_a_long_text_the_tokens_of_the_whole(before, cut, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    words = [
-        "cat",
-        " naïve",
-        "—",
-        "crowns,",
-        "mat.\n",
-        " 橋を渡る",
-        "12345678" * 4,
-        "\n\n",
-        "½",
-        "don't ",
-        ".",
-    ]
+    words = ["cat", " naïve", "—", "crowns,", "mat.\n", " 橋を", "12345678" * 4, "\n\n", "½", "don't ", "."]
     text = "".join(rng.choice(words, 16_000)) + "1234567" * 8_000 + "".join(rng.choice(words, 3_000))
     inner = Inner(models.BPE(unk_token="<unk>"))
     inner.pre_tokenizer, inner.normalizer = cut, before
