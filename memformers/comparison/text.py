@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import atomic_write, checksum, user_path
+from memformers.common.files import atomic_write, checksum, config_from_dict, user_path
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
@@ -27,7 +27,7 @@ from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import Arm, read_plan, refuse_overwrite
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
-from memformers.training.config import TrainConfig, read_train_config, train_config_from
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import find_text, spec_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TextTask(Task):
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         """The run's TrainConfig."""
-        return train_config_from(settings, source)
+        return config_from_dict(TrainConfig, settings, source)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
         """The corpus, as a path or word that gives the same text whatever the network or a cache contains;

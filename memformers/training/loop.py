@@ -34,7 +34,7 @@ class NotFiniteError(UserError):
 
 @dataclass
 class Window:
-    """Sums over the steps since the last training record, which was made after ``began`` seconds."""
+    """Sums over the steps since the last record, which was made after ``began`` seconds."""
 
     began: float = 0.0
     steps: int = 0
@@ -98,7 +98,6 @@ class TrainingState(Checked):
     """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     def extend(self) -> None:
-        """Begin another part of the training, after the end of the one before."""
         self.extended_at, self.evaluations = self.tokens, 0
         self.lowest_loss, self.evaluations_without_improvement = None, 0
 
@@ -145,17 +144,19 @@ def train_steps(
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
-    ``record`` gets the state and training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    with the state ``config.evaluations`` times, the last time at the end. ``maybe_checkpoint`` is called with
-    the state before each step; it may save it, or stop the training by raising an exception. With a ``state``
-    from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each calls this
-    with the segments of all streams and uses only its own part of them, whose memory its state has.
-
-    Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint after a step that diverged.
+    ``maybe_checkpoint`` is called before each step and may stop the training by raising an exception. With a
+    ``state`` from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each gets
+    the segments of all streams. Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint
+    after a step that diverged.
     """
     config = with_precision(config, model.device, ranks)
     state = state or TrainingState(build_optimizers(model, config))
-    forward = forward_of(model, config, ranks)
+    forward: Any = torch.compile(model, fullgraph=True) if config.step.compile else model
+    if ranks.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
+        # parameters may have none while the memory is empty.
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     learning_rate = learning_rate_schedule(config, config.tokens - state.extended_at)
     model.train()
     while True:
@@ -192,12 +193,9 @@ def train_step(
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Learn from a ``segment`` of all streams, of which this rank reads its part; the state gets its losses
-    and the memory after it.
-
-    The streams are computed in ``config.step.accumulate`` parts, one after the other. Every prediction of all
-    parts and ranks has the same weight in the loss, and every part the same in the auxiliary loss.
-    """
+    """Learn from this rank's part of a ``segment``, in ``config.step.accumulate`` parts, one after the other.
+    Every prediction of all parts and ranks has the same weight in the loss, and every part the same in the
+    auxiliary loss."""
     device, parts = next(model.parameters()).device, config.step.accumulate
     tensors = [x for x in (segment.inputs, segment.targets, segment.doc_starts) if x is not None]
     if ranks.size > 1:
@@ -234,17 +232,6 @@ def train_step(
     if state.tokens < grown:
         stage = int(STAGES * state.tokens / grown)
         state.memory = shortened(state.memory, stage / STAGES, model.config.memory_sizes)
-
-
-def forward_of(model: MemoryLM, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS) -> Any:
-    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
-    forward: Any = torch.compile(model, fullgraph=True) if config.step.compile else model
-    if ranks.parallel == "ddp":
-        # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
-        # parameters may have none while the memory is empty.
-        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
-        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-    return forward
 
 
 def clip(model: MemoryLM, max_norm: float) -> Tensor:
