@@ -127,7 +127,7 @@ class Callbacks:
             evaluation, in_units = self._evaluation(final=False)
             if not math.isfinite(evaluation.loss):
                 raise NotFiniteError(f"held-out loss is {evaluation.loss} at token {state.tokens:,}.")
-            glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
+            glimpse = printable(self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎"))
         bits = in_units["bits_per_character"]
         metrics = {
             "loss.valid": evaluation.loss,
@@ -260,7 +260,3 @@ def opening(text: str) -> str:
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
-
-
-def in_one_line(text: str) -> str:
-    return printable(text.replace("\n", "⏎"))

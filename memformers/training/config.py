@@ -34,13 +34,7 @@ class TextConfig(Checked):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights are learned. Raises ValueError for a value out of its range.
-
-    Examples:
-        >>> from memformers import OptimConfig
-        >>> OptimConfig(learning_rate=2e-3, schedule="cosine").muon_peak
-        0.04
-    """
+    """How the weights are learned. Raises ValueError for a value out of its range."""
 
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
@@ -194,17 +188,15 @@ class TrainConfig:
 
     @property
     def tokens_a_step(self) -> int:
-        """How many tokens a step learns from, of all streams together: S·B."""
+        """Tokens that a step learns from: S·B."""
         return self.model.segment_len * self.batch_size
 
     @property
     def memory_growth(self) -> float:
         """The fraction of the training over which the memory grows."""
-        if ":" in self.model.model:
+        if ":" in self.model.model or (self.memory_warmup is None and self.step.compile):
             return 0.0
-        if self.memory_warmup is None:
-            return 0.0 if self.step.compile else 0.5
-        return self.memory_warmup
+        return 0.5 if self.memory_warmup is None else self.memory_warmup
 
     @property
     def resolved(self) -> dict[str, float | str]:

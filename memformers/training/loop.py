@@ -203,8 +203,12 @@ def train_step(
     if device.type == "cuda":  # nobody waits for this copy
         tensors = [x.pin_memory().to(device, non_blocking=True) for x in tensors]
     pieces = zip(*(x.to(device).chunk(parts, dim=1) for x in tensors), strict=True)
-    memory = initial_memory(model, segment, config, ranks) if segment.starts_over else state.memory
-    memories, size = [memory], tensors[0].shape[1] // parts
+    memory, batch = Memory(()) if segment.starts_over else state.memory, tensors[0].shape[1]
+    if segment.starts_over and segment.doc_starts is not None and config.step.compile:
+        # Zeros that no query sees, so that all steps have the same shapes: one compilation is enough.
+        dtype = next(model.parameters()).dtype
+        memory = Memory.empty(model.config, batch, dtype=dtype, device=device)
+    memories, size = [memory], batch // parts
     if parts > 1:
         memories = [memory.streams(slice(i * size, (i + 1) * size)) for i in range(parts)]
     predictions = (segment.targets != IGNORED).sum().item() / (ranks.size * parts)  # in each part, on average
@@ -243,15 +247,6 @@ def clip(model: MemoryLM, max_norm: float) -> Tensor:
     norm = nn.utils.clip_grad_norm_(others, max_norm)
     learned = any(p.grad is not None for p in f_c)
     return torch.stack([norm, nn.utils.clip_grad_norm_(f_c, max_norm) if learned else torch.zeros_like(norm)])
-
-
-def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig, ranks: Distributed) -> Memory:
-    """The memory before the first ``segment``: none; for a compiled step on documents, zeros that no query
-    sees, of the shape of a full memory, so that all steps have the same shapes: one compilation is enough."""
-    if segment.doc_starts is None or not config.step.compile:
-        return Memory(())
-    dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1] // ranks.size
-    return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
 
 
 def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:

@@ -26,16 +26,7 @@ from memformers.models.base import memory_facts
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    FACTS,
-    METRICS,
-    OF_A_RUN,
-    RESULT,
-    check_named,
-    refuse_overwrite,
-)
+from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, config_as_saved, unused_settings
@@ -64,7 +55,6 @@ def alone_in_this_process() -> Iterator[None]:
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
-    check_named(folder)
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
@@ -197,14 +187,13 @@ def build_model(
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     card, held_out = text.info, text.validation
-    documents = {"documents": card.documents} if card.documents else {}
     return {
         "corpus": {
             "name": card.name,
             "source": card.source,
             "tokenizer": card.tokenizer,
             "characters": card.total("characters"),
-            **documents,
+            **({"documents": card.documents} if card.documents else {}),
             "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
