@@ -268,7 +268,8 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     )
     if not probed or not is_current:
         return None
-    return read_json(folder / PROBE, {"memory_ablation": dict[str, Any] | None})
+    probe = read_json(folder / PROBE, {"memory_ablation": dict[str, Any] | None})
+    return probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None  # of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:
