@@ -35,7 +35,7 @@ from memformers.models.core import CoreOutput
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.tracking.recorder import Tracking
-from memformers.training.config import TrainConfig, train_config_from
+from memformers.training.config import TrainConfig
 from memformers.training.loop import TrainingState
 
 DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
@@ -85,7 +85,7 @@ class AgentTask(Task):
     def parse(self, settings: Mapping[str, Any], source: str) -> AgentRun:
         train = dict(settings)
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
-        return AgentRun(train_config_from(train, source), agent)
+        return AgentRun(config_from_dict(TrainConfig, train, source), agent)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
         """Nothing but whether there are such environments."""

@@ -18,11 +18,13 @@ from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.registry import MODELS, import_path, name_of
 from memformers.runs.folder import (
+    CARD,
     CONFIG,
     EXPERIMENT,
     OF_AN_EXPERIMENT,
     RESULT,
     Arm,
+    Card,
     Plan,
     Planned,
     alone_in,
@@ -30,8 +32,6 @@ from memformers.runs.folder import (
     check_report,
     compared_with,
     known_card,
-    new_run_id,
-    plan_run,
     read_plan,
     refuse_overwrite,
     runs_of,
@@ -248,13 +248,14 @@ def train_all(
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     """Make folders for the runs, and the ids by which a dashboard will know them as one group: under one
     comment, each compared with the baseline of its seed."""
-    cards = {name: known_card(folder / name) for name in runs}
-    ids = {name: card.run if card else new_run_id() for name, card in cards.items()}
+    known = {name: known_card(folder / name) for name in runs}
+    new = {name: Card(f"comparison {folder.resolve().name}", name=name) for name in runs}
+    ids = {name: (known[name] or new[name]).run for name in runs}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        if not cards[name]:  # a resumed run keeps its card
+        if not known[name]:  # a resumed run keeps its card
             other = ids.get(compared_with(runs, name), "")
-            plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
+            write_json(folder / name / CARD, replace(new[name], compare_with=other))
     return ids
 
 

@@ -32,7 +32,6 @@ from memformers.training.config import (
     OptimConfig,
     StepConfig,
     TrainConfig,
-    train_config_from,
     unused_settings,
 )
 from memformers.training.loop import TrainingState, train_steps
@@ -97,7 +96,8 @@ class RecallTask(Task):
         train = dict(settings)
         if not isinstance(recall := train.pop("recall", None), Mapping):
             raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
-        return RecallRun(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
+        of_task = config_from_dict(RecallSettings, recall, source)
+        return RecallRun(config_from_dict(TrainConfig, train, source), of_task)
 
     def train(self, folder: Path) -> None:
         with alone_in(folder):

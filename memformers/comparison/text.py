@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import user_path
+from memformers.common.files import config_from_dict, user_path
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
@@ -20,7 +20,7 @@ from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import Arm, read_plan
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
-from memformers.training.config import TrainConfig, read_train_config, train_config_from
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import find_text, spec_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TextTask(Task):
     module = "memformers.comparison.text"
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
-        return train_config_from(settings, source)
+        return config_from_dict(TrainConfig, settings, source)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
         """The text, and UserError also for runs in ``folder`` of another text or of other settings."""

@@ -2,7 +2,7 @@
 or once, to evaluate."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -30,15 +30,6 @@ class Segment:
     end: int = 0  # where the next segment begins, in tokens of a stream
     epoch: int = 0  # how many times the text was read before
     doc_starts: Tensor | None = None  # where a stream's new document begins; None for a plain text
-
-    @property
-    def predictions(self) -> int:
-        return int((self.targets != IGNORED).sum())
-
-    def with_streams(self, change: Callable[[Tensor], Tensor]) -> "Segment":
-        """The segment with each of its tensors ``[S, B]`` changed, as by the choice of some streams."""
-        doc_starts = None if self.doc_starts is None else change(self.doc_starts)
-        return replace(self, inputs=change(self.inputs), targets=change(self.targets), doc_starts=doc_starts)
 
 
 def training_segments(

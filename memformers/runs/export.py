@@ -43,8 +43,7 @@ def import_tracker(name: str) -> Any:
 
 def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
     """Copy the runs in ``folders`` to a tracker, into a folder of its name in each run's, or into one per run
-    in ``out``; returns their number. UserError for a folder without runs, a tracker that isn't installed, and
-    event files that exist already."""
+    in ``out``; returns their number."""
     runs = [Run(path) for path in dict.fromkeys(p.resolve() for f in folders for p in find_runs(f))]
     shared = Path(os.path.commonpath([run.folder.parent for run in runs]))
     copies = {run: out / run.folder.relative_to(shared) if out else run.folder / to for run in runs}

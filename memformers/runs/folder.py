@@ -63,7 +63,6 @@ def new_folder(name: str) -> Path:
 
 
 def check_named(folder: Path) -> None:
-    """Raise UserError for an empty name, which means the current folder, and for one that is not UTF-8."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:  # safetensors could write files there but not read them
@@ -92,8 +91,7 @@ def check_report(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, seconds: float = 1.0) -> Iterator[None]:
-    """A block in which no other process trains in ``folder``, which is created; UserError if one still does
-    after this many ``seconds``."""
+    """A block in which no other process trains in ``folder``, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = locked(folder / LOCK, seconds)
@@ -137,13 +135,13 @@ class Card:
     """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder. Times are in seconds
     since 1970, and 0 before the run starts."""
 
-    run: str
-    """The id, the same in every session of the run, so that all sessions form one curve."""
     comment: str
     """The line below the name, which the search also covers."""
     compare_with: str = ""
     """The id of the run with which labml's comparison shows this one; empty for none."""
     name: str = ""
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The id, the same in every session of the run, so that all sessions form one curve."""
     started: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
@@ -153,19 +151,9 @@ class Card:
     ended: float = 0.0
 
 
-def new_run_id() -> str:
-    return uuid.uuid4().hex
-
-
-def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
-    """Write the card of a training that may choose the ``name`` itself when it starts."""
-    write_json(folder / CARD, Card(run, comment, compare_with, name))
-
-
 def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
-    """The card of a training that starts or continues in ``folder``, without settings that its model doesn't
-    use; ``given`` are those that the user chose."""
-    card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
+    """The card of a training that starts or continues, without settings that its model doesn't use."""
+    card = known_card(folder) or Card(folder.resolve().name)
     unused = ["unused", *config.get("unused", ())]
     used = {name: value for name, value in config.items() if name not in unused}
     card = replace(

@@ -131,12 +131,10 @@ class Run:
 
     @property
     def budget(self) -> float:
-        """The tokens to train on; 0 if that isn't known."""
         return number(self.config.get(TOKENS)) or 0.0
 
     @property
     def tokens(self) -> float:
-        """The tokens that it has been trained on."""
         return self.budget if self.state[0] == FINISHED else min(self.last(TOKENS) or 0.0, self.budget)
 
     def last(self, name: str) -> float | None:
@@ -224,8 +222,8 @@ class Runs:
 
 
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
-    """The runs in ``folder`` that have started, in the order of [`Runs`][]. UserError for a folder without
-    runs, for a broken file of a run, and for runs of another ``task``."""
+    """The runs in ``folder`` that have started, in the order of [`Runs`][]; UserError for what a report of
+    this ``task`` can't read."""
     read_plan(folder)
     runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
     if not runs:
@@ -243,8 +241,8 @@ def read_runs(folder: Path, task: str = "text") -> list[Run]:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders of all runs with metrics in ``folder``, which may be a run, a comparison, or a folder of
-    these, in the order in which they started; UserError if there is none."""
+    """The folders of all runs with metrics in ``folder``, a run, a comparison, or a folder of these, in the
+    order in which they started."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
     runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
     if not runs:
@@ -253,7 +251,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
-    """The facts of a training on a text in ``folder``, or None if it has none; UserError for broken ones."""
+    """The facts of a training on a text."""
     return read_json(folder / FACTS, TEXT_FACTS_HAVE) if (folder / FACTS).exists() else None
 
 

@@ -22,7 +22,7 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import CONFIG, RESULT, alone_in, flatten, new_folder, read_metrics
+from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, flatten, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
@@ -123,9 +123,8 @@ def train(
         The trained model with its tokenizer and what was measured.
 
     Raises:
-        ValueError: For a text or config that can't be used, a folder that is in use or has another run,
-            another training in this process, and a training that diverged
-            ([`memformers.training.loop.NotFiniteError`][]), whose last checkpoint is good.
+        ValueError: For a text, config or folder that can't be used, another training in this process, and a
+            training that diverged ([`memformers.training.loop.NotFiniteError`][]).
         OSError: If the folder can't be written.
 
     Examples:
@@ -141,6 +140,7 @@ def train(
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
     folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
+    check_named(folder)
     find_dashboard(dashboard)
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]

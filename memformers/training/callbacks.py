@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +37,8 @@ SAMPLE_SEED = 0
 EVALUATION_STREAMS = 16
 
 
-class Measured(NamedTuple):
-    """An evaluation, and its loss in units that can be compared between tokenizers."""
-
-    evaluation: Evaluation
-    in_units: dict[str, float]
+Measured = tuple[Evaluation, dict[str, float]]
+"""An evaluation, and its loss in units that can be compared between tokenizers."""
 
 
 class Validation:
@@ -59,8 +56,8 @@ class Validation:
         """The number of tokens of the whole held-out text that can be predicted."""
 
     def _beginning(self, length: int) -> tuple[Ids, tuple[int, ...]]:
-        """The first ``length`` tokens, and the lengths of their documents; all for 0, and where nothing in
-        them can be predicted."""
+        """The first ``length`` tokens, and the lengths of their documents; all where nothing can be
+        predicted."""
         lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), length), prepend=0)
         if max(lengths.tolist() or [length]) < 2:
             return self.tokens, tuple(self.documents.tolist())
@@ -80,14 +77,12 @@ class Validation:
         total = Evaluation(reading, part.reach)
         for other in self.ranks.all_gather(part):
             total.merge(other)
-        in_units = comparable(total.nats, units(self.tokenizer, tokens, documents), self.tokenizer)
-        return Measured(total, in_units)
+        return total, comparable(total.nats, units(self.tokenizer, tokens, documents), self.tokenizer)
 
 
 @dataclass
 class Callbacks:
-    """Watches a training in a folder. With several ``ranks``, each measures the same, and the first writes
-    files."""
+    """Watches a training in a folder. Each of several ``ranks`` measures the same, and the first writes."""
 
     folder: Path
     config: TrainConfig
@@ -129,12 +124,11 @@ class Callbacks:
         nothing is recorded."""
         began = time.perf_counter()
         with self.signals.at_once():
-            measured = self._evaluation(final=False)
-            evaluation = measured.evaluation
+            evaluation, in_units = self._evaluation(final=False)
             if not math.isfinite(evaluation.loss):
                 raise NotFiniteError(f"held-out loss is {evaluation.loss} at token {state.tokens:,}.")
-            glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        bits = measured.in_units["bits_per_character"]
+            glimpse = printable(self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎"))
+        bits = in_units["bits_per_character"]
         metrics = {
             "loss.valid": evaluation.loss,
             "bits_per_character.valid": bits,
@@ -146,8 +140,8 @@ class Callbacks:
             metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
         self._write(state, metrics)
         if self.last is None:
-            self.bar.say(f"Evaluations during the training read {self._over(measured)}:")
-        self.last, self.last_at = measured, state.tokens
+            self.bar.say(f"Evaluations during the training read {self._over(evaluation)}:")
+        self.last, self.last_at = (evaluation, in_units), state.tokens
         if state.lowest_loss is None or evaluation.loss < state.lowest_loss:
             state.lowest_loss, state.evaluations_without_improvement = evaluation.loss, 0
         else:
@@ -169,16 +163,14 @@ class Callbacks:
         self.signals.check(self.ranks)
 
     def save(self, state: TrainingState) -> None:
-        """Save a checkpoint of ``state`` if it isn't saved already."""
         state.read_losses(self.ranks)  # a checkpoint must not contain the weights after a bad step
         if (state.tokens, state.evaluations) == self.saved:
             return
-        last = self.last
         about = About(
             config=config_as_saved(self.config),
             environment=self.environment,
             records=state.records,
-            validation_loss=last.evaluation.loss if last and self.last_at == state.tokens else None,
+            validation_loss=self.last[0].loss if self.last and self.last_at == state.tokens else None,
             peak_memory_bytes=self._peak_memory(),
         )
         checkpoints = self.folder / CHECKPOINTS
@@ -196,16 +188,15 @@ class Callbacks:
         with self.signals.at_once():
             if measured is None or not self.validation.final_is_first:
                 measured = self._evaluation(final=True)
-                bits = measured.in_units["bits_per_character"]
-                self.bar.say(f"The last evaluation reads {self._over(measured)}: {bits:.4f} {self.unit}")
+                reads, bits = self._over(measured[0]), measured[1]["bits_per_character"]
+                self.bar.say(f"The last evaluation reads {reads}: {bits:.4f} {self.unit}")
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
-        evaluation = measured.evaluation
-        in_units = {name: x if math.isfinite(x) else None for name, x in measured.in_units.items()}
+        evaluation, in_units = measured
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            **in_units,
+            **{name: x if math.isfinite(x) else None for name, x in in_units.items()},
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
@@ -247,13 +238,12 @@ class Callbacks:
 
         return self.validation.evaluate(self.model, final, progress)
 
-    def _over(self, measured: Measured) -> str:
-        n, whole = measured.evaluation.tokens, self.validation.predictable
+    def _over(self, evaluation: Evaluation) -> str:
+        n, whole = evaluation.tokens, self.validation.predictable
         return f"{'all' if n == whole else f'the first {n:,} of'} {whole:,} held-out tokens"
 
     def _peak_memory(self) -> int | None:
-        """The most bytes that any process of the run has held; every rank must ask. None where the system
-        doesn't report it."""
+        """Of any process of the run, so every rank must ask; None where the system doesn't report it."""
         now = self.ranks.highest(peak_memory(self.model.device) or 0)
         self.state.peak_memory_bytes = max(now, self.state.peak_memory_bytes)
         return self.state.peak_memory_bytes or None
@@ -270,7 +260,3 @@ def opening(text: str) -> str:
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
-
-
-def in_one_line(text: str) -> str:
-    return printable(text.replace("\n", "⏎"))

@@ -15,13 +15,10 @@ Nothing in them is a pickle, and nothing is ever unpickled.
 
 import contextlib
 import json
-import random
-import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -29,7 +26,6 @@ from torch import Tensor, nn
 
 from memformers.common import files
 from memformers.common.files import config_from_dict, numbered, read_json, write_json
-from memformers.common.machine import describe_environment
 from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
@@ -40,7 +36,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
-from memformers.training.config import TrainConfig, read_train_config, train_config_from
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import TrainingState, has_ended
 from memformers.training.optimizers import Muon, Optimizers
@@ -81,7 +77,7 @@ def save_checkpoint(
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
     """Write a checkpoint, which appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
-    call this; the first one writes. Raises OSError if it can't; then no other checkpoint has changed."""
+    call this."""
     assert not state.unread  # nobody knows whether these steps were finite
     memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
     randomness = ranks.all_gather(random_states())
@@ -107,15 +103,15 @@ def read_checkpoint(
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Read the checkpoint in ``folder`` into ``model``, the ``optimizers`` and the random states; returns its
-    state, with the memory of this rank's part of ``batch_size`` streams.
-
-    Raises UserError for a checkpoint that has changed since it was written, or of another model or version;
-    and with dropout, which is random on each rank, for one of another number of ``ranks``.
-    """
+    state, with the memory of this rank's part of ``batch_size`` streams. UserError if it can't be used."""
     files.check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
-    stored = read_tensors(folder / WEIGHTS) | read_tensors(folder / OPTIMIZER)
+    try:
+        weights, averages, memory_data = (load_file(folder / n) for n in (WEIGHTS, OPTIMIZER, MEMORY))
+    except SafetensorError as error:
+        raise UserError(f"{folder} can't be read: {error}") from None
+    stored = weights | averages
     tensors = {**model.state_dict(), **optimizer_tensors(model, optimizers)}
     want, got = ({name: tuple(x.shape) for name, x in of.items()} for of in (tensors, stored))
     if wrong := sorted(name for name in {*want, *got} if want.get(name) != got.get(name)):
@@ -124,7 +120,7 @@ def read_checkpoint(
             f"{folder} belongs to another model: expected {name} to be {want.get(name)}, got {got.get(name)}."
         )
     try:
-        memory = memory_from_tensors(read_tensors(folder / MEMORY), model.config.n_layers)
+        memory = memory_from_tensors(memory_data, model.config.n_layers)
         memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
         model.check_memory(memory, batch_size // ranks.size)
     except (ValueError, IndexError) as error:
@@ -144,13 +140,6 @@ def read_checkpoint(
     return state
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path} can't be read as safetensors: {error}") from None
-
-
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     """The tensors of the optimizers as ``parameter/name``, zeros for a parameter that had no gradient yet."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
@@ -167,24 +156,17 @@ def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Ten
 
 
 def random_states() -> dict[str, Any]:
-    """The random states of Python, NumPy, and PyTorch on CPU and on every GPU."""
-    version, words, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
-    assert isinstance(numpy, dict)
+    """PyTorch's random states, on the CPU and on every GPU."""
+    gpus = torch.cuda.get_rng_state_all()
     return {
-        "python": {"version": version, "words": list(words), "gauss": gauss},
-        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
         "torch": bytes(torch.get_rng_state().tolist()).hex(),
-        "cuda": [bytes(state.tolist()).hex() for state in torch.cuda.get_rng_state_all()],
+        "cuda": [bytes(state.tolist()).hex() for state in gpus],
     }
 
 
 def set_random_states(states: dict[str, Any]) -> None:
     """Restore [`random_states`][], those of GPUs only where their number is the same."""
     try:
-        python = states["python"]
-        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-        np.random.set_state(states["numpy"])
         cpu, *gpus = (
             torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
             for digits in (states["torch"], *states["cuda"])
@@ -192,7 +174,7 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.set_rng_state(cpu)
         if len(gpus) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(gpus)
-    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the random states can't be used: {error!r}") from None
 
 
@@ -231,8 +213,7 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
-    """Raise UserError for another ``config`` than that of the run in ``folder``, if there is one. A finished
-    run may be extended to more tokens."""
+    """Raise UserError for another ``config`` than that of the run in ``folder``, if there is one."""
     if not (folder / CONFIG).exists():
         return
     before = read_train_config(folder)
@@ -265,21 +246,18 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def check_apart(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError for the folder of the documents themselves."""
     if Path(corpus.source).resolve() == folder.resolve():
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
 
 def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError unless ``corpus`` is that of the run in ``folder``, or there is no run."""
     check_apart(corpus, folder)
-    if facts := read_facts(folder):
-        before = facts["corpus"]
-        if before["sha256"] != corpus.sha256:
-            raise UserError(
-                f"{folder} was trained on {before['name']} ({before['source']}); the text from "
-                f"{corpus.source} is a different one. Name the same text with data."
-            )
+    facts = read_facts(folder)
+    if facts and (before := facts["corpus"])["sha256"] != corpus.sha256:
+        raise UserError(
+            f"{folder} was trained on {before['name']} ({before['source']}); the text from {corpus.source} "
+            f"is a different one. Name the same text with data."
+        )
 
 
 def restore_newest(
@@ -291,24 +269,20 @@ def restore_newest(
 ) -> TrainingState:
     """Read the newest usable checkpoint of ``folder``, a run of this ``config`` and text, into ``model`` and
     the optimizers of ``state``; returns its state. Later records are removed. Without any checkpoint, the
-    training starts from the beginning.
-
-    Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
-    OSError if one can't be read. Then the folder has not changed.
-    """
+    training starts from the beginning; where none can be used, or one can't be read now, nothing changes."""
     checkpoints = folder / CHECKPOINTS
 
-    def read(path: Path) -> tuple[TrainingState, About]:
+    def read(path: Path) -> TrainingState:
         restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
         about = read_about(path)
         restored.records, restored.peak_memory_bytes = about.records, about.peak_memory_bytes or 0
-        made_with = train_config_from(about.config, str(path / ABOUT))
+        made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
         if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
                 raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
             if restored.tokens < config.tokens:
                 restored.extend()
-        return restored, about
+        return restored
 
     ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
     folders = numbered(checkpoints)
@@ -319,7 +293,7 @@ def restore_newest(
         f"folder that all of them share.",
     )
     if newest:
-        path, (state, about) = newest
+        path, state = newest
         ranks.say(f"continues at token {state.tokens:,}, from {path}")
         if state.extended_at == state.tokens > 0:
             ranks.say(
@@ -327,24 +301,11 @@ def restore_newest(
                 f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
             )
         if ranks.first:
-            warn_of_changes(about.environment, describe_environment(model.device), path)
             for later in folders[: folders.index(path)]:
                 files.move(later, files.BROKEN)  # it would pass for the newest
     if ranks.first:
         state.records = cut_metrics(folder, state.records)
     return state
-
-
-def warn_of_changes(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Warn of another environment than that in which the checkpoint ``path`` was made."""
-    old = dict(flatten(before))
-    if changes := [f"{name} {old.get(name)} → {x}" for name, x in flatten(now) if x != old.get(name)]:
-        warnings.warn(
-            f"{path} was made in another environment ({', '.join(changes)}), so results may differ by "
-            f"rounding.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def cut_metrics(folder: Path, records: int) -> int:

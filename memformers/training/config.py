@@ -1,6 +1,5 @@
 """What a training run is made from: the model, the text and how to learn."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,19 +16,11 @@ Parallel = Literal["single", "ddp"]
 OptimizerName = Literal["muon", "adamw"]
 Schedule = Literal["linear", "cosine", "constant", "wsd"]
 PRESETS = Path(__file__).parent / "presets"
-REMOVED = {"tbptt": 0, "freeze": [], "skip_bad_steps": 0}
-"""Settings of earlier versions, with the value that has no effect."""
 
 
 @dataclass(frozen=True)
 class TextConfig(Checked):
-    """Which parts of the text are read, and how it is divided. Raises ValueError for a wrong type.
-
-    Examples:
-        >>> from memformers import TextConfig
-        >>> TextConfig(document_separator="\\n\\n").text_field
-        'text'
-    """
+    """Which parts of the text are read, and how it is divided. Raises ValueError for a wrong type."""
 
     validation: str = ""
     """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
@@ -43,13 +34,7 @@ class TextConfig(Checked):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights are learned. Raises ValueError for a value out of its range.
-
-    Examples:
-        >>> from memformers import OptimConfig
-        >>> OptimConfig(learning_rate=2e-3, schedule="cosine").muon_peak
-        0.04
-    """
+    """How the weights are learned. Raises ValueError for a value out of its range."""
 
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
@@ -87,13 +72,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
-    """What is measured during training. Raises ValueError for a value out of its range.
-
-    Examples:
-        >>> from memformers import EvaluationConfig
-        >>> EvaluationConfig(evaluations=10, evaluation_tokens=8_192).evaluation_tokens
-        8192
-    """
+    """What is measured during training. Raises ValueError for a value out of its range."""
 
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
@@ -112,13 +91,7 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """Which checkpoints are saved. Raises ValueError for a value out of its range.
-
-    Examples:
-        >>> from memformers import CheckpointConfig
-        >>> CheckpointConfig(checkpoint_every=1_000_000).keep_checkpoints
-        2
-    """
+    """Which checkpoints are saved. Raises ValueError for a value out of its range."""
 
     checkpoint_every: NonNegativeInt = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
@@ -130,13 +103,7 @@ class CheckpointConfig(Checked):
 
 @dataclass(frozen=True)
 class StepConfig(Checked):
-    """Where and how a step is computed. Raises ValueError for a value out of its range.
-
-    Examples:
-        >>> from memformers import StepConfig
-        >>> StepConfig(device="cpu", precision="float32").parallel
-        'single'
-    """
+    """Where and how a step is computed. Raises ValueError for a value out of its range."""
 
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
@@ -223,17 +190,15 @@ class TrainConfig:
 
     @property
     def tokens_a_step(self) -> int:
-        """How many tokens a step learns from, of all streams together: S·B."""
+        """Tokens that a step learns from: S·B."""
         return self.model.segment_len * self.batch_size
 
     @property
     def memory_growth(self) -> float:
         """The fraction of the training over which the memory grows."""
-        if ":" in self.model.model:
+        if ":" in self.model.model or (self.memory_warmup is None and self.step.compile):
             return 0.0
-        if self.memory_warmup is None:
-            return 0.0 if self.step.compile else 0.5
-        return self.memory_warmup
+        return 0.5 if self.memory_warmup is None else self.memory_warmup
 
     @property
     def evaluation_tokens(self) -> int:
@@ -276,19 +241,10 @@ def check_all_used(config: TrainConfig) -> None:
         reject_unused(part, config.model.model, lengths=True)
 
 
-def train_config_from(data: Mapping[str, Any], source: str) -> TrainConfig:
-    return config_from_dict(TrainConfig, without_removed(data), source)
-
-
-def without_removed(data: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {n: x for n, x in data.items() if n not in REMOVED or x not in (REMOVED[n], ())}
-    return {n: without_removed(x) if isinstance(x, Mapping) else x for n, x in kept.items()}
-
-
 def read_train_config(folder: Path) -> TrainConfig:
-    """The config of the run in ``folder``; else UserError. A tokenizer that was not made from the text is the
-    file in this folder, wherever the folder is now."""
-    config = train_config_from(read_json(folder / CONFIG), str(folder / CONFIG))
+    """The config of the run in ``folder``. A tokenizer that was not made from the text is the file in this
+    folder, wherever the folder is now."""
+    config = config_from_dict(TrainConfig, read_json(folder / CONFIG), str(folder / CONFIG))
     if config.tokenizer.endswith(".json") and (folder / TOKENIZER).exists():
         return replace(config, tokenizer=str(folder / TOKENIZER))
     return config

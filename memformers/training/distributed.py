@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 
 class Distributed:
-    """The processes of a training, seen from one of them."""
-
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
         self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
         self.first = rank == 0
@@ -41,7 +39,6 @@ class Distributed:
             print(printable(message))
 
     def local_streams(self, streams: Tensor) -> Tensor:
-        """This rank's part of ``streams [·, B, …]``."""
         return streams.chunk(self.size, dim=1)[self.rank]
 
     def all_streams(self, local: Tensor) -> Tensor:
@@ -53,7 +50,6 @@ class Distributed:
         return torch.cat(parts, dim=min(local.dim() - 1, 1))
 
     def means(self, numbers: Tensor) -> Tensor:
-        """The mean of each of ``numbers``, of any shape, over the ranks."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers / self.size
@@ -72,7 +68,6 @@ class Distributed:
         return values
 
     def check_alike(self, value: object, message: str) -> None:
-        """Raise ValueError with ``message`` on all ranks unless all have the same ``value``."""
         if any(other != value for other in self.all_gather(value)):
             raise UserError(message)
 
@@ -99,11 +94,8 @@ SINGLE_PROCESS = Distributed()
 
 @contextmanager
 def process_group(config: TrainConfig) -> Iterator[Distributed]:
-    """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
-
-    Raises ValueError if ``parallel`` or ``device`` doesn't fit the way in which the program was
-    started, and for a batch that can't be shared equally; OSError where another process has ended.
-    """
+    """A block in which the processes that torchrun started, if it did, train together as ``config`` says;
+    OSError where another process has ended."""
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     parts, device = size * config.step.accumulate, config.step.device
     gpus = 0 if device == "cpu" else torch.cuda.device_count()

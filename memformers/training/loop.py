@@ -34,7 +34,7 @@ class NotFiniteError(UserError):
 
 @dataclass
 class Window:
-    """Sums over the steps since the last training record, which was made after ``began`` seconds."""
+    """Sums over the steps since the last record, which was made after ``began`` seconds."""
 
     began: float = 0.0
     steps: int = 0
@@ -98,7 +98,6 @@ class TrainingState(Checked):
     """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     def extend(self) -> None:
-        """Begin another part of the training, after the end of the one before."""
         self.extended_at, self.evaluations = self.tokens, 0
         self.lowest_loss, self.evaluations_without_improvement = None, 0
 
@@ -145,17 +144,19 @@ def train_steps(
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
-    ``record`` gets the state and training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    with the state ``config.evaluations`` times, the last time at the end. ``maybe_checkpoint`` is called with
-    the state before each step; it may save it, or stop the training by raising an exception. With a ``state``
-    from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each calls this
-    with the segments of all streams and uses only its own part of them, whose memory its state has.
-
-    Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint after a step that diverged.
+    ``maybe_checkpoint`` is called before each step and may stop the training by raising an exception. With a
+    ``state`` from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each gets
+    the segments of all streams. Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint
+    after a step that diverged.
     """
     config = with_precision(config, model.device, ranks)
     state = state or TrainingState(build_optimizers(model, config))
-    forward = forward_of(model, config, ranks)
+    forward: Any = torch.compile(model, fullgraph=True) if config.step.compile else model
+    if ranks.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
+        # parameters may have none while the memory is empty.
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     learning_rate = learning_rate_schedule(config, config.tokens - state.extended_at)
     model.train()
     while True:
@@ -192,12 +193,9 @@ def train_step(
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Learn from a ``segment`` of all streams, of which this rank reads its part; the state gets its losses
-    and the memory after it.
-
-    The streams are computed in ``config.step.accumulate`` parts, one after the other. Every prediction of all
-    parts and ranks has the same weight in the loss, and every part the same in the auxiliary loss.
-    """
+    """Learn from this rank's part of a ``segment``, in ``config.step.accumulate`` parts, one after the other.
+    Every prediction of all parts and ranks has the same weight in the loss, and every part the same in the
+    auxiliary loss."""
     device, parts = next(model.parameters()).device, config.step.accumulate
     tensors = [x for x in (segment.inputs, segment.targets, segment.doc_starts) if x is not None]
     if ranks.size > 1:
@@ -205,8 +203,12 @@ def train_step(
     if device.type == "cuda":  # nobody waits for this copy
         tensors = [x.pin_memory().to(device, non_blocking=True) for x in tensors]
     pieces = zip(*(x.to(device).chunk(parts, dim=1) for x in tensors), strict=True)
-    memory = initial_memory(model, segment, config, ranks) if segment.starts_over else state.memory
-    memories, size = [memory], tensors[0].shape[1] // parts
+    memory, batch = Memory(()) if segment.starts_over else state.memory, tensors[0].shape[1]
+    if segment.starts_over and segment.doc_starts is not None and config.step.compile:
+        # Zeros that no query sees, so that all steps have the same shapes: one compilation is enough.
+        dtype = next(model.parameters()).dtype
+        memory = Memory.empty(model.config, batch, dtype=dtype, device=device)
+    memories, size = [memory], batch // parts
     if parts > 1:
         memories = [memory.streams(slice(i * size, (i + 1) * size)) for i in range(parts)]
     predictions = (segment.targets != IGNORED).sum().item() / (ranks.size * parts)  # in each part, on average
@@ -236,17 +238,6 @@ def train_step(
         state.memory = shortened(state.memory, stage / STAGES, model.config.memory_sizes)
 
 
-def forward_of(model: MemoryLM, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS) -> Any:
-    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
-    forward: Any = torch.compile(model, fullgraph=True) if config.step.compile else model
-    if ranks.parallel == "ddp":
-        # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
-        # parameters may have none while the memory is empty.
-        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
-        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-    return forward
-
-
 def clip(model: MemoryLM, max_norm: float) -> Tensor:
     """Scale two gradients down to ``max_norm``, each on its own: that of the compression functions, which
     learn from the reconstruction loss, and that of all other parameters. Returns the norms ``[2]`` before,
@@ -256,15 +247,6 @@ def clip(model: MemoryLM, max_norm: float) -> Tensor:
     norm = nn.utils.clip_grad_norm_(others, max_norm)
     learned = any(p.grad is not None for p in f_c)
     return torch.stack([norm, nn.utils.clip_grad_norm_(f_c, max_norm) if learned else torch.zeros_like(norm)])
-
-
-def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig, ranks: Distributed) -> Memory:
-    """The memory before the first ``segment``: none; for a compiled step on documents, zeros that no query
-    sees, of the shape of a full memory, so that all steps have the same shapes: one compilation is enough."""
-    if segment.doc_starts is None or not config.step.compile:
-        return Memory(())
-    dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1] // ranks.size
-    return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
 
 
 def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:

@@ -1,14 +1,12 @@
 """What a training is made of: its folder, text, model and initial weights, and the facts about the run."""
 
 import contextlib
-import random
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from memformers.common.command_line import command_as_given
@@ -28,16 +26,7 @@ from memformers.models.base import memory_facts
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    FACTS,
-    METRICS,
-    OF_A_RUN,
-    RESULT,
-    check_named,
-    refuse_overwrite,
-)
+from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, config_as_saved, unused_settings
@@ -55,22 +44,17 @@ TRAINING = threading.Lock()
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
     """A block that trains, after which the random states are as before; UserError where another thread
-    trains, which would draw the same random numbers."""
+    trains, which would draw from the same ones."""
     if not TRAINING.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
-    python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         TRAINING.release()
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
-    """Raise UserError for a folder that belongs to another training or contains other files."""
-    check_named(folder)
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
@@ -82,8 +66,7 @@ def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
 def with_init(
     config: TrainConfig, init: MemoryLM | str | Path | None, folder: Path, ranks: Distributed
 ) -> tuple[TrainConfig, MemoryLM | None]:
-    """The model with the initial weights, if any, and ``config`` with its network and its tokenizer, which
-    gets a file in ``folder``. UserError for other settings than the model's."""
+    """``config`` with the network and the tokenizer of the initial weights, and their model, if any."""
     if init is None:
         return config, None
     model, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
@@ -109,9 +92,8 @@ def with_init(
 
 
 def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
-    """The model and the tokenizer of a run, a checkpoint, ``save_pretrained``, Hugging Face's Transformer-XL,
-    or, by its name, of the package; else UserError. Lengths without use, which the arms of an experiment
-    share, are at their defaults."""
+    """The model and the tokenizer in a folder, or of the package by its name. Lengths without use, which the
+    arms of an experiment share, are at their defaults."""
     is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
     model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(user_path(name), cpu)
     settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
@@ -121,7 +103,6 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer that was not made from the text into ``folder``; UserError if it has another one."""
     if not (folder / TOKENIZER).exists():
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)
@@ -139,9 +120,7 @@ def find_text(config: TrainConfig) -> TokenDataset:
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on. Raises UserError unless it is long enough and the same on all ``ranks``, and text
-    and tokenizer are those of the run in ``folder`` if there is one. A tokenizer that was not made from the
-    text is kept there."""
+    """The text to train on, checked. A tokenizer that was not made from it is kept in ``folder``."""
     text = ranks.rank_zero_first(lambda: find_text(config))
     source, tokenizer = text.info.source, text.info.tokenizer
     ranks.check_alike(
@@ -169,7 +148,6 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    """The config for a text of ``vocab_size`` tokens; UserError if it asks for another number."""
     asked = config.model.vocab_size
     if asked not in (None, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
@@ -179,8 +157,7 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
 def build_model(
     config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
 ) -> MemoryLM:
-    """A model on this rank's device with the weights of ``config.seed``, or of the ``initial`` model. From
-    then on, each rank draws its own random numbers."""
+    """A model on this rank's device with the weights of ``config.seed``, or of the ``initial`` model."""
     device = choose_device(ranks.device_name(config.step.device))
     if config.step.compile:  # which needs a C++ compiler on a CPU
         try:
@@ -203,24 +180,20 @@ def build_model(
                 f"c_mem_len as they are. {' '.join(str(error).split())}"
             ) from None
     model.to(device)
-    seed = config.seed + ranks.rank
-    random.seed(seed)  # which a user's module may draw from, as from NumPy's
-    np.random.seed(seed % 2**32)
     if ranks.size > 1:
-        torch.manual_seed(seed)
+        torch.manual_seed(config.seed + ranks.rank)
     return model
 
 
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     card, held_out = text.info, text.validation
-    documents = {"documents": card.documents} if card.documents else {}
     return {
         "corpus": {
             "name": card.name,
             "source": card.source,
             "tokenizer": card.tokenizer,
             "characters": card.total("characters"),
-            **documents,
+            **({"documents": card.documents} if card.documents else {}),
             "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,

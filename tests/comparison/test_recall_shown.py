@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -52,7 +53,7 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(run.recall.stream, STREAMS, S, CLAIMING_SEED)
     first = [
-        (segment.with_streams(lambda x: x[:, :1]), distances[:, :1])
+        (replace(segment, inputs=segment.inputs[:, :1], targets=segment.targets[:, :1]), distances[:, :1])
         for segment, distances in islice(drawn, warm_up + 1024 // S)
     ]
     [measured] = memory_ablation.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from memformers.common.files import MANIFEST, checksum, read_json, write_json
-from memformers.common.machine import describe_environment
 from memformers.common.processes import Stopped, module_environment
 from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
@@ -83,8 +82,7 @@ CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16
 
 def keep_two_checkpoints(folder):
     """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED."""
-    facts = about(config=asdict(CHECKPOINTED), environment=describe_environment(torch.device("cpu")))
-    lm = build_model(CHECKPOINTED)
+    facts, lm = about(config=asdict(CHECKPOINTED)), build_model(CHECKPOINTED)
 
     def keep(state):
         state.read_losses()

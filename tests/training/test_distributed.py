@@ -17,7 +17,7 @@ from memformers.common.files import UNFINISHED
 from memformers.common.processes import Stopped, StopSignals
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import restore_newest
-from memformers.training.distributed import Distributed, end_rank
+from memformers.training.distributed import Distributed
 from memformers.training.loop import TrainingState
 from tests.builders import small_training
 from tests.processes import run, wait_for
@@ -208,12 +208,3 @@ def test_the_way_it_is_started_and_the_config_must_fit(
     with pytest.raises(ValueError, match=message):
         train_run(small_training(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_rank_ends_without_pythons_own_end(monkeypatch):
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    end_rank()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
-    end_rank()
-    assert codes == [0]

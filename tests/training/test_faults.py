@@ -4,7 +4,6 @@ import errno
 import itertools
 import os
 import pickle
-import random
 import re
 import resource
 import shutil
@@ -14,11 +13,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save_file
 
@@ -52,7 +48,6 @@ from tests.training.runs import (
 )
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:.* was made in another environment")  # with other threads
 
 
 def limit_files(size):
@@ -167,10 +162,15 @@ def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
 FOREIGN = [
     ("training.json", {"config": asdict(replace(CHECKPOINTED, tokens=9_999))}, "9,999"),
     ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
+    ("training.json", {"records": "x"}, "records"),
+    ("config.json", {"heads": None}, "heads"),
     ("manifest.json", {"format": 2}, "format 2"),
     ("random.json", {"ranks": []}, "0 processes"),
+    ("random.json", {"ranks": [{"torch": "00", "cuda": []}]}, "random states"),
+    ("state.json", {"step": -1}, "step=-1"),
+    ("state.json", {"window": 2**70}, "window"),
 ]
-"""What another training or version wrote: a file of it, its contents, and a word."""
+"""What another training or version wrote, or nobody: a file of it, its contents, and a word."""
 
 
 @pytest.mark.parametrize(("name", "changes", "word"), FOREIGN)
@@ -180,29 +180,6 @@ def test_a_checkpoint_of_another_training_is_named_and_passed_over(name, changes
     if name != "manifest.json":
         reseal(newest)
     assert loaded_step(copy, capsys, word) == 5
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=4,
-)
-
-
-@given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(whole, name, data, capsys):
-    newest = numbered(whole / "checkpoints")[0]
-    before = {path: path.read_bytes() for path in newest.iterdir()}
-    content = read_json(newest / name)
-    content[data.draw(st.sampled_from(sorted(content)))] = data.draw(json_values)
-    try:
-        write_json(newest / name, content)
-        reseal(newest)
-        assert loaded_step(whole, capsys) in (5, 6)
-    finally:
-        for path, old in before.items():
-            path.write_bytes(old)
 
 
 def test_tensors_of_another_shape_name_or_number_are_passed_over(copy, capsys):
@@ -285,19 +262,16 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_many_do(dropout, tmp_path):
-    def draw():
-        return torch.rand(1), random.random(), np.random.rand()
-
     config = small_training(model="transformer")
     lm = build_model(replace(config, model=replace(config.model, dropout=dropout)))
     state, states = TrainingState(build_optimizers(lm, config)), [random_states()]
     save_checkpoint(tmp_path / "7", lm, letters(), state, about())
-    draw()
+    torch.rand(1)
     states.append(random_states())
     write_json(tmp_path / "7" / "random.json", {"ranks": states})
     reseal(tmp_path / "7")
     for rank in (0, 1):
-        draw()
+        torch.rand(1)
         read_checkpoint(tmp_path / "7", lm, state.optimizers, 4, Distributed(rank, 2))
         assert random_states() == states[rank]
     with pytest.raises(ValueError, match=r"2 processes.* 3;") if dropout else nullcontext():

@@ -20,7 +20,7 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_card, read_metrics
 from memformers.training import api, callbacks, distributed
-from memformers.training.callbacks import EVALUATION_STREAMS, Validation, in_one_line, opening
+from memformers.training.callbacks import EVALUATION_STREAMS, Validation, opening
 from memformers.training.config import read_train_config
 from memformers.training.loop import NotFiniteError
 from memformers.training.run import build_model, spec_of, with_vocabulary
@@ -224,7 +224,3 @@ def test_a_notebook_shows_progress_as_output_and_not_as_errors(capsys, monkeypat
 )  # fmt: skip
 def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
     assert opening(held_out) == prompt
-
-
-def test_a_sample_cannot_write_to_the_terminal():
-    assert in_one_line("a\nb\x1b[2J\x07\r€") == "a⏎b�[2J��€"
