@@ -29,11 +29,12 @@ class Train(TrackedCommand):
 
     Example: memformers train --model compressive --data my_book.txt
 
+    Example: memformers train --segment-len 32 --batch-size 32 --learning-rate 0.001 --tokenizer bpe
+
     Example: memformers train --resume
     """
 
     first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
-    brief: ClassVar = True
     config: TrainConfig = field(default_factory=TrainConfig)
     """What is trained, on which text and for how long."""
     preset: str = ""

@@ -45,6 +45,7 @@ def user_path(name: str | Path) -> Path:
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends well, so a crash leaves the old
     file or the new one."""
+    path = path.resolve()  # a link to a file stays
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.touch(exist_ok=False)
@@ -186,7 +187,7 @@ def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
 
 def sync(path: Path) -> None:
     """Return when the contents of a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

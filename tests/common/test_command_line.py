@@ -61,7 +61,6 @@ class Outer(Base):
     """What it is for."""
 
     first: ClassVar = ("name", "width")
-    brief: ClassVar = True
     inner: Inner = field(default_factory=Inner)
     """How large it is."""
     name: str = ""
@@ -78,14 +77,11 @@ def test_a_file_gets_utf8_where_a_terminal_would_be_narrow(monkeypatch):
     assert sys.stdout.buffer.getvalue() == "Ω\n".encode()
 
 
-def test_a_switch_may_have_a_value_and_a_folder_may_be_below_the_home(monkeypatch):
+def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponent(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
-    for word, bound in {"--bound": 1, "--bound=True": 1, "--bound=false": 0, "--no-bound": 0}.items():
-        made = parse_arguments(Outer, ["--folder=~/x", word, "--name=True"])
-        assert made == Outer(name="True", folder=Path("/home/ada/x"), bound=bool(bound))
-
-
-def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponent():
+    assert parse_arguments(Outer, ["--folder=~/x", "--bound"]) == Outer(
+        folder=Path("/home/ada/x"), bound=True
+    )
     given = ["--width", "1.5e1", "--cutoffs", "1e3", "20", "--depth", "1e6", "--scale", "1e-1", "--name", "x"]
     made = Outer(Inner(15, (1000, 20), 0, 1_000_000), "x", 0.1)
     assert parse_arguments(Outer, given) == made
@@ -109,9 +105,9 @@ def test_lengths_by_layer_have_blanks_or_commas_between_them(words, lengths):
     assert parse_arguments(Outer, ["--lengths", *words.split()]).inner.lengths == lengths
 
 
-def test_help_begins_with_what_is_first_and_help_all_shows_everything_in_groups(monkeypatch):
+def test_help_shows_all_options_in_groups_each_with_what_is_first_in_front(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    brief = [
+    parts = [
         "What it is for.",
         "─ options",
         "--name STR",
@@ -122,14 +118,14 @@ def test_help_begins_with_what_is_first_and_help_all_shows_everything_in_groups(
         "How large it is.",
         "--width INT",
         "How wide it is. (default: 3)",
+        "--cutoffs [INT [INT ...]]",
+        "--lengths INT [INT ...]",
+        "--depth INT",
     ]
-    full = [*brief, "--cutoffs [INT [INT ...]]", "--lengths INT [INT ...]", "--depth INT"]
-    for option, parts in (("-h", [*brief, "it --help-all shows all options"]), ("--help-all", full)):
-        shown = ended(lambda option=option: parse_arguments(Outer, [option], prog="it"))
-        places = [shown.out.find(part, shown.out.find("What it is for")) for part in parts]
-        assert sorted(places) == places, shown.out
-        assert -1 not in places
-        assert ("--depth" in shown.out.partition("╭")[2]) == (option == "--help-all")
+    shown = ended(lambda: parse_arguments(Outer, ["--help"], prog="it")).out
+    places = [shown.find(part, shown.find("What it is for")) for part in parts]
+    assert sorted(places) == places, shown
+    assert -1 not in places
 
 
 @pytest.mark.parametrize(
