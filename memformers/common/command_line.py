@@ -96,9 +96,7 @@ def option_rules(first: Sequence[str]) -> Any:
 
     @rules.primitive_rule
     def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
-        read: dict[Any, Callable[[Sequence[str]], Any]] = {
-            int: lambda words: whole_number(words[0]), Path: lambda words: user_path(words[0]),
-        }  # fmt: skip
+        read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
         kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(info.type)]
         is_lengths = int in kinds and any(get_origin(kind) is tuple for kind in kinds)
         if not is_lengths and info.type not in read:
@@ -106,7 +104,7 @@ def option_rules(first: Sequence[str]) -> Any:
         return tc.PrimitiveConstructorSpec(
             nargs="*" if is_lengths else 1,
             metavar="INT [INT ...]" if is_lengths else info.type.__name__.upper(),
-            instance_from_str=lengths if is_lengths else read[info.type],
+            instance_from_str=lengths if is_lengths else lambda words: read[info.type](words[0]),
             is_instance=lambda value: isinstance(value, (int, tuple) if is_lengths else info.type),
             str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
         )
@@ -144,9 +142,8 @@ def last_value(option: str, arguments: Sequence[str]) -> str:
 def command_as_given() -> str:
     """The command line of this process, quoted so that it runs again, without ``--dashboard``, whose address
     may be private."""
-    main = sys.modules["__main__"]
     program, *arguments = sys.argv
-    if module := getattr(main, "__spec__", None):
+    if module := getattr(sys.modules["__main__"], "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         words = ["python", program] if program.endswith(".py") else [Path(program).name]

@@ -159,7 +159,7 @@ def checksum(path: Path) -> str:
 
 def numbered(parent: Path) -> list[Path]:
     """The folders in ``parent`` whose names are numbers, the highest first."""
-    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    folders = [path for path in parent.glob("*") if path.name.isdecimal() and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name), reverse=True)
 
 
@@ -204,9 +204,8 @@ def write_text(path: Path, text: str) -> None:
 def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table as CSV; None and NaN are empty cells."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([None if cell != cell else cell for cell in row] for row in rows)
+    known = [[None if cell != cell else cell for cell in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([head, *known])
     return text.getvalue()
 
 

@@ -117,10 +117,9 @@ def noted_comparisons() -> dict[str, Path]:
     """The folders of all comparisons, by their ids, newest first."""
     notes = []
     for note in (state_folder() / "comparisons").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            folder = Path(read_json(note)["folder"])
-            if comparison_id(folder) == note.stem:
-                notes.append((note.stat().st_mtime, note.stem, folder))
+        with contextlib.suppress(OSError, UserError):
+            folder = Path(read_json(note, {"folder": str})["folder"])
+            notes.append((note.stat().st_mtime, note.stem, folder))
     return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 
 

@@ -25,40 +25,30 @@ def _somewhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_help_has_readable_values_no_empty_defaults_and_no_errors(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run().out == run("--help").out
-    assert run().code == 0
-    for name in COMMANDS:
-        said = run(name, "--help")
-        assert said.code == 0
-        assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out), name
-
-
 OF_TRAINING = "data tokenizer tokens batch-size seed chunk-len memory-warmup learning-rate"
+FIRST = {
+    "train": f"out resume preset init-from dashboard {OF_TRAINING}",
+    "compare": f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}",
+    "generate": "checkpoint pretrained prompt prompt-file tokens",
+    "evaluate": "checkpoint pretrained text split",
+}
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [("train", f"out resume preset init-from dashboard {OF_TRAINING}"),
-     ("compare", f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}"),
-     ("generate", "checkpoint pretrained prompt prompt-file tokens"),
-     ("evaluate", "checkpoint pretrained text split"), ("probe", "tokens")],
-)  # fmt: skip
-def test_help_starts_with_what_a_newcomer_needs(command, shown, monkeypatch):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_readable_and_starts_with_what_a_newcomer_needs(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    options = re.findall(r"^│ --([a-z-]+)", run(command, "--help").out, re.MULTILINE)
-    assert options[: len(shown.split())] == shown.split()
-    if command in ("train", "compare"):
-        assert {"segment-len", "vocab-size"} < set(options[:30])
+    said = run(command, "--help") if command else run()
+    assert said.code == 0
+    assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out)
+    options, first = re.findall(r"^│ --([a-z-]+)", said.out, re.MULTILINE), FIRST.get(command, "").split()
+    assert options[: len(first)] == first
+    assert OF_TRAINING not in FIRST.get(command, "") or {"segment-len", "vocab-size"} < set(options[:30])
 
 
-def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
-    """Each of them takes half a second or more, before anything is shown."""
+def test_no_command_imports_what_takes_long_before_it_is_needed():
     program = (
         "import sys, memformers.commands.train, memformers.commands.generate\n"
-        "late = 'torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'matplotlib'\n"
-        "sys.exit(', '.join(name for name in late if name in sys.modules) or 0)"
+        "sys.exit(', '.join({'torch._dynamo', 'matplotlib'} & sys.modules.keys()) or 0)"
     )
     ended = finish([sys.executable, "-c", program])
     assert ended.returncode == 0, ended.stderr
@@ -71,10 +61,8 @@ def test_train_then_generate_then_report(tmp_path):
     assert trained.code == 0, trained.err
     assert f"run: {folder}" in trained.out
     assert "corpus: built-in play" in trained.out
-    for command, line in zip(
-        ("generate", "evaluate"), trained.out.partition("next: ")[2].splitlines(), strict=True
-    ):
-        program, *words = shlex.split(line)
+    for command, line in zip(("generate", "evaluate"), trained.out.splitlines()[-2:], strict=True):
+        program, *words = shlex.split(line.removeprefix("next: "))
         assert shutil.which(program), "it runs from here"
         assert words[-3:] == [command, "--checkpoint", str(folder)]
     assert read_json(folder / "config.json")["model"]["model"] == "compressive"
@@ -151,7 +139,6 @@ generate --prompt ΩmegaΩ | 53: 'Ω' at 0 (2x)
 generate --tokens -1 | tokens=-1
 generate --prompt-file /gone.txt | /gone.txt
 evaluate --text /gone.txt | /gone.txt
-evaluate --text - --out= | out=''
 evaluate --text - | no text
 evaluate --text - --model compressive | was trained with model=
 generate --gate gru | --gate
@@ -161,10 +148,9 @@ train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
 
 @pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
 def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, trained, tmp_path):
-    given, _, word = mistake.partition(" | ")
-    command, *others = given.split()
-    needs_run = command in ("generate", "evaluate") and "--checkpoint" not in others
-    ended = run(command, *(["--checkpoint", trained] if needs_run else []), *others)
+    words, _, word = mistake.partition(" | ")
+    command, *others = words.split()
+    ended = run(command, *["--checkpoint", trained] * (command in ("generate", "evaluate")), *others)
     assert ended.said(word), ended.err
     assert not list(tmp_path.iterdir())
 
