@@ -117,19 +117,15 @@ def option_rules(first: Sequence[str]) -> Any:
         spec = tc.ConstructorRegistry.get_struct_spec(info)
         if not isinstance(spec, tc.StructConstructorSpec):
             return None
-        made = []
+        not_given, made = ("None", "", "''", "()"), []
+        hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_given else f"(default: {x})")
         for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
             text = field.helptext() if callable(field.helptext) else field.helptext
-            kind: Any = Annotated[field.type, tyro.conf.arg(help_behavior_hint=default_hint)]
+            kind: Any = Annotated[field.type, hint]
             made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
         return replace(spec, fields=tuple(made))
 
     return rules
-
-
-def default_hint(default: str) -> str:
-    """Nothing for a default that means "not given"."""
-    return "" if default in ("None", "", "''", "()") else f"(default: {default})"
 
 
 def last_value(option: str, arguments: Sequence[str]) -> str:

@@ -1,8 +1,10 @@
 """The command as a user meets it, in this process, where Python and PyTorch need not start each time."""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from memformers import Memory, MemoryLM, prepare_ids, train
 from memformers.cli import COMMANDS
 from memformers.commands import options
 from memformers.common.files import read_json
+from memformers.common.processes import StopSignals
 from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
@@ -167,6 +170,25 @@ def test_generate_reads_a_book_or_a_pipe_and_answers_line_by_line(trained, tmp_p
     answers = run(*options, "--interactive", input="well met.\nwell € met.\nwell met.\n")
     assert (answers.code, len(answers.out)) == (0, 2 * 13 + 1), answers.err
     assert "error: characters outside the vocabulary" in answers.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize("at", [1, 9])
+def test_a_signal_ends_generate_while_it_reads_and_between_two_tokens(number, code, at, trained, monkeypatch):
+    check, times = StopSignals.check, []
+
+    def signalled(self):
+        times.append(self)
+        if len(times) == at:
+            os.kill(os.getpid(), number)
+        check(self)
+
+    monkeypatch.setattr(StopSignals, "check", signalled)
+    prompt = "BANQUO: well met.\n"
+    ended = run("generate", "--checkpoint", trained, "--prompt", prompt, "--tokens", 10_000_000)
+    assert (ended.code, ended.err) == (code, "")
+    assert ended.out.startswith(prompt) == (at > 1)
+    assert len(times) == at
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import io
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -13,7 +15,7 @@ import pytest
 from memformers.common.command_line import cli_errors, command_as_given, parse_arguments, whole_number
 from memformers.common.fields import Checked, Count
 from memformers.common.text import UserError
-from tests.processes import ended
+from tests.processes import ended, start
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,17 @@ def test_an_error_is_one_line_and_a_bug_shows_its_traceback(error, code, end):
     assert said.err.endswith(end)
     assert ("Traceback" in said.err) == (code == 1)
     assert len(said.err.splitlines()) == 1 or code == 1
+
+
+def test_a_program_ends_without_a_word_when_its_reader_has_gone():
+    program = (
+        "from memformers.common.command_line import cli_errors as c\nwith c():\n  while True: print('x')"
+    )
+    with start([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True)

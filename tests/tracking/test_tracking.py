@@ -87,7 +87,6 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [("http://me:hidden@127.0.0.1:9/api/v1/secret", "127.0.0.1:9 doesn't answer"),
-     ("http://localhost:abc/api", "doesn't answer"),
      (socket.create_server, "doesn't answer"),  # which takes connections and never answers
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
      ((200, [1]), "")],
