@@ -21,7 +21,7 @@ from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
-from memformers.report.markdown import DASH, Report, table, write_page
+from memformers.report.markdown import DASH, Report, claim_report, table, write_page
 from memformers.report.sections import costs_table, facts_of, facts_table, warnings
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
@@ -168,6 +168,7 @@ class ArmsCommand(ExperimentCommand):
         pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
         task, arms = list(tasks.items())[-1]
         about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: self.about(arm) for arm in arms}}
+        claim_report(folder)
         write_results([c for columns in parts.values() for c in columns], pairs, labels, folder, about)
         page = [f"# {self.title}"]
         for place, (task, arms) in zip(places, tasks.items(), strict=True):

@@ -22,7 +22,7 @@ from memformers.comparison import experiment, text
 from memformers.comparison.recall import SETTINGS
 from memformers.comparison.text import CompareConfig, compare
 from memformers.data import sources
-from memformers.data.sources import builtin_play
+from memformers.data.sources import builtin_play, write_play
 from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.training import callbacks
@@ -108,7 +108,10 @@ def compared(for_all):
         patch.setattr(text, "PROBED", 64)
         patch.setattr(plotting, "save", lambda _, path: path.touch())
         if not (folder / "report.html").exists():
-            compare(CompareConfig(train=small_training(model="compressive", tokens=1_024)), folder)
+            data = for_all / "play.txt"
+            data.write_text(write_play(60_000, 0))
+            training = small_training(model="compressive", tokens=1_024, data=str(data))
+            compare(CompareConfig(train=training), folder)
     return folder
 
 

@@ -120,7 +120,9 @@ def forest() -> Figure:
         axes.set_title(f"{panel}, in {unit}")
     figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
     key(
-        figure, ("compressive", "transformer-xl", ""), ("Compressive", "Transformer-XL", "no difference seen")
+        figure,
+        ("compressive", "transformer-xl", ""),
+        ("Compressive", "Transformer-XL", "no clear difference"),
     )
     return figure
 

@@ -87,11 +87,11 @@ class AgentTask(Task):
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
         return AgentRun(train_config_from(train, source), agent)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
         """Nothing but whether there are such environments."""
         for task in {settings["agent"]["task"] for settings in runs.values()}:
             Environments(task, 1).envs.close()
-        return dict
+        return {}
 
 
 class Environments:

@@ -27,9 +27,9 @@ from memformers.training.run import load_initial
 class Train(TrackedCommand):
     """Train one model on a text.
 
-    Example: memformers train --model compressive --data my_book.txt
+    Example: memformers train --model compressive --data my_book.txt --tokenizer bpe --vocab-size 4096
 
-    Example: memformers train --segment-len 32 --batch-size 32 --learning-rate 0.001 --tokenizer bpe
+    Example: memformers train --segment-len 32 --batch-size 32 --learning-rate 0.001
 
     Example: memformers train --resume
     """

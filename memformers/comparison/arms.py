@@ -22,7 +22,7 @@ HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer
 OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "step.parallel": "parallel"}
 """Settings that can't differ between arms, and the options that set them for all arms."""
 OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.measured_for")
-"""The beginnings of the names of other settings that can't differ between arms."""
+"""Prefixes of other settings that can't differ between arms."""
 
 
 def keys_of_layers(model: ModelConfig) -> Lengths:
@@ -33,8 +33,8 @@ def keys_of_layers(model: ModelConfig) -> Lengths:
 
 
 def read_arms(texts: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
-    """The arms that ``texts`` describe: each text is an arm, or the path of a file with one arm per line, in
-    which # begins a comment. ``shared`` has the settings that there are. UserError for an impossible arm."""
+    """The arms that ``texts`` describe: each is an arm, or the path of a file with one arm per line, in which
+    # begins a comment. ``shared`` has the settings that there are. UserError for an impossible arm."""
     arms = []
     for text in texts:
         if ":" in text or not Path(text).is_file():
@@ -80,13 +80,11 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
 
 
 def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
-    """The dotted name of the setting ``key``; UserError for an unknown setting, and for one that all arms
-    share."""
     full = next((name for name in known if name == key or name.endswith(f".{key}")), None)
     if full is None:
         near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
         hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
-        raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
+        raise UserError(f"arm {arm!r}: unknown setting {key!r}; {hint}")
     if full in OF_ALL or full.startswith(OF_THE_TASK):
         instead = f"set it with {OF_ALL[full]}" if full in OF_ALL else "don't set it"
         raise UserError(f"arm {arm!r}: {key} is the same for all arms; {instead}.")
@@ -94,7 +92,6 @@ def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
 
 
 def value_of(word: str, before: Any) -> Any:
-    """The value of ``word`` for a setting whose value was ``before``."""
     value: Any = word
     with contextlib.suppress(ValueError):
         value = json.loads(word.lower())  # True and None too

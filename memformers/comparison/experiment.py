@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from memformers.common.command_line import cli_errors, command_as_given
 from memformers.common.fields import Count, check_fields, replace_nested
-from memformers.common.files import config_from_dict, write_json
+from memformers.common.files import write_json
 from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
 from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.config import ModelConfig
 from memformers.models.registry import MODELS, import_path, name_of
 from memformers.runs.folder import (
     CONFIG,
@@ -27,8 +26,8 @@ from memformers.runs.folder import (
     Plan,
     Planned,
     alone_in,
-    baseline_of,
     check_named,
+    check_report,
     compared_with,
     known_card,
     new_run_id,
@@ -37,15 +36,7 @@ from memformers.runs.folder import (
     refuse_overwrite,
     runs_of,
 )
-from memformers.tracking.discovery import (
-    DASHBOARD,
-    answers,
-    find_dashboard,
-    page_address,
-    run_address,
-    sent_to,
-    show_comparison,
-)
+from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
 from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
@@ -54,7 +45,7 @@ if TYPE_CHECKING:
     from memformers.report.markdown import Report
 
 ENDING_SECONDS = 20.0
-"""How long a training run may take to end after the experiment that started it."""
+"""How long a training run may outlive the experiment that started it."""
 Settings = dict[str, Any]
 """A run's settings, as its ``config.json`` has them."""
 
@@ -65,10 +56,9 @@ class Task:
     name: str
     """In the plan of an experiment."""
     resumes = True
-    """Whether a training run that was stopped continues; otherwise it begins again."""
+    """Whether a training run that was stopped continues; otherwise it starts again."""
     module: str
-    """The module that trains, in a separate process, the run that ``config.json`` in a folder describes, as
-    [`train_alone`][] does."""
+    """The module that trains a run in a separate process, as [`train_alone`][] does."""
     reporter = "memformers.report.document"
     """The module whose ``write_report(folder)`` writes the report and returns it. It is imported when all
     training runs have ended, so that none of them loads matplotlib."""
@@ -78,19 +68,18 @@ class Task:
         such run."""
         raise NotImplementedError
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
-        """A function for the settings that let each of ``runs`` read the very same source, which it may write
-        into ``folder``: none, if each run draws its own. UserError for a source that can't be used, or isn't
-        that of the runs there."""
-        return dict
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """The settings that let each of ``runs`` read the very same source: none, if each draws its own.
+        UserError for a source that can't be used, or isn't that of the runs in ``folder``."""
+        return {}
 
     def train(self, folder: Path) -> None:
         """Train the run that ``config.json`` in ``folder`` describes."""
         raise NotImplementedError
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Measure the trained models in ``folder``, beside what each training run measured itself: nothing,
-        if that is all."""
+        """Measure the trained models in ``folder`` beside what each training run measured itself, if
+        anything."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +93,19 @@ class Experiment:
     """Settings of the task that are not in TrainConfig, by the task's name."""
     arms: tuple[Arm, ...]
     seeds: Count = 1
-    """How many seeds each arm is trained from: the first one, the next one and so on."""
     jobs: Count = 1
     """The number of training runs at a time."""
     threads: Count | None = None
-    """The number of threads of each; None for PyTorch's choice."""
+    """Of each; None for PyTorch's choice."""
     scale: float = 1.0
     """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for arms that can't be trained or compared."""
         check_fields(self)
         check_arms(self.arms, self.shared, self.task.parse)
 
     @property
     def shared(self) -> Settings:
-        """The settings that all arms share."""
         return {**asdict(self.train), **self.more}
 
 
@@ -127,10 +113,8 @@ def run_experiment(
     experiment: Experiment, folder: Path, dashboard: str = "", *, resume: bool = False
 ) -> "Report":
     """Train every arm from every seed, each into a sub-folder of ``folder``, measure them, and write the
-    report.
-
-    With ``resume``, training runs that were stopped continue, finished ones are left alone, and arms and
-    seeds that ``folder`` doesn't have are added to those that it has.
+    report. With ``resume``, training runs that were stopped continue, finished ones are left alone, and new
+    arms and seeds are added.
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
@@ -146,16 +130,15 @@ def run_experiment(
     plan = merge_plans(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
-    pin = task.read(runs, folder)
+    pinned = task.read(runs, folder)
     with alone_in(folder):
-        pinned = pin()
         write_json(folder / EXPERIMENT, plan)
         due = [name for name in runs if not (folder / name / RESULT).exists()]
         for name in due:  # one of an experiment that was killed may be about to end
             with alone_in(folder / name, seconds=ENDING_SECONDS):
                 if not task.resumes:
                     rmtree(folder / name, ignore_errors=True)
-        ids = plan_runs(plan.runs, folder)
+        plan_runs(plan.runs, folder)
         for name in due:
             source = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
             write_json(folder / name / CONFIG, runs[name] | source)
@@ -170,7 +153,6 @@ def run_experiment(
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
-    print_links(plan.runs, ids, dashboard)
     return report
 
 
@@ -184,11 +166,7 @@ def run_experiments(
     measure: Callable[[Path], None] = lambda folder: None,
 ) -> "Report":
     """Run each of ``experiments`` in a sub-folder of its name, ``measure`` what was trained there, and write
-    the ``report`` of all of them.
-
-    A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
-    for a folder that holds other experiments, and as [`run_experiment`][] does.
-    """
+    the ``report`` of all of them. Raises as [`run_experiment`][] does."""
     check_named(folder)
     if not any(folder.glob(f"*/{EXPERIMENT}")):
         refuse_overwrite(folder, OF_AN_EXPERIMENT)
@@ -212,8 +190,7 @@ def run_experiments(
 
 def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
     """The plan of ``experiment``, with the arms and seeds of the ``saved`` plan in ``folder``; UserError for
-    one of another task or of other settings, for one that is not to be resumed, and for files that would be
-    lost."""
+    one that doesn't fit or is not to be resumed, and for files that would be lost."""
     name, shared = experiment.task.name, experiment.shared
     if saved and not resume:
         raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
@@ -238,6 +215,7 @@ def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume
     runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
     new_names = [name for name in runs if name not in before.runs]
     refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
+    check_report(folder)
     commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
     return replace(before, arms=tuple(arms.values()), runs=runs, commands=commands)
 
@@ -246,21 +224,15 @@ def train_all(
     experiment: Experiment, plan: Plan, due: Mapping[str, Settings], folder: Path, dashboard: str
 ) -> list[str]:
     """Train the runs that are ``due``; returns the names of those that failed."""
-
-    def keys(name: str) -> int:
-        """The keys of a query in all layers, which make one training run take longer than another."""
-        return sum(size.keys for size in config_from_dict(ModelConfig, due[name]["model"], name).memory_sizes)
-
-    names = list(due)
-    if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
-        names.sort(key=lambda name: (plan.runs[name].seed, -keys(name)))
-    done = len(plan.runs) - len(due)
+    names, done = list(due), len(plan.runs) - len(due)
     print(f"{counted(len(plan.runs), 'training')}, {done} done → {folder}", flush=True)
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
+    models = [due[name]["model"]["model"] for name in names]
+    code = [[import_path(MODELS[model])] if ":" in model else [] for model in models]
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *code_of(due[n]["model"]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *c] for n, c in zip(names, code, strict=True)],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
@@ -274,8 +246,8 @@ def train_all(
 
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
-    """Folders for the runs, and the ids by which a dashboard will know them as one group: under one comment,
-    each compared with the baseline of its seed."""
+    """Make folders for the runs, and the ids by which a dashboard will know them as one group: under one
+    comment, each compared with the baseline of its seed."""
     cards = {name: known_card(folder / name) for name in runs}
     ids = {name: card.run if card else new_run_id() for name, card in cards.items()}
     for name in runs:
@@ -286,32 +258,13 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     return ids
 
 
-def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
-    """Print where labml's comparison shows the arms of the first seed, each with the baseline, if a
-    dashboard runs that has both."""
-    api, first = sent_to(dashboard), next(iter(runs.values())).seed
-    names = [name for name, run in runs.items() if run.seed == first]
-    known = [name for name in names if api and answers(run_address(api, ids[name]))]
-    base = baseline_of(names)
-    for name in known if base in known else ():
-        if name != base:
-            link = f"{page_address(api)}/run/{ids[name]}/compare"
-            print(f"dashboard: {link}  ({name} beside {base})", flush=True)
-
-
 def train_alone(task: Task) -> None:
-    """Train the run that ``config.json`` in a folder describes, in this process: the command line has the
-    folder, and the memory that the run names, if it is code of the user. An experiment trains each run in
-    this way, so that the state of the process (labml's state, peak memory, random state) can't influence the
-    next run."""
+    """Train the run in the folder that the command line names, with the file of its memory if it is code of
+    the user. An experiment trains each run in a process, so that no state (labml's, peak memory, random
+    numbers) can influence the next run."""
     with cli_errors():
         keep_freed_memory()
         folder, *code = sys.argv[1:]
         for path in code:
             name_of(path)
         task.train(Path(folder))
-
-
-def code_of(model: str) -> list[str]:
-    """What another process must import for a ``model``, as ``FILE.py:Class``."""
-    return [import_path(MODELS[model])] if ":" in model else []

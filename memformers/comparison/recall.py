@@ -16,8 +16,12 @@ from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.evaluate import UNTOUCHED
-from memformers.evaluation.memory_ablation import controls_of
-from memformers.evaluation.recall_by_distance import RecallByDistance, distance_edges, recall_by_distance
+from memformers.evaluation.memory_ablation import (
+    RecallByDistance,
+    controls_of,
+    distance_edges,
+    recall_by_distance,
+)
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -72,8 +76,8 @@ class RecallRun:
     recall: RecallSettings
 
     def longest(self) -> Callable[[int], int] | None:
-        """The longest distance of a question in a segment, as a function of the position where the segment
-        begins in its stream; None if there is no limit."""
+        """The longest distance of a question in a segment that begins at a position of its stream; None if
+        there is no limit."""
         S, top = self.train.model.segment_len, 2 * self.recall.reach
         grown = self.recall.growing * self.train.tokens / self.train.batch_size
         if not grown:
@@ -90,14 +94,12 @@ class RecallTask(Task):
     resumes = False
 
     def parse(self, settings: Mapping[str, Any], source: str) -> RecallRun:
-        """The run's TrainConfig, and what belongs to the task."""
         train = dict(settings)
         if not isinstance(recall := train.pop("recall", None), Mapping):
             raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
         return RecallRun(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
 
     def train(self, folder: Path) -> None:
-        """Train from the beginning, and measure."""
         with alone_in(folder):
             train_recall(folder)
 
@@ -107,11 +109,7 @@ RECALL = RecallTask()
 
 def train_recall(folder: Path) -> None:
     """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
-    ``result.json``.
-
-    Raises UserError for another run's config, and [`memformers.training.loop.NotFiniteError`][] for a
-    training that diverged.
-    """
+    ``result.json``."""
     settings = read_json(folder / CONFIG)
     run = RECALL.parse(settings, str(folder / CONFIG))
     name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
@@ -131,9 +129,8 @@ def train_recall(folder: Path) -> None:
     }
     write_json(folder / FACTS, facts)
     with Tracking(folder, name, {**settings, **facts}) as track:
-        segments = recall_segments(
-            run.recall.stream, run.train.batch_size, S, run.train.seed, longest=run.longest()
-        )
+        stream, B, seed = run.recall.stream, run.train.batch_size, run.train.seed
+        segments = recall_segments(stream, B, S, seed, longest=run.longest())
 
         def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
@@ -152,35 +149,23 @@ def train_recall(folder: Path) -> None:
         state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         recalls = measure(model, run, run.recall.evaluated, controls=True)
-    result = {
-        **state.progress,
-        "peak_memory_bytes": peak,
-        "recall": asdict(untouched := recalls.pop(UNTOUCHED)),
-    }
-    result["within_reach"] = untouched.within_reach
-    result["controls"] = {name: asdict(recall) for name, recall in recalls.items()}
-    (folder / MODEL).mkdir(exist_ok=True)
+    recall = recalls.pop(UNTOUCHED)
+    result = {**state.progress, "peak_memory_bytes": peak, "recall": recall}
     model.save_pretrained(folder / MODEL)
-    write_json(folder / RESULT, result)
+    write_json(folder / RESULT, {**result, "within_reach": recall.within_reach, "controls": recalls})
 
 
 def measure(
     model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False
 ) -> dict[str, RecallByDistance]:
-    """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
-    needs."""
-    S = run.train.model.segment_len
+    """The recall of ``model`` over ``positions`` of each held-out stream, after the longest reach."""
+    S, edges = run.train.model.segment_len, distance_edges(run.recall.reach)  # the same for all arms
     before, counted = (-(-length // S) for length in (run.recall.reach, positions))
     first = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
     segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
     changes = controls_of(model.config.memory_sizes) if controls else {}
-    return recall_by_distance(
-        model,
-        islice(segments, before + counted),
-        distance_edges(run.recall.reach),  # the same for all arms
-        warm_up=before * S,
-        controls=changes,
-    )
+    read = islice(segments, before + counted)
+    return recall_by_distance(model, read, edges, warm_up=before * S, controls=changes)
 
 
 def sees_back(model: ModelConfig) -> int:
@@ -189,10 +174,9 @@ def sees_back(model: ModelConfig) -> int:
 
 
 def paper_ablation(model: ModelConfig) -> list[Arm]:
-    """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``: other
-    functions f_c, and other losses of the convolution. Two arms are not in the paper: in one, f_c learns from
-    attention reconstruction and from the language model's loss; one has slots only in the upper half of the
-    layers, half as many as the others (Rae and Razavi 2020, arXiv 2007.03356)."""
+    """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``; and two
+    more: f_c that learns from both losses, and slots only in the upper half of the layers, half the number
+    of the others (Rae and Razavi 2020, arXiv 2007.03356)."""
     lower, slots = model.n_layers // 2, list(model.per_layer("c_mem_len"))
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
@@ -221,11 +205,9 @@ def transformer_xl(name: str, mem_len: Any, label: str = "") -> Arm:
 
 @dataclass(frozen=True)
 class RecallSetup:
-    """What all arms of an experiment share: the network with the lengths of its memories, its training, the
-    stream and the measurement."""
+    """What all arms of an experiment share; the network has the lengths of the memories."""
 
     train: TrainConfig
-    """The training of the first seed."""
     recall: RecallSettings = field(default_factory=RecallSettings)
     ceiling: bool = False
     """Whether there is a Transformer-XL that sees as far back as the slots."""
@@ -247,19 +229,16 @@ class RecallSetup:
 
     @property
     def more(self) -> Settings:
-        """The settings of the task, which include the longest reach of the arms."""
         reach = sees_back(self.train.model)
         return {RECALL.name: asdict(replace(self.recall, reach=reach))}
 
     def arm(self, name: str) -> Arm:
-        """The arm called ``name``; else UserError."""
         known = {arm.name: arm for arm in (*self.arms, *paper_ablation(self.train.model))}
         if name not in known:
             raise UserError(f"arm {name!r} is unknown; this reach has {', '.join(known)}.")
         return known[name]
 
     def run(self, name: str, seed: int = 0) -> RecallRun:
-        """The training of the arm called ``name`` from ``seed``."""
         shared = {**asdict(self.train), **self.more, "seed": seed}
         return RECALL.parse(settings_of(self.arm(name), shared), name)
 
@@ -308,7 +287,7 @@ class RecallConfig:
     quick: bool = False
     """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: Count | None = None
-    """The number of tokens of each training run, in place of the default of --reach."""
+    """The number of tokens of each training run, instead of the default of --reach."""
     arms: tuple[str, ...] = ()
     """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
     the ceiling. Others are bptt, max, both-losses, dilated, conv and upper-half, or a name and settings, such
@@ -321,13 +300,11 @@ class RecallConfig:
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
         check_fields(self)
         _ = self.experiment
 
     @property
     def setting(self) -> RecallSetup:
-        """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
         train, recall = replace_nested(base.train, tokens=tokens, device=self.device), base.recall
@@ -338,7 +315,6 @@ class RecallConfig:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment."""
         setting, described = self.setting, [text for text in self.arms if ":" in text or Path(text).is_file()]
         arms = [setting.arm(name) for name in self.arms if name not in described]
         arms += read_arms(described, {**asdict(setting.train), **setting.more})

@@ -5,14 +5,14 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memformers.common.files import write_text
-from memformers.common.text import UserError
+from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NOTHING, RecallStream, recall_segments
 from memformers.evaluation.evaluate import UNTOUCHED, read_segments
@@ -24,10 +24,10 @@ from memformers.runs.reader import read_runs
 
 SHOWN = ("no-memory", "transformer-xl", "compressive")
 """The arms that are shown if an experiment has them, otherwise its first ones."""
-PLACES = ("segment", "positions", "slots", "gone")
-"""Where a value can be."""
-COLOURS = dict(zip(PLACES, (32, 166, 36, 244), strict=True))
+COLOURS = {"segment": 32, "positions": 166, "slots": 36, "gone": 244}
 """Of a terminal with 256 colours: those of segment, positions and slots in every picture."""
+PLACES = tuple(COLOURS)
+"""Where a value can be."""
 PAGE = "recall.html"
 POSITIONS, STREAMS, ROWS = 1024, 32, 8
 """How many positions have questions, in how many streams, of which the first is shown; and the rows of the
@@ -60,19 +60,15 @@ def read_stream(folder: Path) -> Stream:
     asks = [ask for ask in asks if ask["start"] >= warm_up * S]
     answered = []
     for arm in arms:
-        model, correct, kept = MemoryLM.from_pretrained(arm.first.folder / MODEL), list[Tensor](), []
-        probabilities = list[Tensor]()
+        model = MemoryLM.from_pretrained(arm.first.folder / MODEL)
         with eval_mode(model):
-            for _, memory, _, scores in read_segments(model, segments):
-                losses, is_correct = scores[UNTOUCHED]
-                correct.append(is_correct)
-                probabilities.append(losses.neg().exp())
-                kept.append((memory.mem_len, memory.positions(model.config.memory_sizes)))
-        right, p = torch.cat(correct), torch.cat(probabilities)  # [T, B]
+            read = [(memory, scores[UNTOUCHED]) for _, memory, _, scores in read_segments(model, segments)]
+        losses, right = (torch.cat(of) for of in zip(*(scores for _, scores in read), strict=True))  # [T, B]
         answered.append(right[warm_up * S :])
         for ask in asks:
-            at = ask["at"]
-            ask["of"].append([bool(right[at, 0]), float(p[at, 0]), *kept[ask["start"] // S]])
+            at, memory = ask["at"], read[ask["start"] // S][0]
+            kept = memory.mem_len, memory.positions(model.config.memory_sizes)
+            ask["of"].append([bool(right[at, 0]), losses[at, 0].neg().exp().item(), *kept])
     targets = torch.cat([segment.targets for segment in segments[warm_up:]])
     return {
         "models": [arm.label for arm in arms],
@@ -86,8 +82,8 @@ def read_stream(folder: Path) -> Stream:
 def questions(
     columns: Sequence[tuple[Tensor, Tensor, Tensor, int]], stream: RecallStream
 ) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
-    """What a stream sets and asks, as [`Stream`][] has it: from the inputs, targets and distances ``[S]`` of
-    its segments, and where each ends."""
+    """What a stream sets and asks, from the inputs, targets and distances ``[S]`` of its segments, and where
+    each ends."""
     sets, asks = [], []
     for inputs, targets, distances, end in columns:
         start = end - len(inputs)
@@ -97,8 +93,8 @@ def questions(
                 sets.append((at, *divmod(token - stream.values, stream.values)))
             else:
                 key = token - stream.values * (stream.keys + 1)
-                fields = ("at", "start", "key", "value", "distance")
-                asks.append({**dict(zip(fields, (at, start, key, value, distance), strict=True)), "of": []})
+                ask = {"at": at, "start": start, "key": key, "value": value, "distance": distance, "of": []}
+                asks.append(ask)
     return sets, asks
 
 
@@ -107,19 +103,13 @@ def shares(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int)
     are ``correct``, ``[T, B]`` each. The mean over the ``n`` values makes a constant answer right in 1 / n of
     the cases, however often each value is asked for."""
     asked = distances != NOTHING
-    order = distances[asked].argsort(stable=True)
-    rows = []
+    order, rows = distances[asked].argsort(stable=True), []
     for part in order.split(-(-len(order) // ROWS)):
         ago, value = distances[asked][part], values[asked][part]
-        of_values = [value == v for v in range(n) if (value == v).any()]
-        means = [
-            torch.stack([right[asked][part][of_value].double().mean() for of_value in of_values])
-            .mean()
-            .item()
-            for right in correct
-        ]
-        row = {"from": int(ago[0]), "to": int(ago[-1]), "questions": len(part)}
-        rows.append({**row, "correct": means})
+        counts = value.bincount(minlength=n).double()
+        of_values = [value.bincount(right[asked][part].double(), n) / counts for right in correct]
+        means = [share[counts > 0].mean().item() for share in of_values]
+        rows.append({"from": int(ago[0]), "to": int(ago[-1]), "questions": len(part), "correct": means})
     return rows
 
 
@@ -133,28 +123,19 @@ def place_of(position: int, ask: Mapping[str, Any], model: int) -> str:
 
 def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
     """A question, if possible one whose value is in a slot, what each model has of the stream, and what it
-    answers; then the share of correct answers from near to far. Without ``colours``, the words say all of
-    it."""
-
-    def painted(text: str, place: str) -> str:
-        return f"\033[38;5;{COLOURS[place]}m{text}\033[0m" if colours else text
-
+    answers; then the share of correct answers from near to far."""
     asks, models, chance = shown["asks"], shown["models"], f"{shown['chance']:.0%}"
     farthest = len(models) - 1
     far = [ask for ask in asks if place_of(ask["at"] - ask["distance"], ask, farthest) == "slots"] or asks
     ask = far[len(far) // 2]
     set_at, first = ask["at"] - ask["distance"], ask["at"] - 2 * max(reach for *_, reach in ask["of"])
     key, value = name(ask["key"]), ask["value"]
-    about = (
-        f"The stream asks {key}?, where {key}={value} was set {ask['distance']} positions ago. What each has:"
-    )
-    lines = fill(about, width).splitlines()
+    ago = counted(ask["distance"], "position")
+    lines = wrap(f"The stream asks {key}?, where {key}={value} was set {ago} ago. What each has:", width)
     for number, model in enumerate(models):
         correct, probability, *_ = ask["of"][number]
-        answer = fill(
-            f"{model}: {in_words(correct, probability)}, {probability:.0%} for {ask['value']}", width
-        )
-        lines += ["", *answer.splitlines()]
+        answer = f"{model}: {in_words(correct, probability)}, {probability:.0%} for {value}"
+        lines += ["", *wrap(answer, width)]
         parts: dict[str, list[str]] = {place: [] for place in reversed(PLACES)}
         for position, set_key, set_value in shown["sets"]:
             if first <= position < ask["at"]:
@@ -162,11 +143,11 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
                 token = f"[{token}]" if position == set_at else token
                 parts[place_of(position, ask, number)].append(token)
         for place, tokens in parts.items():
-            if tokens:
-                text = fill(
-                    " ".join(tokens), width, initial_indent=f"  {place:10}", subsequent_indent=" " * 12
-                )
-                lines += [painted(line, place) for line in text.splitlines()]
+            shown_tokens = wrap(
+                " ".join(tokens), width, initial_indent=f"  {place:10}", subsequent_indent=" " * 12
+            )
+            before, after = (f"\033[38;5;{COLOURS[place]}m", "\033[0m") if colours else ("", "")
+            lines += [f"{before}{line}{after}" for line in shown_tokens]
     rows = [["positions ago", "questions", *models]]
     for row in shown["shares"]:
         span = f"{row['from']} {DASH} {row['to']}"
@@ -181,13 +162,12 @@ def name(key: int) -> str:
 
 
 def in_words(correct: bool, probability: float) -> str:
-    """The word for an answer, of which the right value has this ``probability``."""
+    """The word for an answer; the right value has this ``probability``."""
     return "wrong" if not correct else "right" if probability >= 0.5 else "a guess"
 
 
 def write_page(shown: Stream, folder: Path) -> Path:
-    """Write the page of the stream with a slider for how long ago, which needs no other file; returns its
-    path."""
+    """Write the page of the stream, which needs no other file; returns its path."""
     data = json.dumps({**shown, "places": PLACES}, separators=(",", ":")).replace("<", "\\u003c")
     write_text(folder / PAGE, TEMPLATES.get_template("recall_shown.html").render(data=data))
     return folder / PAGE

@@ -2,29 +2,22 @@
 memories help."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import atomic_write, checksum, user_path
+from memformers.common.files import user_path
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment, train_alone
 from memformers.data.dataset import DatasetInfo
-from memformers.data.sources import (
-    BUILTIN,
-    STAND_IN,
-    TINY_SHAKESPEARE_SHA256,
-    TINY_SHAKESPEARE_URL,
-    CorpusSpec,
-    download,
-)
+from memformers.data.sources import BUILTIN, STAND_IN, TINY_SHAKESPEARE_URL, CorpusSpec
 from memformers.evaluation.memory_ablation import probe
 from memformers.models.config import ModelConfig, ModelName
-from memformers.runs.folder import Arm, read_plan, refuse_overwrite
+from memformers.runs.folder import Arm, read_plan
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config, train_config_from
@@ -63,7 +56,6 @@ class CompareConfig:
     """Multiplies the number of tokens of each arm: 0.1 for a short trial, 10 for a long comparison."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
         check_fields(self)
         if self.train.model.model != MEMORIES.model:  # which uses all settings that arms may share
             raise UserError("a comparison trains several models; name them with models, not model.")
@@ -88,8 +80,7 @@ class CompareConfig:
 
 def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> "Report":
     """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, and write the
-    report. As
-    [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses."""
+    report, as [`run_experiment`][memformers.comparison.experiment.run_experiment] does."""
     saved = read_plan(folder)
     experiment = config.experiment(saved.arms if saved else ())
     return run_experiment(experiment, folder, dashboard, resume=resume)
@@ -105,12 +96,10 @@ class TextTask(Task):
     module = "memformers.comparison.text"
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
-        """The run's TrainConfig."""
         return train_config_from(settings, source)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
-        """The corpus, as a path or word that gives the same text whatever the network or a cache contains;
-        UserError also for runs in ``folder`` of another corpus or of other settings."""
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """The text, and UserError also for runs in ``folder`` of another text or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
         by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
         for name, training in trainings.items():
@@ -120,14 +109,12 @@ class TextTask(Task):
             check_same_corpus(by_spec[spec], folder / name)
             check_same_config(training, folder / name)
         first = next(iter(trainings.values()))
-        return lambda: resolve_data(first, by_spec[spec_of(first)], folder)
+        return resolve_data(first, by_spec[spec_of(first)])
 
     def train(self, folder: Path) -> None:
-        """Train from the newest checkpoint, or from the beginning if there is none."""
         train(read_train_config(folder), folder, resume=True)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Probe what was trained; where that can't be, say so."""
         try:
             if self.probed:
                 probe(folder, PROBED, choose_device(train.step.device))
@@ -138,18 +125,13 @@ class TextTask(Task):
 TEXT = TextTask()
 
 
-def resolve_data(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
+def resolve_data(train: TrainConfig, corpus: DatasetInfo) -> Settings:
     """The settings with which all runs read the same corpus, whatever the network, a cache or the current
     folder contains: a word for the built-in play, otherwise files."""
     if corpus.is_stand_in or train.data == BUILTIN:
         return {"data": STAND_IN if corpus.is_stand_in else BUILTIN}
-    if corpus.source == TINY_SHAKESPEARE_URL:  # which can't be kept in the cache
-        path = folder / "corpus.txt"
-        if not path.exists() or checksum(path) != TINY_SHAKESPEARE_SHA256:
-            refuse_overwrite(folder, [path.name])
-            with atomic_write(path) as temporary:
-                temporary.write_bytes(download())
-        return {"data": str(path.resolve())}
+    if corpus.source == TINY_SHAKESPEARE_URL:  # it can't be kept in the cache, so each run downloads it
+        return {}
     if "-" in (train.data, train.text.validation, train.text.test):
         raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
     text = train.text

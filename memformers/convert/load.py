@@ -1,5 +1,6 @@
 """A trained model and its tokenizer, from the folder of a run or one that another program wrote."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -13,9 +14,9 @@ from memformers.common.files import (
     read_json,
 )
 from memformers.common.text import UserError
-from memformers.convert.transfo_xl import from_transfo_xl, is_transfo_xl, vocabulary_of
+from memformers.convert.transfo_xl import CONFIG, VOCABULARY, from_transfo_xl, vocabulary_of
 from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import TOKENIZER, load_tokenizer
+from memformers.data.tokenizers import TOKENIZER, SubwordTokenizer, load_tokenizer
 from memformers.models.io import WEIGHTS, packaged
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS
@@ -34,16 +35,28 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
     tokenizer: Tokenizer
     if has_manifest(folder) and TOKENIZER in read_json(folder / MANIFEST).get("files", ()):
         check_manifest(folder, (TOKENIZER,))
-    if not has_manifest(folder) and is_transfo_xl(folder):
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if config.get("model_type", "memformers") != "memformers" or (folder / VOCABULARY).is_file():
         model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
     elif has_manifest(folder) or (folder / WEIGHTS).is_file():
-        model, tokenizer = MemoryLM.from_pretrained(folder, device), load_tokenizer(folder)
+        model = MemoryLM.from_pretrained(folder, device)
+        tokenizer = tokenizer_in(folder, model.config.n_tokens)
     else:
         raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
     if model.config.vocab_size != tokenizer.vocab_size:
         sizes = f"a model of {model.config.vocab_size} tokens and a tokenizer of {tokenizer.vocab_size}"
         raise UserError(f"{folder} has {sizes}; they belong to different trainings.")
     return model, tokenizer
+
+
+def tokenizer_in(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer in ``folder``, without what transformers adds to ``vocab_size`` tokens, as ``<pad>``."""
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.vocab_size > vocab_size:
+        data = tokenizer.to_json()
+        added = [token for token in data["added_tokens"] if token["id"] < vocab_size]
+        return SubwordTokenizer(json.dumps(data | {"added_tokens": added}), str(folder / TOKENIZER))
+    return tokenizer
 
 
 def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:

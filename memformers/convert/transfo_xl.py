@@ -3,7 +3,6 @@ Face's, in which names begin with ``transformer.`` and the softmax's rows for ra
 pickle can run code while it is loaded, only tensors and plain containers are read from one."""
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +20,6 @@ from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
 
 Config = Mapping[str, Any]
-"""Hugging Face's ``config.json``, or the original's arguments."""
 State = dict[str, Tensor]
 """Tensors by the original's names."""
 CONFIG, WEIGHTS, VOCABULARY = "config.json", ("model.safetensors", "pytorch_model.bin"), "vocab.bin"
@@ -46,7 +44,6 @@ RENAMED = (
 )
 """Our names and theirs."""
 OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
-NO_CLUSTERS = torch.empty(0)
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
@@ -61,21 +58,19 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         >>> load_weights("weights.pt")["weight"].shape
         torch.Size([2, 3])
     """
-    if not (path := Path(path)).is_file():
-        raise UserError(f"expected {path} to be a file of weights, but it is missing.")
-    state = load_plain(path, "weights")
-    if not isinstance(state, dict) or not state:
-        raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
-    others = [str(name) for name, t in state.items() if not (isinstance(name, str) and isinstance(t, Tensor))]
-    if others:
-        more = f"{path} holds more than tensors: {abbreviate(others)}"
+    state = load_plain(path := Path(path), "weights")
+    names = [*map(str, state)] if isinstance(state, dict) else [type(state).__name__]
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in names or [""]):
+        more = f"expected {path} to hold tensors by name alone, got {abbreviate(names) or 'nothing'}"
         raise UserError(f"{more}; save only the model's state_dict().")
     return without_prefix(state)
 
 
 def load_plain(path: Path, what: str) -> Any:
     """The tensors and plain containers in a file of safetensors or ``torch.save``; UserError for code in it
-    and for a broken file."""
+    and for a missing or broken file."""
+    if not path.is_file():
+        raise UserError(f"expected {path} to be a file of {what}, but it is missing.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -104,17 +99,9 @@ def abbreviate(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def is_transfo_xl(folder: Path) -> bool:
-    has_config = (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG)
-    return has_config or (folder / VOCABULARY).is_file()
-
-
 def vocabulary_of(folder: Path) -> WordTokenizer:
     """The words in Hugging Face's ``folder``, in their order; else UserError."""
-    path = folder / VOCABULARY
-    if not path.is_file():
-        raise UserError(f"{folder} has no vocabulary, {VOCABULARY}; copy the one published with the weights.")
-    vocabulary = load_plain(path, "a vocabulary")
+    vocabulary = load_plain(path := folder / VOCABULARY, "the vocabulary that is published with the weights")
     words = vocabulary.get("idx2sym") if isinstance(vocabulary, dict) else None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(vocabulary)[:80]}.")
@@ -130,8 +117,7 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
 
     The weights don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and
     ``dropout``, which have our defaults; ``pre_lnorm``, required with the original's layout and false by
-    default in Hugging Face's; and ``cutoffs``, required if ``div_val`` is 1. An unused ``dropatt`` causes a
-    warning.
+    default in Hugging Face's; and ``cutoffs``, required if ``div_val`` is 1. ``dropatt`` is not used.
 
     Args:
         source: A folder with Hugging Face's ``config.json`` and weights; or a state dict of the original or
@@ -139,7 +125,7 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
         config: Settings by their names in Hugging Face's ``config.json`` or the original's arguments.
 
     Raises:
-        ValueError: For weights of another model, or a config that contradicts them or isn't implemented here.
+        ValueError: For weights of another model, and a config that isn't implemented here.
 
     Examples:
         >>> from memformers import from_transfo_xl
@@ -185,7 +171,7 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
             f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {names}."
         )
     if not any(name.startswith("crit.") for name in state):
-        raise UserError("the weights have no head, crit.…; take those of a TransfoXLLMHeadModel, say.")
+        raise UserError("the weights have no head, crit.…; use those of a TransfoXLLMHeadModel, for example.")
     state.pop("pos_emb.inv_freq", None)
     if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
         raise UserError(f"expected weights of floating-point numbers, but {abbreviate(others)}.")
@@ -196,12 +182,12 @@ def merge_shared(state: State) -> dict[str, bool]:
     """Remove what the softmax shares with the embedding, which is equal or, in transformers' safetensors, not
     there. Returns what is tied ([`memformers.AdaptiveConfig`][]). A u and v for all layers become those of
     every layer."""
-    clusters = range(1 + state.get("crit.cluster_bias", NO_CLUSTERS).numel())
-    tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
-    tables = [pair for pair in tables if pair[0] in state]
-    maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
+    n_tables = sum(name.startswith("word_emb.emb_layers.") for name in state)
+    tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in range(n_tables)]
+    rare = range(1, 1 + len(state.get("crit.cluster_bias", ())))
+    maps = [(f"word_emb.emb_projs.{min(i, n_tables - 1)}", f"crit.out_projs.{i}") for i in rare]
     ties = {}
-    for tie, pairs in (("tie_weights", tables), ("tie_projections", maps[1:])):
+    for tie, pairs in (("tie_weights", tables), ("tie_projections", maps)):
         ties[tie] = bool(pairs) and all(
             first in state and torch.equal(state[first], state.get(copy, state[first]))
             for first, copy in pairs
@@ -220,36 +206,34 @@ def depth(state: State) -> int:
 
 
 def config_of(state: State, config: Config, is_original: bool, ties: dict[str, bool]) -> ModelConfig:
-    """Our config of the model that has this state dict; UserError if ``config`` contradicts the weights,
-    requires something that isn't implemented here, or lacks a setting that the weights don't show."""
-    heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
-    (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
-    d_ff, _ = shape(state, "layers.0.pos_ff.CoreNet.0.weight", 2)
-    if heads * d_head != d_model:
-        raise UserError(f"n_head={heads} times d_head={d_head} isn't d_model={d_model}, as it must be here.")
-    vocab_size, adaptive = clusters_of(state, config, ties)
-    sizes = {"d_model": d_model, "d_embed": adaptive.d_embed, "d_inner": d_ff, "d_head": d_head}
-    sizes |= {"n_head": heads, "vocab_size": vocab_size, "n_token": vocab_size, "n_layer": depth(state)}
-    if "word_emb.emb_layers.1.weight" in state:
-        sizes["div_val"] = adaptive.div_val
-    for name, value in (WITHOUT_COUNTERPART | sizes).items():
+    """Our config of the model that has this state dict; UserError if ``config`` requires something that isn't
+    implemented here, or lacks a setting that the weights don't show."""
+    defaults = ModelConfig()
+    # Hugging Face's configs may lack pre_lnorm, and the original's weights could then be of either form.
+    settings: dict[str, Any] = {"pre_lnorm": None if is_original else False, "dropout": defaults.dropout}
+    settings |= {"clamp_len": -1, "tgt_len": defaults.segment_len, "mem_len": defaults.mem_len, **config}
+    for name, value in WITHOUT_COUNTERPART.items():
         if config.get(name, value) != value:
-            what = "the weights have" if name in sizes else "this library supports"
-            wrong = f"got {name}={config[name]} in the config; give the config of these weights."
-            raise UserError(f"expected {name}={value}, which {what}, {wrong}")
-    # Hugging Face's configs may lack it, and the original's weights could then be of either form.
-    pre_lnorm = config.get("pre_lnorm", None if is_original else False)
-    if not isinstance(pre_lnorm, bool):
+            raise UserError(f"expected {name}={value}, all that is supported, got {name}={config[name]}.")
+    if not isinstance(pre_lnorm := settings["pre_lnorm"], bool):
         raise UserError(
             "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "
             f"pre_lnorm={pre_lnorm!r}; set it in config, since the weights don't show it."
         )
-    defaults = ModelConfig()
-    clamp_len = setting(config, "clamp_len", -1, int)
-    dropout = setting(config, "dropout", defaults.dropout, float)
-    if config.get("dropatt", dropout) != dropout:
-        unused = f"dropatt={config['dropatt']} is not used"
-        warnings.warn(f"{unused}: in training dropout={dropout} applies to attention.", stacklevel=3)
+    matrices = ["layers.0.dec_attn.r_w_bias", "layers.0.pos_ff.CoreNet.0.weight"]
+    embedding = sorted(name for name in state if name.startswith("word_emb.emb_layers."))
+    matrices += embedding or ["word_emb.emb_layers.0.weight"]
+    if wrong := [name for name in matrices if name not in state or state[name].dim() != 2]:
+        raise UserError(f"expected the weights to have matrices {abbreviate(wrong)}.")
+    (heads, _), (d_ff, d_model), *tables = (state[name].shape for name in matrices)
+    *cutoffs, vocab_size = accumulate(words for words, _ in tables)
+    d_embed = tables[0][1]
+    div_val = d_embed // max(tables[1][1], 1) if cutoffs else 1
+    if not cutoffs and (rare := len(state.get("crit.cluster_bias", ()))):  # in one table, they don't show
+        check_value("cutoffs", config.get("cutoffs"), list[int] | tuple[int, ...])
+        cutoffs = [cutoff for cutoff in config["cutoffs"] if cutoff != vocab_size]
+        if len(cutoffs) != rare:
+            raise UserError(f"the weights have {rare} clusters of rare words, the config cutoffs={cutoffs}.")
     return ModelConfig(
         model="transformer-xl",
         vocab_size=vocab_size,
@@ -257,55 +241,16 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
         heads=heads,
         n_layers=depth(state),
         d_ff=d_ff,
-        dropout=dropout,
+        dropout=settings["dropout"],
         norm="pre-without-final" if pre_lnorm else "post",
         positions="sinusoidal",
-        clamp_len=clamp_len if clamp_len > 0 else None,
-        segment_len=setting(config, "tgt_len", defaults.segment_len, int),
-        mem_len=setting(config, "mem_len", defaults.mem_len, int),
+        clamp_len=None if settings["clamp_len"] in (-1, 0) else settings["clamp_len"],
+        segment_len=settings["tgt_len"],
+        mem_len=settings["mem_len"],
         same_length=bool(config.get("same_length", False)),
         embedding="adaptive",
-        adaptive=adaptive,
+        adaptive=AdaptiveConfig(tuple(cutoffs), div_val, d_embed, **ties),
     )
-
-
-def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[int, AdaptiveConfig]:
-    """The vocabulary's size and clusters, from the tables of word vectors, or from ``config`` where all
-    vectors have one width and so are one table."""
-    tables = [shape(state, "word_emb.emb_layers.0.weight", 2)]
-    while (name := f"word_emb.emb_layers.{len(tables)}.weight") in state:
-        tables.append(shape(state, name, 2))
-    *ends, vocab_size = accumulate(words for words, _ in tables)
-    d_embed = tables[0][1]
-    wanted = setting(config, "cutoffs", (), list[int] | tuple[int, ...])
-    wanted = tuple(cutoff for cutoff in wanted if cutoff != vocab_size)
-    if ends:
-        cutoffs, div_val = tuple(ends), d_embed // max(tables[1][1], 1)
-    else:
-        # One table may still be mapped, which only shows where its vectors have the right width already.
-        is_mapped = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
-        cutoffs, div_val = wanted, 2 if is_mapped else 1
-    if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
-        what = f"{rare} clusters of rare words, and cutoffs={list(cutoffs)} make {len(cutoffs)}"
-        raise UserError(f"the weights have {what}; give the model's, as config={{'cutoffs': [2000]}}.")
-    if wanted and wanted != cutoffs:
-        raise UserError(f"the config has cutoffs={list(wanted)}, but the weights have {list(cutoffs)}.")
-    return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=d_embed, **ties)
-
-
-def setting(config: Config, name: str, default: Any, kind: Any) -> Any:
-    """A setting of the config, or the default; UserError unless it is of this ``kind``, an annotation."""
-    check_value(name, value := config.get(name, default), kind)
-    return value
-
-
-def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
-    """The shape of a tensor that must exist with this number of dimensions; else UserError."""
-    if name not in state:
-        raise UserError(f"the weights lack {name}, so this is not a complete Transformer-XL.")
-    if state[name].dim() != dims:
-        raise UserError(f"expected {name} to have {dims} dimensions, got {list(state[name].shape)}.")
-    return tuple(state[name].shape)
 
 
 def targets_by_name(model: MemoryLM) -> dict[str, list[Tensor]]:

@@ -31,17 +31,14 @@ BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
 UNTOUCHED = "untouched"
 """The name of the unmodified memory beside those of controls, in stored results too."""
-WORDS = ("word", "wordlevel")
-"""The names of tokenizers whose tokens are words."""
 AT_ONCE = 1 << 16
 """Tokens that are decoded at once."""
 MIN_WORDS = 0.75
-"""The least share of a text's words that must consist of letters for a perplexity per word: it is 0.99 in
-Shakespeare, and 0.68 in Python's standard library."""
+"""The share of words that must consist of letters for a perplexity per word: it is 0.99 in Shakespeare, and
+0.68 in Python's standard library."""
 NO_PUNCTUATION = str.maketrans("", "", ".,;:!?\"'`()-–—*_‘’“”«»…")
 Control = Callable[[Memory], Memory]
-"""A function from a memory to the one that the model gets instead; it may change its contents but not its
-shape."""
+"""From a memory to one of the same shape, which the model gets instead."""
 Scores = tuple[Tensor, Tensor]
 """Of each token ``[S, B]``, on the CPU: its loss in nats, and whether it was the most likely prediction."""
 
@@ -56,15 +53,11 @@ class Evaluation:
         self.lengths = torch.tensor(reading.lengths)
         """How many tokens of each stream are predicted, ``[streams]``; a document is a stream."""
         self.tokens = sum(reading.lengths)
-        """How many tokens are predicted."""
         self._begins = self.lengths.cumsum(0) - self.lengths
         blocks, S = 0 if self.of_documents else self.tokens // BLOCK, reading.segment_len
-        shapes: dict[str, tuple[int, ...]] = {
-            "streams": (2, len(self.lengths)),
-            "full": (2, len(self.lengths)),
-            "places": (2, S),
-        }
-        shapes |= {"filling": (-(-reach // S), 6), "blocks": (blocks,), "compressed": (2,), "right": ()}
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("streams", "full"), (2, len(self.lengths)))
+        shapes |= {"places": (2, S), "filling": (-(-reach // S), 6)}
+        shapes |= {"blocks": (blocks,), "compressed": (2,), "right": ()}
         # Rows of two: losses, and their number. Segments that begin beyond the reach are in "full", and those
         # before them in "filling", as moments over streams.
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -78,40 +71,40 @@ class Evaluation:
         of, sums = torch.tensor(numbers), self._sums
         place = start + torch.arange(len(losses))[:, None]
         there = place < self.lengths[of]  # [S, B]
-        nats = losses.double().where(there, 0.0)
-        pairs = torch.stack((nats, there.double()))  # [2, S, B]
+        counted_losses = losses.double().where(there, 0.0)
+        pairs = torch.stack((counted_losses, there.double()))  # [2, S, B]
         totals = pairs.sum(1)  # [2, B]
         sums["right"] += (correct & there).sum()
         sums["compressed"] += torch.tensor([compressed, float(compressed > 0)])
-        sums["places"][:, : len(nats)] += pairs.sum(2)
+        sums["places"][:, : len(place)] += pairs.sum(2)
         sums["streams"].index_add_(1, of, totals)
         if start >= self.reach:
             sums["full"].index_add_(1, of, totals)
         else:  # the only segment of these streams that begins here
-            sums["filling"][start // sums["places"].shape[1]] += moments(*totals)
+            nats, counts = totals
+            products = (nats, counts, nats * nats, counts * counts, nats * counts)
+            moments = torch.stack([(counts > 0).sum().double(), *(x.sum() for x in products)])
+            sums["filling"][start // sums["places"].shape[1]] += moments
         if len(sums["blocks"]):
             block = (place + self._begins[of]) // BLOCK
             counted = there & (block < len(sums["blocks"]))
-            sums["blocks"].index_add_(0, block[counted], nats[counted])
+            sums["blocks"].index_add_(0, block[counted], counted_losses[counted])
 
     def merge(self, other: "Evaluation") -> None:
-        """Add what another process read of the same reading."""
         for name, sums in other._sums.items():
             self._sums[name] = self._sums[name] + sums
 
     @property
     def nats(self) -> float:
-        """The sum over all predictions."""
         return self._sums["streams"][0].sum().item()
 
     @property
     def loss(self) -> float:
-        """Mean over all predictions, in nats per token."""
+        """In nats per token."""
         return self.nats / self.tokens
 
     @property
     def accuracy(self) -> float:
-        """Fraction of tokens that were the most likely prediction."""
         return self._sums["right"].item() / self.tokens
 
     @property
@@ -129,9 +122,8 @@ class Evaluation:
     @property
     def uncertainty(self) -> float:
         """Half the width of a 95 % confidence interval of the loss, in nats per token, for other texts of
-        this kind and length; computed from means over blocks, since neighbouring tokens are similarly
-        difficult. NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for
-        other documents of this kind; NaN for a single one."""
+        this kind and length, over means of blocks, since neighbouring tokens are similarly difficult; or for
+        other documents of this kind. NaN for fewer than two blocks, or documents."""
         if self.of_documents:
             return self._mean(self._sums["streams"]).half_width
         blocks = (self._sums["blocks"] / BLOCK).tolist()
@@ -145,12 +137,9 @@ class Evaluation:
 
     @property
     def by_memory(self) -> list[tuple[int, float, float]]:
-        """The loss by the amount of memory: the number of positions that a stream has read before a segment,
-        at most ``reach``, which it can remember; the mean loss of the segments with this number; and half the
-        width of its 95 % confidence interval, NaN for a single stream. In nats per token.
-
-        A stream counts as one observation, since its neighbouring segments are similarly difficult.
-        """
+        """By the number of positions before a segment that can be remembered, at most ``reach``: the mean
+        loss of these segments in nats per token, and half the width of its 95 % confidence interval over
+        streams, NaN for a single one."""
         S, filling = self._sums["places"].shape[1], self._sums["filling"].tolist()
         means = [(i * S, mean_of_moments(*row)) for i, row in enumerate(filling) if row[0]]
         if self._sums["full"][1].any():
@@ -165,13 +154,6 @@ class Evaluation:
         return replace(mean, half_width=mean_of((sums / counts)[counts > 0].tolist()).half_width)
 
 
-def moments(sums: Tensor, counts: Tensor) -> Tensor:
-    """Of groups with these ``sums [B]`` of ``counts [B]`` numbers: how many groups have any, and the totals
-    of the sums, of the counts, of the squares of both, and of their products, ``[6]``."""
-    products = (sums, counts, sums * sums, counts * counts, sums * counts)
-    return torch.stack([(counts > 0).sum().double(), *(x.sum() for x in products)])
-
-
 @torch.no_grad()
 def read_segments(
     model: MemoryLM,
@@ -179,12 +161,10 @@ def read_segments(
     controls: Mapping[str, Control] | None = None,
     warm_up: int = 0,
 ) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, Scores]]]:
-    """Read ``segments``, of ``[S, B]`` tokens, each with the memory that the one before it left. Yields each
-    with this memory, its auxiliary loss and its scores, as [`UNTOUCHED`][]; and, unless it ends within the
-    first ``warm_up`` positions of its streams, those with what each of the ``controls`` makes of the memory.
-
-    Streams that start over begin with an empty memory; of a segment of fewer streams than the memory has, the
-    last ones have ended. Raises UserError for controls of a single stream, whose memories they exchange.
+    """Read ``segments``, each with the memory that the one before it left. Yields each with this memory, its
+    auxiliary loss and its scores, as [`UNTOUCHED`][]; and, unless it ends within the first ``warm_up``
+    positions of its streams, those with what each of the ``controls`` makes of the memory. Of a segment of
+    fewer streams than the memory has, the last ones have ended. UserError for controls of a single stream.
     """
     memory = Memory(())
     for segment in segments:
@@ -202,8 +182,6 @@ def read_segments(
 
 
 def reading_of(n_tokens: int, streams: int, segment_len: int, documents: Sequence[int] = ()) -> Reading:
-    """How a text of ``n_tokens`` is read in parallel ``streams``, or ``documents``, the lengths in tokens of
-    those that it consists of, as many at once. Raises UserError where nothing can be predicted."""
     if len(documents):
         return documents_reading(documents, streams, segment_len)
     return plain_reading(n_tokens, streams, segment_len)
@@ -217,13 +195,10 @@ def evaluate(
     documents: Sequence[int] = (),
     progress: Callable[[Tensor], object] = lambda losses: None,
 ) -> Evaluation:
-    """Predict ``tokens [n]`` once, in parallel ``streams``, with segments as long as in training; the mode of
-    the model doesn't change.
-
-    Fewer streams are stricter and slower, since each begins with an empty memory. If the text consists of
-    ``documents``, given by their numbers of tokens, each is predicted from an empty memory and all but its
-    first token, and the result equals that of evaluating each alone. ``progress`` is called after each
-    segment with the losses of its predictions, ``[n]``. Raises UserError where nothing can be predicted.
+    """Predict ``tokens [n]`` once, in parallel ``streams``, each from an empty memory, so that fewer are
+    stricter and slower; or ``documents``, given by their numbers of tokens, each as if it were alone.
+    ``progress`` is called after each segment with the losses of its predictions, ``[n]``. The mode of the
+    model doesn't change. Raises UserError where nothing can be predicted.
     """
     reading = reading_of(len(tokens), streams, model.config.segment_len, documents)
     return evaluate_reading(model, tokens, reading, progress)
@@ -233,7 +208,7 @@ def evaluate_reading(
     model: MemoryLM, tokens: Tokens, reading: Reading, progress: Callable[[Tensor], object]
 ) -> Evaluation:
     """Predict ``tokens [n]`` in the order of ``reading``, whose groups may leave out streams that another
-    process reads. ``progress`` may raise any exception to end it."""
+    process reads."""
     evaluation = Evaluation(reading, model.config.remembered_positions)
     with eval_mode(model):
         read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)
@@ -259,7 +234,6 @@ class Units:
 
 
 def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = ()) -> Units:
-    """What is predicted of ``tokens [n]``, or of ``documents``, given by their numbers of tokens."""
     lengths = documents or (len(tokens),)
     predicted = sum(max(length - 1, 0) for length in lengths)
     if tokenizer.name == "ids":
@@ -289,7 +263,7 @@ def comparable(nats: float, of: Units, tokenizer: Tokenizer) -> dict[str, float]
     also as ``perplexity`` over all of them, ends of lines included (Dai et al. 2019, section 4.1); where they
     are subwords, as ``word_perplexity`` of the text's words (Rae et al. 2020, section 4.1). NaN for what
     doesn't apply."""
-    bits, are_words = nats / math.log(2), tokenizer.name in WORDS
+    bits, are_words = nats / math.log(2), tokenizer.name in ("word", "wordlevel")
     are_subwords = not are_words and tokenizer.name not in ("character", "byte", "ids")
     return {
         "bits_per_character": bits / of.characters if of.characters else math.nan,
@@ -307,8 +281,6 @@ def perplexity(nats: float, n: int) -> float:
 
 
 def summary(evaluation: Evaluation, tokenizer: Tokenizer, of: Units) -> dict[str, float]:
-    """The numbers that papers compare, for the text or the documents that were evaluated; ``of`` is what was
-    predicted of them."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
@@ -325,11 +297,8 @@ def with_lengths(
     mem_len: Lengths | None = None,
     c_mem_len: Lengths | None = None,
 ) -> MemoryLM:
-    """The same model, which now reads in other segments or has longer or shorter memories than in training.
-
-    Raises ValueError for impossible lengths, for those of a memory that the model doesn't have, and for more
-    positions than there are learned ones.
-    """
+    """The same model, with other lengths than in training. Raises ValueError for impossible ones, for those
+    of a memory that the model doesn't have, and for more positions than there are learned ones."""
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
     changes: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
     for name, length in changes.items():

@@ -1,13 +1,13 @@
-"""How much each part of its memory helps a trained model: the loss without the part minus the loss with it.
+"""How much each part of its memory helps a trained model, which reads parallel streams: before a segment,
+slots or positions are zeroed, or swapped with those of another stream.
 
-The held-out text is read in parallel streams, and the memory is carried along; each document is a stream.
-Before a segment, the memory is changed: its slots or its positions are zeroed, or swapped with those of
-another stream. Each stream counts as an independent observation, and differences are taken within streams,
-token by token.
+Of a text, the loss without the part minus the loss with it: each stream, which may be a document, counts as
+an independent observation, and differences are taken within streams, token by token. Of a recall stream, the
+share of correct answers, by how long ago the value was set and where the model has it.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,8 +23,9 @@ from memformers.common.intervals import Mean, mean_of_groups
 from memformers.common.text import Progress, UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
+from memformers.data.recall_stream import NOTHING
 from memformers.data.sources import CorpusSpec
-from memformers.data.streams import Reading, streams_and_places
+from memformers.data.streams import Reading, Segment, streams_and_places
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizers import TOKENIZER
 from memformers.evaluation.evaluate import UNTOUCHED, Control, read_segments
@@ -41,6 +42,11 @@ MAX_TOKENS = 4_000_000
 """Of the held-out text of a folder of tokens that are read."""
 PARTS = {"slots": "c_mem", "memory": "mem"}
 """The parts of a memory, and their fields."""
+PLACES = ("segment", "memory", "slots", "beyond")
+"""Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
+slot, or beyond what one layer sees. Of layers with other lengths, those that remember the most count."""
+FINEST = 64
+"""The narrowest distance bin, in positions."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "zeroed": torch.zeros_like,
     "swapped": lambda x: x.roll(1, dims=1),
@@ -48,8 +54,8 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def controls_of(sizes: Sequence[MemorySizes]) -> dict[str, Control]:
-    """The changes of a memory of these sizes, by name: its slots or its positions, ``[C, B, D]`` or ``[M, B,
-    D]`` a layer, are zeroed, or swapped, so that each stream has those of the stream before it."""
+    """The changes of a memory of these sizes, by name: its slots or its positions are zeroed, or swapped, so
+    that each stream has those of the stream before it."""
 
     def changed(part: str, change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
         new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
@@ -69,16 +75,15 @@ class MemoryAblation:
 
     streams: int
     warm_up: int
-    """The number of tokens at the beginning of each stream that fill the memories and don't count."""
+    """How many tokens of each stream fill the memories first and don't count."""
     tokens: int
     """How many tokens count."""
     of_documents: bool
-    """Whether each stream is a document."""
     loss: dict[str, float]
     """By model: the mean loss with its memory unmodified."""
     costs: dict[str, dict[str, Mean]]
-    """By model and control: the loss with the changed memory minus that with the unmodified memory, with an
-    interval over streams."""
+    """By model and control: how much more the loss is with the changed memory, with an interval over
+    streams."""
 
 
 def memory_ablation(
@@ -91,14 +96,10 @@ def memory_ablation(
 ) -> MemoryAblation | None:
     """How much memory helps ``models``, by name, on about ``tokens`` tokens of ``text [n]``, or of the
     ``documents`` that it consists of, given by their numbers of tokens; None for a text too short for two
-    streams.
-
-    The streams are those of [`choose_streams`][]; their beginnings fill the longest memory. ``progress`` is
-    called with the number of further tokens that were read.
-    """
-    lengths = [model.config.segment_len for model in models.values()]
-    warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    reading = choose_streams(len(text), warm_up, max(lengths), tokens, documents)
+    streams. ``progress`` is called with the number of further tokens that were read."""
+    configs = [model.config for model in models.values()]
+    warm_up = max(-(-c.remembered_positions // c.segment_len) * c.segment_len for c in configs)
+    reading = choose_streams(len(text), warm_up, max(c.segment_len for c in configs), tokens, documents)
     if reading is None:
         return None
     losses = {
@@ -124,16 +125,11 @@ def memory_ablation(
     )
 
 
-def filling_segments(model: MemoryLM) -> int:
-    """After how many segments the memories of ``model`` are full."""
-    return -(-model.config.remembered_positions // model.config.segment_len)
-
-
 def losses_under_controls(
     model: MemoryLM, text: Tensor, reading: Reading, warm_up: int, progress: Callable[[int], object]
 ) -> dict[str, Tensor]:
     """The loss of each prediction of the ``reading`` of ``text [n]``, stream after stream, in nats, float64:
-    with the memory unmodified, as [`UNTOUCHED`][], and under each control, by name. Segments that end within
+    with the memory unmodified, as ``untouched``, and under each control, by name. Segments that end within
     the first ``warm_up`` predictions are read with the memory unmodified alone."""
     reading = replace(reading, segment_len=model.config.segment_len)
     controls = controls_of(model.config.memory_sizes)
@@ -149,14 +145,10 @@ def losses_under_controls(
 def choose_streams(
     n_tokens: int, warm_up: int, segment_len: int, tokens: int, documents: Sequence[int] = ()
 ) -> Reading | None:
-    """The beginnings of at most [`MAX_STREAMS`][] equal parts of a text of ``n_tokens``, or of the
-    ``documents`` that it consists of, given by their numbers of tokens; of many, every k-th. Of each, the
-    tokens after the first ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all;
-    None where fewer than two are that long.
-
-    [`MAX_STREAMS`][] are read in parallel, and the longest two of each group are equally long, so that no
-    stream is ever read alone.
-    """
+    """The beginnings of at most ``MAX_STREAMS`` equal parts of a text of ``n_tokens``, or of its
+    ``documents``, given by their numbers of tokens; of many, every k-th. Of each, the tokens after the first
+    ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all; None where fewer than two
+    are that long. The longest two of each group are equally long, so that no stream is ever read alone."""
     streams = max(min(MAX_STREAMS, (n_tokens - 1) // (warm_up + segment_len)), 1)
     lengths = [length - 1 for length in documents] or [(n_tokens - 1) // streams] * streams
     begins = list(accumulate(documents or lengths, initial=0))
@@ -176,15 +168,99 @@ def choose_streams(
     return Reading(tuple(begins[n] for n in chosen), tuple(read), groups, segment_len, bool(documents))
 
 
+@dataclass(frozen=True)
+class RecallByDistance:
+    """The share of asks that were answered correctly, and how many asks there were; no share of none."""
+
+    edges: tuple[int, ...]
+    """Of the distance bins, in positions: bin i is from edge i to before edge i + 1."""
+    accuracy: tuple[float | None, ...]
+    asks: tuple[int, ...]
+    by_place: dict[str, float | None]
+    """By where the value was: one of ``PLACES``."""
+    asks_by_place: dict[str, int]
+    loss: float
+    """Mean over all asks, in nats."""
+
+    @property
+    def within_reach(self) -> float | None:
+        """Over all asks for what one layer can see."""
+        return self.correct(PLACES[:-1])
+
+    def correct(self, places: Sequence[str] = PLACES) -> float | None:
+        asks = sum(self.asks_by_place[place] for place in places)
+        right = sum((self.by_place[place] or 0.0) * self.asks_by_place[place] for place in places)
+        return right / asks if asks else None
+
+
+def distance_edges(reach: int) -> tuple[int, ...]:
+    """Edges of distance bins for a model that sees ``reach`` positions back: octaves from ``FINEST`` on up to
+    a sixth of it, equal steps up to a third beyond it, and then one octave."""
+    step, fine = FINEST, [0]
+    while 2 * step <= reach // 6:
+        fine.append(step)
+        step *= 2
+    last = -(-4 * reach // (3 * step)) * step
+    return (*fine, *range(step, last + 1, step), 2 * last)
+
+
+def recall_by_distance(
+    model: MemoryLM,
+    segments: Iterable[tuple[Segment, Tensor]],
+    edges: tuple[int, ...],
+    *,
+    warm_up: int = 0,
+    controls: Mapping[str, Control] | None = None,
+) -> dict[str, RecallByDistance]:
+    """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
+    recalls with its memory ``untouched``, and under each of the ``controls``, by name. Segments that end
+    within the first ``warm_up`` positions of each stream don't count."""
+    pairs, bins, places = list(segments), [], []
+    by_control: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    with eval_mode(model):
+        read = read_segments(model, (segment for segment, _ in pairs), controls, warm_up)
+        for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
+            if segment.end <= warm_up:
+                continue
+            held, reach = memory.mem_len, memory.positions(model.config.memory_sizes)
+            asked = distances != NOTHING
+            before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
+            bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
+            places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
+            for name, (losses, correct) in scores.items():
+                by_control.setdefault(name, []).append((correct[asked], losses[asked]))
+    bin_of, place_of = torch.cat(bins), torch.cat(places)
+
+    def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:
+        right = torch.cat([correct for correct, _ in answers])
+        loss = sum(losses.double().sum().item() for _, losses in answers) / max(len(right), 1)
+        asks, accuracy = shares(bin_of, right, len(edges) + 1)  # the first comes before the first edge
+        asks_at, accuracy_at = shares(place_of, right, len(PLACES))
+        return RecallByDistance(
+            edges=edges,
+            accuracy=accuracy[1:-1],
+            asks=asks[1:-1],
+            by_place=dict(zip(PLACES, accuracy_at, strict=True)),
+            asks_by_place=dict(zip(PLACES, asks_at, strict=True)),
+            loss=loss,
+        )
+
+    return {name: recall(answers) for name, answers in by_control.items()}
+
+
+def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
+    """Of each ``kind [n]``, how many there are, and the share of those that are ``right [n]``."""
+    asks, correct = (x.bincount(minlength=kinds).tolist() for x in (kind, kind[right]))
+    return tuple(asks), tuple(c / n if n else None for c, n in zip(correct, asks, strict=True))
+
+
 def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Path:
     """Measure how much memory helps the models in ``folder``, a run's or a comparison's, on about ``tokens``
-    tokens of their held-out text, and write ``probe.json`` into it; returns its path. ``data`` names the
-    text if it was moved.
+    tokens of their held-out text, and write the checkpoints and the [`MemoryAblation`][] into its
+    ``probe.json``; returns the path. ``data`` names the text if it was moved. Of several seeds, the first of
+    each arm that has a checkpoint is measured.
 
-    The file holds the checkpoints that were measured and the [`MemoryAblation`][], null where the text is too
-    short. Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
-
-    Raises ValueError for a folder without any, and for runs on different texts or with different
+    Raises UserError where there is no checkpoint, and for runs on different texts or with different
     vocabularies.
     """
     every, runs = read_runs(folder), dict[str, Run]()

@@ -14,11 +14,12 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
-from memformers.data.tokenizer import UNKNOWN, ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+from memformers.data.tokenizer import EOS, UNKNOWN, CharacterTokenizer, Tokenizer, WordTokenizer
 from memformers.data.tokenizers import SubwordTokenizer, bytes_of_letters
 from memformers.generation.incremental import Stepper
 from memformers.models.config import ModelConfig
@@ -44,7 +45,7 @@ class MemformerConfig(transformers.PreTrainedConfig):
         settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
         for name in kwargs:
             if near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
-                raise UserError(f"{name}={kwargs[name]!r} is no setting; did you mean {near[0]!r}?")
+                raise UserError(f"{name}={kwargs[name]!r} is not a setting; did you mean {near[0]!r}?")
         for name, value in asdict(config_from_dict(ModelConfig, settings, type(self).__name__)).items():
             setattr(self, name, value)
         super().__post_init__(**kwargs)
@@ -60,6 +61,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
     config_class = MemformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "embed"
     _is_stateful = True  # it can't go back to an earlier token, as assisted generation does
     _tied_weights_keys: ClassVar[dict[str, str]] = {"model.head.weight": "model.embed.weight"}
 
@@ -82,9 +84,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
                 raise UserError(f"the weights don't fit config.json: {problem} {', '.join(names[:3])}.")
         return (model, info) if output_loading_info else model
 
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.model.embed
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -93,23 +93,24 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         labels: Tensor | None = None,
         doc_starts: Tensor | None = None,
         use_cache: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits ``[B, T, vocab_size]`` and, as ``cache``, the memory after the text; with ``labels`` the
-        loss, in training plus the compressions' loss. Raises ValueError for what MemoryLM refuses.
+        loss, in training plus the compressions' loss. Raises ValueError for what MemoryLM refuses, and for a
+        training that would leave out the compressions' loss, since it computes its own from the logits.
 
         Args:
             input_ids: ``[B, T]``, T of any length.
             attention_mask: ``[B, T]``, 0 for padding, which may be at both ends of a row.
             cache: What the last call returned, to continue from; None for an empty memory.
-            labels: ``[B, T]``, the ids, which are shifted here, or -100 to ignore some.
+            labels: ``[B, T]``, the ids, which are shifted here, or -100 to ignore some. Padding is ignored,
+                and the first id after it, which nothing predicts.
             doc_starts: Boolean ``[B, T]``, where a new document begins.
             use_cache: False returns no memory. Only rows of one length that end together have one.
-            return_dict: False returns a tuple.
-            kwargs: Only the Trainer's ``num_items_in_batch``.
+            kwargs: Only the Trainer's ``num_items_in_batch``: the loss is then this batch's share of a step.
         """
         n_items = kwargs.pop("num_items_in_batch", None)
+        kwargs.pop("tokenizer", None)  # generate passes on the one for stop_strings
         if unknown := [name for name, x in kwargs.items() if x is not None and x is not False]:
             raise UserError(f"{', '.join(unknown)}: this model has no such argument.")
         if isinstance(cache, Decoding):
@@ -130,26 +131,35 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             order.append(rows)
         logits = torch.cat(parts)[torch.cat(order).argsort()]
         if labels is not None:
-            if attention_mask is not None:  # nothing predicts the first id after padding
-                labels = labels.masked_fill(F.pad(attention_mask[:, :-1] == 0, (1, 0)), -100)
-            loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=n_items)
-            if self.training:  # the share of this batch in a step of several
-                share = 1.0 if n_items is None else (labels[:, 1:] != -100).sum() / n_items
-                loss = loss + share * torch.stack(auxiliary_losses).mean()
+            n_labels = (labels[:, 1:] != -100).sum()  # what the Trainer counts
+            if attention_mask is not None:
+                is_id = attention_mask.bool()
+                labels = labels.masked_fill(~is_id | F.pad(~is_id[:, :-1], (1, 0)), -100)
+            n_predicted = (labels[:, 1:] != -100).sum().clamp(min=1)
+            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=n_predicted)
+            if self.training:
+                loss = loss + torch.stack(auxiliary_losses).mean()
+            if n_items is not None:
+                loss = loss * n_labels / n_items
+        elif n_items is not None or (self.training and any(x.requires_grad for x in auxiliary_losses)):
+            raise UserError(
+                "training needs the loss that this model computes from labels, with the compressions' own; "
+                "leave out label_smoothing_factor, compute_loss_func and the like."
+            )
         ends_together = len(parts) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
         memory = memory if ends_together and use_cache is not False else None
-        result = CausalLMOutputWithPast(loss=loss, logits=logits, cache=memory)
-        return result.to_tuple() if return_dict is False else result
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=memory)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, *_: Any
     ) -> None:
-        """Start with the memory of ``generate(cache=memory)``, or with none."""
-        if generation_config.use_cache is not False:
-            copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-            rows = torch.arange(batch_size, device=self.device).repeat_interleave(copies)
-            memory = model_kwargs.get("cache")
-            model_kwargs["cache"] = Decoding(self.model, memory and memory.streams(rows))
+        """Start with the memory of ``generate(cache=memory)``, or with none; also with ``use_cache=False``,
+        which would read the whole text again for each token."""
+        generation_config.use_cache = True
+        copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+        rows = torch.arange(batch_size).repeat_interleave(copies)
+        memory = model_kwargs.get("cache")
+        model_kwargs["cache"] = Decoding(self.model, memory and memory.streams(rows))
 
 
 class Decoding:
@@ -168,6 +178,8 @@ class Decoding:
         after the last. Raises ValueError for prompts padded on the right."""
         if not self.groups and mask is not None and not mask[:, -1].all():
             raise UserError("a text is continued at its end; pad on the left, with padding_side='left'.")
+        if self.groups:  # rows that have ended get padding, which may be outside the vocabulary
+            tokens = tokens.where(tokens < self.model.config.n_tokens, 0)
         logits = [stepper.read(tokens[rows].T)[-1] for rows, stepper in self.groups]
         for rows, prompts in group_by_padding(tokens, mask) if not self.groups else ():
             memory = self.memory and self.memory.streams(rows)
@@ -256,7 +268,7 @@ def tokenizer_of(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
     ValueError for tokens that are not text."""
     if isinstance(tokenizer, SubwordTokenizer):
         inner = tokenizer.inner
-    elif isinstance(tokenizer, ByteTokenizer):
+    elif tokenizer.name == "byte":
         inner = Inner(models.BPE(bytes_of_letters(), []))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
@@ -264,8 +276,10 @@ def tokenizer_of(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
         vocabulary = {token: i for i, token in enumerate(tokenizer.vocabulary)}
         inner = Inner(models.WordLevel(vocabulary, unk_token=UNKNOWN))
         if isinstance(tokenizer, WordTokenizer):
-            inner.normalizer = normalizers.Replace(Regex("\r\n|\r|\n"), " <eos> ")
+            inner.normalizer = normalizers.Replace(Regex("\r\n|\r|\n"), f" {EOS} ")
             inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            spaces = decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse()
+            inner.decoder = decoders.Sequence([*spaces, decoders.Replace(Regex(f" ?{EOS} ?"), "\n")])
         else:
             inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
             inner.decoder = decoders.Fuse()

@@ -12,7 +12,6 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from memformers.common.text import UserError
-from memformers.models.base import eval_mode
 from memformers.models.core import MemoryCore
 from memformers.models.memory import Memory
 
@@ -22,10 +21,9 @@ class MemoryModule(TensorDictModuleBase):
     for a compressive one whose ``segment_len`` is no multiple of its compression rate.
 
     It reads single steps, or, within ``set_recurrent_mode(True)`` as in losses, windows whose last dimension
-    is time; both give the same numbers. An episode starts where ``is_init`` is true, and is read exactly as
-    alone. A window, and each episode in it, starts with the memory that the tensordict has there, as in
-    TorchRL's modules. The gradient ends where the first segment began. Compressions learn from their own loss
-    in every backward pass.
+    is time, with the same numbers. An episode starts where ``is_init`` is true, and is read exactly as alone;
+    it and a window start with the memory that the tensordict has there. The gradient ends where the first
+    segment began. Compressions learn from their own loss in every backward pass.
 
     Args:
         core: The network with memory.
@@ -45,15 +43,13 @@ class MemoryModule(TensorDictModuleBase):
         self.core, self.out_keys = core, [out_key, ("next", memory_key)]
         self.in_keys = [in_key, memory_key, "is_init"]
         F, S, D = core.config.d_input or core.config.d_model, core.config.segment_len, core.config.d_model
-        empty = core.initial(1)
-        self.lengths = {kind: [len(x) for x in tensors] for kind, tensors in empty.parts.items()}
-        with torch.no_grad(), eval_mode(core):
-            after = core(core.transformer.weight.new_zeros(S, 1, F), empty).memory
-        if {kind: [len(x) for x in tensors] for kind, tensors in after.parts.items()} != self.lengths:
+        if any(S % size.compression_rate for size in core.transformer.sizes):
             raise UserError(
-                f"a memory's shapes must stay the same, which a segment of {S} changes; let segment_len be a "
-                f"multiple of compression_rate={core.config.compression_rate}."
+                f"a memory's shapes must stay the same: expected segment_len={S} to be a multiple of "
+                f"compression_rate={core.config.compression_rate}."
             )
+        parts = core.initial(1).parts
+        self.lengths = {kind: [len(x) for x in tensors] for kind, tensors in parts.items()}
         self.size = 1 + sum(map(sum, self.lengths.values())) * D
         self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
 
@@ -63,9 +59,8 @@ class MemoryModule(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read ``in_keys``, ``[…]`` steps or ``[…, T]`` windows, and write ``out_keys``."""
-        for key, transform in zip(
-            self.in_keys[1:], ("make_tensordict_primer()", "InitTracker()"), strict=True
-        ):
+        needed = {self.in_keys[1]: "make_tensordict_primer()", "is_init": "InitTracker()"}
+        for key, transform in needed.items():
             if tensordict.get(key, None) is None:
                 raise UserError(f"the tensordict has no {key!r}; append {transform} to the environment.")
         x, memory, is_init = (tensordict.get(key) for key in self.in_keys)

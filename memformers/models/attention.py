@@ -243,13 +243,8 @@ def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: T
         return sinusoids(distances, features, clamp_len).to(like)
     if torch.compiler.is_compiling():
         return copied_table(distances, features, clamp_len, like)
-    kind = (
-        features,
-        clamp_len,
-        like.dtype,
-        like.device,
-        like.fake_mode if isinstance(like, FakeTensor) else None,
-    )
+    mode = like.fake_mode if isinstance(like, FakeTensor) else None
+    kind = (features, clamp_len, like.dtype, like.device, mode)
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
             _TABLES[kind] = sinusoids(distances, features, clamp_len).to(like.device, like.dtype)

@@ -15,7 +15,7 @@ from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer
-from memformers.models.memory import Memory, first_visible_key, valid_afterwards, visible_past_keys
+from memformers.models.memory import Memory, first_visible_key, valid_afterwards
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
@@ -113,18 +113,18 @@ class MemoryStack(nn.Module):
         sizes = [(size.compression_rate, size.window if windows else None) for size in self.sizes]
         if doc_starts is None and memory.valid is None and not any(window for _, window in sizes):
             return [None] * len(sizes)
-        found: dict[Any, Tensor | None] = {}  # the same in all layers of most models
+        valid, first = memory.valid, dict[Any, Tensor | None]()  # the same in all layers of most models
         layers = list(zip(memory.lengths(len(sizes)), sizes, strict=True))
         for (M, C), (rate, window) in layers:
-            if ((M, C), (rate, window)) not in found:
-                valid = memory.valid
+            if ((M, C), (rate, window)) not in first:
                 visible = None if valid is None else self.visible_past_keys(valid, M, C, rate)
-                found[(M, C), (rate, window)] = first_visible_key(x, M + C, visible, doc_starts, window)
-        return [found[layer] for layer in layers]
+                first[(M, C), (rate, window)] = first_visible_key(x, M + C, visible, doc_starts, window)
+        return [first[layer] for layer in layers]
 
     def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-        """[`visible_past_keys`][memformers.models.memory.visible_past_keys], int64 ``[B]``."""
-        return visible_past_keys(valid, mem_len, c_mem_len, rate)
+        """How many keys of M and C belong to the running document of ``valid [B]``: int64 ``[B]``."""
+        slots = (valid - mem_len).div(rate, rounding_mode="floor")
+        return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
 
     def remember(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int
@@ -166,7 +166,10 @@ class MemoryStack(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A weight ``[D]`` that no adapter or quantization replaces, for its dtype and device."""
-        return cast(MemoryLayer, self.layers[0]).norm_ff.weight
+        norm: Any = self.memory_layers[0].norm_ff
+        if norm.weight.is_meta and hasattr(norm, "_hf_hook"):  # accelerate loads it only for a call
+            return torch.empty_like(norm.weight, device=norm._hf_hook.execution_device)
+        return norm.weight
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

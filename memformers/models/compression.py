@@ -146,7 +146,7 @@ class MaxCompression(PoolingCompression):
 def by_slot(mem: Tensor, c: int) -> Tensor:
     """``mem [n·c, B, D]`` by slot, ``[n, c, B, D]``. Raises ValueError unless it fills whole slots."""
     if len(mem) % c:
-        raise UserError(f"{len(mem)} memories don't fill slots of compression_rate={c}; take a multiple.")
+        raise UserError(f"{len(mem)} memories don't fill slots of compression_rate={c}; use a multiple.")
     return rearrange(mem, "(n c) b d -> n c b d", c=c)
 
 
@@ -228,5 +228,7 @@ def content_attention(
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
+    if not torch.is_grad_enabled():
+        return module
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))

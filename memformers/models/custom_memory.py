@@ -96,7 +96,7 @@ class CustomMemory(MemoryStack):
         network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
             arguments = "config, self_attn, feed_forward"
-            raise UserError(f"{cls.__qualname__}.__init__ must begin with super().__init__({arguments}).")
+            raise UserError(f"{cls.__qualname__}.__init__ must start with super().__init__({arguments}).")
         return network
 
     def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:

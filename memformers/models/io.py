@@ -3,7 +3,7 @@ unpickles. Those in ``weights``, in bfloat16, are made by ``python -m experiment
 ``recipe.json``."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -78,7 +78,7 @@ class Pretrained(nn.Module):
         """Load a model, in eval mode, to ``device``; nothing is unpickled. Raises ValueError for a missing,
         broken or mismatched file, and for one that has changed since it was written.
 
-        ``folder`` is what [`save_pretrained`][] wrote, or the checkpoint of a run; for a
+        ``folder`` is what [`save_pretrained`][] or transformers wrote, or the checkpoint of a run; for a
         [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
         ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``; a folder comes first. A model with
         your memory needs that again as ``model``, a class or ``"my_memory.py:Averages"``: code is never run
@@ -91,13 +91,21 @@ class Pretrained(nn.Module):
         folder = packaged(folder.name) if is_name else folder
         if has_manifest(folder):
             check_manifest(folder, (CONFIG, WEIGHTS))
-        loaded, path = cls(read_config(folder, cls.config_class)), folder / WEIGHTS
+        data, path = read_json(folder / CONFIG), folder / WEIGHTS
+        is_transformers = data.get("model_type") == "memformers"
+        if is_transformers:  # beside settings of its own
+            data = {f.name: data[f.name] for f in fields(cls.config_class) if f.name in data}
+        loaded = cls(config_from_dict(cls.config_class, data, str(folder / CONFIG)))
         if not path.is_file():
             raise UserError(f"expected {path} beside {CONFIG}, but it is missing.")
         try:
             state = load_file(path)
             with safe_open(path, "pt") as file:
                 facts = file.metadata() or {}  # other programs write other facts there
+            if is_transformers:
+                state = {name.removeprefix("model."): x for name, x in state.items()}
+                tied = "head.weight" in loaded.state_dict().keys() - state.keys()
+                facts = {"head.weight": "embed.weight"} if tied else {}
             for name, first in facts.items():
                 if first in state:  # tied
                     owner, _, last = name.rpartition(".")

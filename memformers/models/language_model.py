@@ -42,7 +42,7 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses in place of
+    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses instead of
     logits."""
 
     scores: TokenLosses
@@ -162,5 +162,4 @@ class MemoryLM(Pretrained):
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        one = self.transformer.weight.expand(1, batch, -1)
-        check_memory(memory, one, self.transformer.sizes)
+        check_memory(memory, self.transformer.weight.expand(1, batch, -1), self.transformer.sizes)

@@ -138,7 +138,7 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            cached: Attention over cached keys and values, in place of memories and mask.
+            cached: Attention over cached keys and values, instead of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         y = cached(x) if cached else self.attend(x, past, mask, key_start)  # [S, B, D]

@@ -77,10 +77,9 @@ class Memory:
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
             return tuple(torch.zeros(n, batch, config.d_model, dtype=dtype, device=device) for n in lengths)
 
-        sizes, is_compressive = config.memory_sizes, config.model == "compressive"
-        mem = zeros(
-            [size.mem_len - is_compressive * (size.mem_len % size.compression_rate) for size in sizes]
-        )
+        sizes = config.memory_sizes
+        rates = [size.compression_rate if config.model == "compressive" else 1 for size in sizes]
+        mem = zeros([size.mem_len - size.mem_len % c for size, c in zip(sizes, rates, strict=True)])
         lengths = [size.c_mem_len for size in sizes], [size.slot_input_positions for size in sizes]
         c_mem, slot_inputs = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
         return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
@@ -333,10 +332,8 @@ def compress_memory(
             n_masked_slots(memory.valid, doc_starts, M, len(x), size.compression_rate)
             for (M, _), x, size in zip(memory.lengths(len(sizes)), new, sizes, strict=True)
         ]
-    after = Memory(
-        tuple(mem), tuple(c_mem), slot_inputs=tuple(slot_inputs) if any(map(len, slot_inputs)) else ()
-    )
-    return after, Compressed(old, new, n_masked)
+    kept_inputs = tuple(slot_inputs) if any(map(len, slot_inputs)) else ()
+    return Memory(tuple(mem), tuple(c_mem), slot_inputs=kept_inputs), Compressed(old, new, n_masked)
 
 
 def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, rate: int) -> Tensor:
@@ -354,12 +351,6 @@ def newest_start(doc_starts: Tensor) -> Tensor:
     """The index of the newest of ``doc_starts [S, B]`` by each position, or −1: int64 ``[S, B]``."""
     indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]
     return torch.where(doc_starts, indices, -1).cummax(0).values
-
-
-def visible_past_keys(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-    """How many keys of a past of M and C belong to the running document of ``valid [B]``: int64 ``[B]``."""
-    slots = (valid - mem_len).div(rate, rounding_mode="floor")
-    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
 
 
 def first_visible_key(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +17,7 @@ LABELS = {
     "transformer-xl": "Transformer-XL",
     "compressive": "Compressive Transformer",
 }
-"""The labels in a report of arms that have the name of their model."""
+"""In reports, of arms that have the name of their model."""
 POINTS = 500
 """About the number of points of a curve that a figure can show."""
 Result = dict[str, Any]
@@ -47,11 +46,9 @@ class Measure:
     """The head of its column; empty: its label."""
 
     def shown(self, value: Mean | float | None) -> str:
-        """A value of it in a report."""
         return number(value, self.form, self.unit, scale=self.scale)
 
     def shown_difference(self, value: Mean | float | None, *, signed: bool = True) -> str:
-        """A difference of two values, or its size if it is not ``signed``."""
         if isinstance(value, Mean) and not signed:
             value = replace(value, mean=abs(value.mean))
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
@@ -67,7 +64,7 @@ class Measure:
             ends = (difference.mean - apart, difference.mean + apart)
             both = (number(end, self.form, scale=self.scale, signed=True) for end in ends)
             shown = f"{' and '.join(both)}{self.unit_of_differences}"
-        return Markup(f"*{shown}*", shown)
+        return Markup(f"*{shown}*")
 
 
 BITS = Measure("bits per character", "bits_per_character")
@@ -89,7 +86,6 @@ class ArmRuns:
 
     @property
     def label(self) -> str:
-        """Its name in tables and figures."""
         return self.first.label or LABELS.get(self.name, self.name)
 
     @property
@@ -108,25 +104,23 @@ class ArmRuns:
         return self.counted[0]
 
     def values(self, quantity: Quantity) -> dict[int, float]:
-        """The ``quantity`` of each run that finished and measured it, by seed."""
-        of = quantity if callable(quantity) else itemgetter(quantity)
+        """By seed, of the runs that finished and measured it."""
+        of = quantity if callable(quantity) else (lambda result: result.get(quantity))
         values = {seed: of(result) for seed, result in self.results.items()}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def mean(self, quantity: Quantity) -> Mean | None:
-        """The mean of ``quantity`` over seeds; None if no run measured it."""
         return mean_of_known(self.values(quantity).values())
 
-    def minus(self, base: "ArmRuns", quantity: Quantity, of_base: Quantity | None = None) -> Mean | None:
-        """The mean over seeds of the difference to ``base`` from the same seed, or to another quantity
-        ``of_base``; None without one."""
-        return paired(self.values(quantity), base.values(of_base or quantity))
+    def minus(self, base: "ArmRuns", quantity: Quantity) -> Mean | None:
+        """The mean over seeds of the difference to ``base`` from the same seed; None without one."""
+        return paired(self.values(quantity), base.values(quantity))
 
     def curves(self, metric: str, over: str = TOKENS) -> dict[int, Curve]:
         """The ``metric`` of each counted run that has recorded it, by seed, thinned to some [`POINTS`][]."""
         points = {run.seed: run.metrics.points(metric, over) for run in self.counted}
         budget = max(run.budget for run in self.counted)
-        return {seed: _thinned(*of_seed, budget) for seed, of_seed in points.items() if len(of_seed[0])}
+        return {seed: thinned(*of_seed, budget) for seed, of_seed in points.items() if len(of_seed[0])}
 
     def curve(
         self, metric: str, over: str = TOKENS, base: "ArmRuns | None" = None
@@ -149,7 +143,7 @@ class ArmRuns:
         ]
 
 
-def _thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
+def thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
     """A curve of some [`POINTS`][], each the mean of an interval at its last point. The intervals are those
     of all runs of one ``budget``, so that seeds that record at the same tokens keep such points."""
     if len(tokens) > POINTS:
@@ -163,7 +157,6 @@ def _thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
 
 
 def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
-    """The arms of ``runs``, in their order."""
     names = dict.fromkeys(run.arm for run in runs)
     return [ArmRuns(name, tuple(run for run in runs if run.arm == name)) for name in names]
 
@@ -175,12 +168,11 @@ def base_of(arms: Sequence[ArmRuns]) -> ArmRuns:
 
 
 Column = Callable[[ArmRuns], str]
-"""A column of a table: the cell of an arm."""
+"""From an arm to its cell in a column of a table."""
 
 
 def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column]) -> Table:
-    """A row for each arm: its label, and its cells in those of the ``columns``, by their heads, that have
-    any."""
+    """A row for each arm: its label, and its cells in those of the ``columns`` that have any."""
     cells = {head: [cell(arm) for arm in arms] for head, cell in columns.items()}
     cells = {head: column for head, column in cells.items() if set(column) - {DASH}}
     rows = [[arm.label, *row] for arm, row in zip(arms, zip(*cells.values(), strict=True), strict=True)]

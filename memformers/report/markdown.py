@@ -16,15 +16,13 @@ from markdown_it.common.utils import escapeHtml
 
 from memformers.common.files import write_text
 from memformers.common.intervals import Mean
-from memformers.runs.folder import FIGURES, PAGE, REPORT
+from memformers.runs.folder import FIGURES, PAGE, REPORT, REPORTED, check_report
 
 DASH = "–"
 DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79a7": "#e29bc6",
         "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
         "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
 """The colours of a dark page, by those of a light one."""
-WIDE = 500.0
-"""The width of a figure, in points, from which it takes the whole width of the page."""
 TERMINAL = 80
 """The columns of a terminal."""
 FILES = Path(__file__).parent
@@ -33,28 +31,22 @@ TEMPLATE = Template((FILES / "page.html").read_text(encoding="utf-8"))
 STYLE = Template((FILES / "page.css").read_text(encoding="utf-8")).substitute(
     dark=" ".join(f"--c{light[1:]}: {dark};" for light, dark in DARK.items())
 )
-"""The style of a report and of the live page."""
+"""Of a report and of the live page."""
 
 
 class Markup(str):
-    """A text that is Markdown, and the same as plain ``text``."""
+    """Markdown that only emphasizes words."""
 
-    text: str
-
-    def __new__(cls, markdown: str, text: str | None = None) -> "Markup":
-        made = super().__new__(cls, markdown)
-        made.text = markdown if text is None else text
-        return made
+    @property
+    def text(self) -> str:
+        """Without emphasis, as a terminal shows it."""
+        return re.sub(r"\\(.)|\*", r"\1", self)
 
 
 class Table(str):
     """A table in Markdown, and its cells as plain text, with the head first."""
 
     rows: list[list[str]]
-
-
-Part = str
-"""A paragraph of a report, in Markdown; a [`Markup`][] and a [`Table`][] can be shown in a terminal too."""
 
 
 def plain(text: str) -> str:
@@ -73,35 +65,31 @@ def number(
         return DASH
     mean, half = (value.mean, value.half_width) if isinstance(value, Mean) else (value, math.nan)
     interval = "" if math.isnan(half) else f" ± {scale * half:{form}}"
-    return f"{scale * mean:{'+' if signed else ''}{form}}{interval}{unit}".replace("-", "−")
-
-
-def _environment(plain: Any) -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(FILES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    made.filters |= {"plain": plain, "number": number}
-    made.filters["lines"] = lambda texts: "\n".join(f"- {text}" for text in texts)
-    made.filters["whole"] = unbroken
-    return made
+    shown = f"{scale * mean:{'+' if signed else ''}{form}}"
+    if not set(shown) & set("123456789"):  # no negative zero
+        shown = shown.replace("-", "+" * signed)
+    return f"{shown}{interval}{unit}".replace("-", "−")
 
 
 def unbroken(text: str) -> str:
-    """The text, in which no line ends within Transformer-XL, or between a number and its interval or unit."""
+    """The text, in which no line ends within Transformer-XL or C = 64, or between a number and its interval
+    or unit."""
     text = re.sub(r"(?<=[a-z])-(?=[A-Z]{2}\b)", "-\N{WORD JOINER}", text)
-    return re.sub(r" ± |(?<=\d) (?=(?:s|MiB)\b|%)", lambda match: match[0].replace(" ", "\xa0"), text)
+    whole = r" ± |(?<=\b\w) = (?=\d)|(?<=\d) (?=(?:s|MiB)\b|%)"
+    return re.sub(whole, lambda match: match[0].replace(" ", "\xa0"), text)
 
 
-TEMPLATES, PLAIN_TEMPLATES = _environment(plain), _environment(str)
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FILES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.filters |= {"plain": plain, "number": number, "whole": unbroken}
+TEMPLATES.filters["lines"] = lambda texts: "\n".join(f"- {text}" for text in texts)
 
 
 def prose(name: str, **values: Any) -> Markup:
     """The paragraph ``name`` of ``prose.md``, with these ``values``, on one line."""
-    markdown, text = (
-        re.sub(r"[ \n]+", " ", getattr(templates.get_template("prose.md").module, name)(**values)).strip()
-        for templates in (TEMPLATES, PLAIN_TEMPLATES)
-    )
-    return Markup(markdown, text.replace("*", ""))
+    paragraph = getattr(TEMPLATES.get_template("prose.md").module, name)(**values)
+    return Markup(re.sub(r"[ \n]+", " ", paragraph).strip())
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Table:
@@ -114,11 +102,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool =
     return made
 
 
-def bullets(paragraphs: Sequence[Markup]) -> Markup:
-    """A list of paragraphs."""
-    return Markup(
-        *("\n".join(f"- {line}" for line in lines) for lines in (paragraphs, [p.text for p in paragraphs]))
-    )
+def bullets(paragraphs: Sequence[str]) -> Markup:
+    return Markup("\n".join(f"- {paragraph}" for paragraph in paragraphs))
 
 
 def fenced(text: str) -> str:
@@ -127,24 +112,23 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def in_terminal(parts: Sequence[Part], width: int = TERMINAL) -> str:
+def in_terminal(parts: Sequence[str], width: int = TERMINAL) -> str:
     """What a terminal shows of tables and paragraphs, in lines of at most ``width`` characters."""
 
-    def shown(part: Part) -> str:
+    def line_of(text: str) -> str:
+        return fill(text, width, subsequent_indent="  " * text.startswith("- "), break_on_hyphens=False)
+
+    def shown(part: str) -> str:
         if isinstance(part, Table):
             return text_table(part.rows, width)
-        lines = (part.text if isinstance(part, Markup) else part).splitlines()
-        return "\n".join(
-            fill(line, width, subsequent_indent="  " * line.startswith("- "), break_on_hyphens=False)
-            for line in lines
-        )
+        return "\n".join(map(line_of, (part.text if isinstance(part, Markup) else part).splitlines()))
 
     return "\n\n".join(map(shown, parts))
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
-    """A table as lines of text, its first column on the left; where it is wider than ``width``, this column
-    is made narrower."""
+    """A table as lines of text, its first column on the left, which is made narrower where the table is wider
+    than ``width``."""
     least = [max(map(len, head.split()), default=0) for head in rows[0]]
     widths = [max(low, *(len(row[i]) for row in rows[1:]), 0) for i, low in enumerate(least)]
     widths[0] = max(least[0], 12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
@@ -163,12 +147,8 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
     return "\n".join(lines)
 
 
-def _text(self: Any, tokens: Sequence[Any], i: int, options: Any, env: Any) -> str:
-    return escapeHtml(unbroken(tokens[i].content))
-
-
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
-PARSER.add_render_rule("text", _text)
+PARSER.add_render_rule("text", lambda _, tokens, i, *more: escapeHtml(unbroken(tokens[i].content)))
 
 
 @dataclass(frozen=True)
@@ -183,19 +163,23 @@ class Report:
         return str(self.page)
 
 
-def write_page(parts: Sequence[Part], folder: Path, bars: str = "", answer: Sequence[Part] = ()) -> Report:
+def claim_report(folder: Path) -> None:
+    """Allow the report in ``folder`` to replace the files of an earlier one; UserError for other files."""
+    check_report(folder)
+    (folder / REPORTED).touch()
+
+
+def write_page(parts: Sequence[str], folder: Path, bars: str = "", answer: Sequence[str] = ()) -> Report:
     """Write the report of ``folder`` into it, as Markdown and as one page. The first of its ``parts`` is the
     title; ``bars`` is HTML that the page has below it, and ``answer`` what a terminal shows, by default title
-    and tables."""
+    and tables. [`claim_report`][] comes first."""
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
     title, end, rest = html_of(markdown, folder).partition("</h1>")
     heads = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', rest)
     links = "".join(f'<li><a href="#{name}">{_without_tags(head)}</a></li>' for name, head in heads)
-    page = TEMPLATE.substitute(
-        title=_without_tags(title), style=STYLE, contents=f"<nav><ul>{links}</ul></nav>" if links else "",
-        body=f"{title}{end}{bars}{rest}",
-    )  # fmt: skip
+    contents, body = f"<nav><ul>{links}</ul></nav>" if links else "", f"{title}{end}{bars}{rest}"
+    page = TEMPLATE.substitute(title=_without_tags(title), style=STYLE, contents=contents, body=body)
     write_text(folder / PAGE, page)
     tables = [part for part in parts if isinstance(part, Table)]
     return Report(folder / PAGE, in_terminal(answer or [parts[0].removeprefix("# "), *tables[:1]]))
@@ -213,10 +197,8 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
         assert folder is not None
         path = (folder / match[1]).resolve()
         assert path.parent == (folder / FIGURES).resolve(), path  # names are escaped: see plain
-        svg = path.read_text(encoding="utf-8")
-        width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', svg)
-        kind = ' class="wide"' if width and float(width[1]) > WIDE else ""
-        return f"<figure{kind}>{inline_svg(svg, match[2])}\n<figcaption>{match[3]}</figcaption>\n</figure>"
+        svg = inline_svg(path.read_text(encoding="utf-8"), match[2])
+        return f"<figure>{svg}\n<figcaption>{match[3]}</figcaption>\n</figure>"
 
     page = re.sub(r"<h2>(.*?)</h2>", section, str(PARSER.render(markdown)))
     folded = r"<details><summary>\1</summary>\2</details>\n"
@@ -226,8 +208,8 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
 
 
 def inline_svg(svg: str, title: str) -> str:
-    """The figure as a part of a page, whose style sets its colours by variables, with a ``title``, which is
-    HTML, for those who can't see it."""
+    """The figure as a part of a page, whose style sets its colours, with a ``title`` in HTML for those who
+    can't see it."""
     svg = svg[svg.index("<svg") :] if "<svg" in svg else "<svg></svg>"
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", svg)

@@ -1,9 +1,10 @@
 """Figures: narrow enough for a telephone, labelled axes with units, colours that colour-blind readers can
-distinguish; and those of a comparison."""
+distinguish; and those of runs on a text."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ LONG_NAME = 26
 """The number of characters from which two names don't fit beside each other."""
 MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
-GREY, PALE = "#888888", "#bbbbbb"
+GREY = "#888888"
 VALID, TRAIN, RECONSTRUCTION = "bits_per_character.valid", "bits_per_character.train", "reconstruction_loss"
 BITS = "bits per character"
 LineStyle = dict[str, Any]
@@ -75,25 +76,33 @@ class Series:
 
     @property
     def style(self) -> LineStyle:
-        """What matplotlib draws it with; its label there must not begin with _, which would hide it."""
+        """For matplotlib, which hides labels that begin with _."""
         return self.line | {"label": (literal(self.label).lstrip("_") or "run") if self.label else None}
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """The places, the means, and the half widths of their intervals; None without any. Means of fewer
-        than [`MIN_FOR_A_CLAIM`][] numbers have none."""
+        than ``MIN_FOR_A_CLAIM`` numbers have none."""
         widths = [mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan for _, mean in self.points]
         means, half = (self.scale * np.array(x) for x in ([mean.mean for _, mean in self.points], widths))
         return np.array([at for at, _ in self.points], float), means, None if np.isnan(half).all() else half
 
 
-def panels(
-    heights: Sequence[float], *, width: float = WIDTH, columns: int = 1, **grid: Any
-) -> tuple[Figure, list[Axes]]:
-    """A figure of rows of panels with these ``heights`` in inches; the ``grid`` is for matplotlib's
-    ``subplots``."""
-    figure = Figure(figsize=(width, sum(heights) + 0.3), dpi=DOTS, layout="constrained")
-    places = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights, **grid)
-    return figure, list(places.flat)
+@dataclass(frozen=True)
+class Panel:
+    """Some series over the same vertical axis."""
+
+    y: str
+    """What the vertical axis shows, with its unit."""
+    series: Sequence[Series]
+    title: str = ""
+    finish: Callable[[Axes], None] = lambda axes: None
+    """Adds to what is drawn."""
+
+
+def panels(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """A figure of panels with these ``heights`` in inches, one below the other."""
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), dpi=DOTS, layout="constrained")
+    return figure, [*figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).flat]
 
 
 def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
@@ -112,17 +121,10 @@ def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
 
 
 def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
-    """Make the horizontal axis logarithmic, with these ``ticks``."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks)
     axes.xaxis.set_major_formatter(thousands)
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def mark(axes: Axes, places: Sequence[float]) -> None:
-    """Thin vertical lines at these ``places``, behind the curves."""
-    for at in places:
-        axes.axvline(at, color=PALE, linewidth=0.8, zorder=0)
 
 
 def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
@@ -205,85 +207,84 @@ def literal(text: str) -> str:
 
 
 def curves(
-    folder: Path, name: str, title: str, caption: str, panels_of: Mapping[str, Sequence[Series]], x: str, *,
-    log: bool = False, finish: Callable[[str, Axes], None] = lambda y, axes: None,
-) -> str:  # fmt: skip
-    """A figure of curves over ``x``, with a panel for each name ``y`` of a vertical axis, as Markdown; empty
-    if there are no curves. ``log``: vertical axes are logarithmic; ``finish(y, axes)`` adds to a panel."""
-    panels_of = {y: many for y, many in panels_of.items() if many}
-    if not panels_of:
+    folder: Path, name: str, title: str, caption: str, x: str, drawn: Sequence[Panel], log: bool = False
+) -> str:
+    """A figure of curves over ``x``, as Markdown: those panels that have any; empty if none has. ``log``:
+    vertical axes are logarithmic."""
+    drawn = [panel for panel in drawn if panel.series]
+    if not drawn:
         return ""
-    figure, places = panels([2.7] * len(panels_of))
-    for axes, (y, many) in zip(places, panels_of.items(), strict=True):
+    figure, places = panels([2.7] * len(drawn))
+    for axes, panel in zip(places, drawn, strict=True):
         axes.set_yscale("log" if log else "linear")
-        draw_lines(axes, many)
-        style(axes, x, y)
-        finish(y, axes)
+        draw_lines(axes, panel.series)
+        style(axes, x, panel.y, panel.title)
+        panel.finish(axes)
     return save_figure(figure, folder, name, title, caption)
 
 
-def comparison_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
+def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
     """Every figure that ``arms`` have data for; ``read`` says which part of the held-out text the evaluations
     during training read."""
     lines, seeds = line_styles([arm.name for arm in arms]), sorted({len(arm.counted) for arm in arms})
     bands = prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM) if seeds[-1] > 1 else ""
-    tokens, differs = "training tokens", len(arms) > 1 and len(base.counted) > 1
+    others = [arm for arm in arms if arm is not base]
 
-    def of(
-        metric: str,
-        over: str = TOKENS,
-        label: str = "{}",
-        *,
-        minus: ArmRuns | None = None,
-        thin: bool = False,
-    ) -> list[Series]:
+    def of(metric: str, over: str = TOKENS, label: str = "{}", *, thin: bool = False) -> list[Series]:
         line, least = ({"marker": "", "linewidth": 0.8}, MIN_FOR_A_LINE) if thin else ({}, 1)
-        drawn = [(arm, arm.curve(metric, over, minus)) for arm in arms]
+        points = [(arm, arm.curve(metric, over)) for arm in arms]
         return [
-            Series(label.format(arm.label), points, lines[arm.name] | line)
-            for arm, points in drawn
-            if len(points) >= least
+            Series(label.format(arm.label), of_arm, lines[arm.name] | line)
+            for arm, of_arm in points
+            if len(of_arm) >= least
         ]
 
-    octaves = {arm.name: by_octave(arm) for arm in arms}
-    ticks = [first for first, _ in next(filter(None, octaves.values()), {})]
-    minus = {arm.name: by_octave(arm, base) for arm in arms if arm is not base}
+    def minus_base() -> list[Series]:
+        points = [(arm, arm.curve(VALID, base=base)) for arm in others if len(base.counted) > 1]
+        return [Series(arm.label, of_arm, lines[arm.name]) for arm, of_arm in points if of_arm]
 
-    def by_position(octaves: Mapping[str, Mapping[tuple[int, int], Mean]]) -> list[Series]:
+    def by_position(minus: ArmRuns | None = None) -> list[Series]:
+        octaves = [(arm, by_octave(arm, minus)) for arm in (others if minus else arms)]
         return [
-            Series(arm.label, [((a * b) ** 0.5, mean) for (a, b), mean in points.items()], lines[arm.name])
-            for arm in arms
-            if (points := octaves.get(arm.name))
+            Series(arm.label, [((a * b) ** 0.5, mean) for (a, b), mean in of_arm.items()], lines[arm.name])
+            for arm, of_arm in octaves
+            if of_arm
         ]
 
-    held_out, training = of(VALID), of(TRAIN, label="", thin=True)
+    def draw(name: str, title: str, x: str, *drawn: Panel, log: bool = False, **words: Any) -> str:
+        return curves(folder, name, title, prose(name, **words), x, drawn, log)
+
+    training, minus, tokens = of(TRAIN, label="", thin=True), by_position(base), "training tokens"
     of_f_c = of(f"{RECONSTRUCTION}.train", label="{}, training", thin=True)
     of_f_c += of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
-    drawn = [
-        curves(folder, "loss", "Loss against training tokens",
-               prose("loss_curves", read=read, has_training=bool(training)),
-               {f"loss ({BITS})": [*training, *held_out]}, tokens),
-        curves(folder, "differences", "Held-out loss minus the baseline's, against training tokens",
-               prose("differences", base=base.label),
-               {f"held-out loss minus the baseline's\n({BITS})": of(VALID, minus=base) if differs else []},
-               tokens),
-        curves(folder, "loss_by_time", "Held-out loss against training time", prose("loss_by_time"),
-               {f"held-out loss ({BITS})": of(VALID, SECONDS)}, "training time (seconds)"),
-        curves(folder, RECONSTRUCTION, "Loss of the compression functions against training tokens",
-               prose(RECONSTRUCTION), {"reconstruction loss\n(MSE, sum over layers)": of_f_c}, tokens,
-               log=True),
-        curves(folder, "loss_by_position", "Held-out loss by position in the segment",
-               prose("loss_by_position", base=base.label if any(minus.values()) else ""),
-               {f"loss ({BITS})": by_position(octaves), f"minus that of\n{base.label}": by_position(minus)},
-               "position in the segment (tokens)", finish=lambda _, axes: octave_axis(axes, ticks)),
-    ]  # fmt: skip
-    return [f"{figure} {bands}".strip() for figure in drawn if figure]
+    ticks = [first for first, _ in next(filter(None, map(by_octave, arms)), {})]
+    octaves = partial(octave_axis, ticks=ticks)
+    loss = Panel(f"loss ({BITS})", [*training, *of(VALID)])
+    difference = Panel(f"held-out loss minus the baseline's\n({BITS})", minus_base())
+    by_time = Panel(f"held-out loss ({BITS})", of(VALID, SECONDS))
+    reconstruction = Panel("reconstruction loss\n(MSE, sum over layers)", of_f_c)
+    at_positions = Panel(f"loss ({BITS})", by_position(), finish=octaves)
+    less_base = Panel(f"minus that of\n{base.label}", minus, finish=octaves)
+    figures = [
+        draw("loss", "Loss against training tokens", tokens, loss, read=read, has_training=bool(training)),
+        draw("differences", "Held-out loss minus the baseline's", tokens, difference, base=base.label),
+        draw("loss_by_time", "Held-out loss against training time", "training time (seconds)", by_time),
+        draw(RECONSTRUCTION, "Loss of the compression functions", tokens, reconstruction, log=True),
+        draw(
+            "loss_by_position",
+            "Held-out loss by position in the segment",
+            "position in the segment (tokens)",
+            at_positions,
+            less_base,
+            base=base.label if minus else "",
+        ),
+    ]
+    return [f"{figure} {bands}".strip() for figure in figures if figure]
 
 
 def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int], Mean]:
     """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and
-    the last, or the difference to that of ``base`` from the same seed; no difference for a single seed, and
-    none if the segments have different lengths."""
+    the last; or the difference to ``base``, not for a single seed or for segments of other lengths."""
     results = [*arm.results.values(), *(base or arm).results.values()]
     lengths = {len(result["loss_by_position"]) for result in results}
     if len(lengths) != 1:
@@ -310,13 +311,13 @@ def bits(result: Result, nats: float = 1.0) -> float:
 def save_loss_by_position(
     in_segment: Sequence[float], by_memory: Sequence[tuple[int, float, float]], path: Path
 ) -> None:
-    """Draw the mean loss against the position in a segment, and against the length of the memory before it
-    (positions, loss, half width), into ``path``."""
-    figure, [left, right] = panels([3.3], width=9.0, columns=2)
+    """Draw the mean loss against the position in a segment, and against the positions that are remembered
+    before it (positions, loss, half width), into ``path``."""
+    figure, [upper, lower] = panels([2.7, 2.7])
     positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
-    draw_lines(left, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
-    style(left, "position in the segment (tokens)", "loss (nats per token)")
+    draw_lines(upper, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
+    style(upper, "position in the segment (tokens)", "loss (nats per token)")
     points = [(before, Mean(loss, half, MIN_FOR_A_CLAIM)) for before, loss, half in by_memory]
-    draw_marks(right, [Series("", points, ORANGE)])
-    style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
+    draw_marks(lower, [Series("", points, ORANGE)])
+    style(lower, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     save(figure, path)

@@ -15,35 +15,11 @@ from typing import Any
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
-from memformers.report.markdown import (
-    DASH,
-    TEMPLATES,
-    Markup,
-    Part,
-    Table,
-    bullets,
-    fenced,
-    number,
-    prose,
-    table,
-)
+from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
 from memformers.report.plotting import bits, line_styles
-from memformers.runs.folder import (
-    CONFIG,
-    FACTS,
-    METRICS,
-    RESULTS,
-    TABLE,
-    Card,
-    flatten,
-    known_card,
-    read_plan,
-)
+from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
 from memformers.runs.reader import Run, differing_settings
 
-ROUNDING = 0.03
-"""The change of final losses, in bits per character, that rounding alone has made: the same sums in another
-order."""
 MEMORY_SETTINGS = {
     "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
     "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
@@ -59,20 +35,15 @@ CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
 
 
 def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
-    """The runs of all ``arms``."""
     return [run for arm in arms for run in arm.runs]
 
 
-def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, *, min_tokens: int = 0) -> list[Markup]:
-    """What a reader must know before trusting the numbers; training runs of less than ``min_tokens`` are too
-    short to compare models."""
-    first = arms[0].runs[0]
-    corpus, tokens = first.facts["corpus"], first.config["tokens"]
-    notes = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
+def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    corpus = arms[0].runs[0].facts["corpus"]
+    notes: list[str] = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
     notes += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
     notes += trial(folder)
-    if tokens < min_tokens:
-        notes.append(prose("too_few_tokens", corpus=corpus["name"], tokens=f"{tokens:,}"))
     for arm in arms:
         for run in arm.runs:
             if run.result is None:
@@ -84,7 +55,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, *, min_tokens
     return notes
 
 
-def trial(folder: Path) -> list[Markup]:
+def trial(folder: Path) -> list[str]:
     """The warning that the experiment in ``folder`` is a trial with a part of the usual number of tokens."""
     scale = plan.scale if (plan := read_plan(folder)) else 1.0
     return [prose("trial", percent=f"{100 * scale:.2g}")] if scale < 1 else []
@@ -114,10 +85,9 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     return unfair + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)
 
 
-def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Path) -> list[Part]:
-    """What the seeds support about each arm against ``base``, as paragraphs: a difference only of three seeds
-    or more, and if its interval leaves out zero. For fewer, how to train more in the experiment's
-    ``folder``."""
+def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Path) -> list[str]:
+    """What the seeds support about each arm against ``base``, as paragraphs; of fewer than three, how to
+    train more in the experiment's ``folder``."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
@@ -129,17 +99,17 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
         return few_seeds(arms, n, measure, folder)
     about = {"base": base.label, "measure": measure, "least": MIN_FOR_A_CLAIM, "level": base.mean(measure.of)}
     claimed = [prose("claim", label=arm.label, difference=mean, **about) for arm, mean in differences]
-    about |= {"n": n, "rounding": ROUNDING, "many": len(others) > 2}
+    about |= {"n": n, "many": len(others) > 2}
     return [bullets(claimed), prose("how_compared", own_streams="recall" in base.first.config, **about)]
 
 
-def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -> list[Part]:
-    """That nothing is claimed from ``n`` common seeds; and if a command began the experiment in ``folder``,
-    the command that trains more seeds, or after a trial the whole experiment."""
+def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -> list[str]:
+    """That nothing is claimed from ``n`` common seeds; and the command that trains more of the experiment in
+    ``folder``, or after a trial the whole experiment."""
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
     best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
     gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
-    parts: list[Part] = [prose("few_seeds", n=n, best=best, gap=gap, measure=measure, rounding=ROUNDING)]
+    parts: list[str] = [prose("few_seeds", n=n, best=best, gap=gap, measure=measure)]
     plan = read_plan(folder)
     words = shlex.split(plan.commands[0]) if plan and plan.commands else []
     module = words[2] if words[:2] == ["python", "-m"] else "".join(words[:1])
@@ -168,8 +138,8 @@ def results_table(
     measures: Sequence[Measure],
     more: Mapping[str, Column] | None = None,
 ) -> Table:
-    """A row for each arm: how many of its seeds have finished, by each measure its mean, and if there are
-    several seeds its paired difference to ``base``; then the columns ``more``."""
+    """A row for each arm: how many seeds have finished, the mean of each measure, of several seeds the paired
+    difference to ``base``; then the columns ``more``."""
     columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}"}
     for measure in measures:
         head = measure.head or measure.label
@@ -192,8 +162,6 @@ def bars(arms: Sequence[ArmRuns], measure: Measure) -> str:
 
 
 def costs_table(arms: Sequence[ArmRuns]) -> Table:
-    """The costs and the reach of each arm, a row for each."""
-
     def fact(name: str, form: str, unit: str = "", scale: float = 1.0) -> Column:
         return lambda arm: number(arm.first.facts.get(name), form, unit, scale=scale)
 
@@ -205,7 +173,7 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
         return number(median(speeds) if speeds else None, ",.0f")
 
     def peak_memory(arm: ArmRuns) -> str:
-        peaks = [r["peak_memory_bytes"] for r in arm.results.values() if r["peak_memory_bytes"] is not None]
+        peaks = arm.values("peak_memory_bytes").values()
         return number(max(peaks, default=None), ",.0f", " MiB", scale=2**-20)
 
     columns: dict[str, Column] = {
@@ -223,13 +191,13 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
     return arms_table(arms, columns)
 
 
-def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[Part]:
-    """The results of a ``probe`` of the runs of ``arms``: how it was measured, a table, and what it says
-    about each part of each memory."""
+def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
+    """A ``probe`` of the runs of ``arms``: how it was measured, a table, and what it says about each part of
+    each memory."""
     of_runs = {run.folder.name: arm for arm in arms for run in arm.runs}
     probed, ablation = {name: of_runs[name] for name in probe["checkpoints"]}, probe["memory_ablation"]
     left_out = [arm.label for arm in arms if arm not in probed.values()]
-    parts: list[Part] = [prose("not_probed", labels=left_out)] if left_out else []
+    parts: list[str] = [prose("not_probed", labels=left_out)] if left_out else []
     if not ablation:
         return [*parts, prose("no_ablation")]
     results = (result for arm in arms for result in arm.results.values())
@@ -244,13 +212,12 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[Part]
                 means = {how: costs[f"{part} {how}"] for how in ("zeroed", "swapped")}
                 show = measure.shown_difference
                 findings.append(prose("finding", label=arm.label, part=part, show=show, **means))
-    about = {name: ablation[name] for name in ("tokens", "streams", "warm_up", "of_documents")}
-    parts += [prose("ablation", unit=measure.label, **about)]
+    parts += [prose("ablation", unit=measure.label, of=ablation)]
     parts.append(table(["model", "loss", *CONTROLS], rows, numbers=True))
     return [*parts, bullets(findings or [prose("no_memory")])]
 
 
-def how_it_was_made(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, method: str) -> list[Part]:
+def how_it_was_made(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, method: str) -> list[str]:
     """The last section of the report of ``folder``; ``method`` says how its task is measured."""
     alike = [prose("fairness")] if len(arms) > 1 and not unfair_settings(arms, base) else []
     level = base.first.facts["parameters"]
@@ -264,17 +231,15 @@ def write_results(
     folder: Path, arms: Sequence[ArmRuns], base: ArmRuns, numbers: Callable[[ArmRuns], dict[str, Any]],
     head: Sequence[str], lines: Sequence[Sequence[Any]], **about: Any,
 ) -> None:  # fmt: skip
-    """Write the ``numbers`` of each arm, its means over seeds with half the widths of their 95 % intervals,
-    and ``about`` all, as ``results.json``, and the results of each training run as ``results.csv``."""
-    of_arms = [
-        {"name": arm.name, "label": arm.label, "seeds": list(arm.results), **numbers(arm)} for arm in arms
-    ]
+    """Write the ``numbers`` of each arm and ``about`` all as ``results.json``, and the results of each
+    training run as ``results.csv``."""
+    names = [{"name": arm.name, "label": arm.label, "seeds": list(arm.results)} for arm in arms]
+    of_arms = [name | numbers(arm) for name, arm in zip(names, arms, strict=True)]
     write_json(folder / RESULTS, {"base": base.name, **about, "arms": of_arms})
     write_text(folder / TABLE, csv_text(head, lines))
 
 
 def facts_table(arms: Sequence[ArmRuns], folder: Path) -> str:
-    """[`facts_of`][], the command in a block from which it can be copied."""
     facts = facts_of(arms, folder)
     command = fenced(facts.pop("command")) if "command" in facts else ""
     return "\n\n".join(filter(None, [command, table(["", "value"], [*map(list, facts.items())])]))
@@ -287,8 +252,8 @@ def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
     environments = [e for run in runs for e in run.facts.get("environments", [run.facts["environment"]])]
     plan = read_plan(folder)
     commands = plan.commands if plan and plan.commands else (run.facts.get("command") for run in runs)
-    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
-    times = min(card.started for card in cards), max(card.ended for card in cards)
+    cards = [card for run in runs if (card := known_card(run.folder))]
+    times = [min(card.started for card in cards), max(card.ended for card in cards)] if cards else []
     dates = [f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t]
 
     def distinct(values: Iterable[str | None], between: str = "; ") -> str:
@@ -309,9 +274,8 @@ def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
     return {name: value for name, value in rows.items() if value}
 
 
-def settings_tables(arms: Sequence[ArmRuns]) -> list[Part]:
-    """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
-    uses is left out."""
+def settings_tables(arms: Sequence[ArmRuns]) -> list[str]:
+    """The settings of ``arms``: those that differ, and those that all share and some arm uses."""
     of_arms = [shown_settings(arm) for arm in arms]
     differing = differing_settings(of_arms)
     shared = {name: value for name, value in of_arms[0].items() if name not in differing and value != DASH}
@@ -323,7 +287,6 @@ def settings_tables(arms: Sequence[ArmRuns]) -> list[Part]:
 
 
 def shown_settings(arm: ArmRuns) -> dict[str, str]:
-    """An arm's settings by their names, as a report shows them."""
     run, config = arm.first, dict(flatten(arm.first.config))
     seeds = ", ".join(str(run.seed) for run in arm.runs)
     used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}

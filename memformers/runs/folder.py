@@ -11,6 +11,7 @@ sample.txt       text written at the end
 result.json      the last evaluation, time, peak memory and the prompt of the sample
 probe.json       what a probe measured; a comparison's is beside its runs' folders
 .lock            held by the process that trains
+.report          marks a report that may be written again
 
 An experiment is a folder with a plan, ``experiment.json``, and the folders of its runs.
 """
@@ -43,6 +44,8 @@ CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", 
 CHECKPOINTS, SAMPLE, RESULT, PROBE, LOCK = "checkpoints", "sample.txt", "result.json", "probe.json", ".lock"
 EXPERIMENT = "experiment.json"
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
+REPORTED = ".report"
+"""An empty file in a folder whose report may be replaced, since memformers wrote it."""
 RUNS = Path("runs")
 """Where new runs go."""
 RESULTS, TABLE = "results.json", "results.csv"
@@ -75,6 +78,16 @@ def refuse_overwrite(folder: Path, names: Sequence[str]) -> None:
             raise UserError(
                 f"{folder} has a {name} that no run wrote and that would be overwritten; name a new folder."
             )
+
+
+def check_report(folder: Path) -> None:
+    """Raise UserError if ``folder`` has files that its report would replace and that no report wrote."""
+    names = (REPORT, PAGE, FIGURES, RESULTS, TABLE)
+    existing = [name for name in names if (folder / name).exists()]
+    if existing and not (folder / REPORTED).exists():
+        raise UserError(
+            f"{folder} has a {existing[0]} that no report wrote and that would be lost; rename it."
+        )
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ class Validation:
         self.tokenizer, self.ranks = text.tokenizer, ranks
         self.tokens, self.documents = text.validation.tokens, text.validation.documents
         self.final = self._beginning(config.evaluation.final_tokens)
-        self.first = self._beginning(config.evaluation.evaluation_tokens)
+        self.first = self._beginning(config.evaluation_tokens)
         self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
         self.predictable = len(self.tokens) - (len(self.documents) or 1)
         """The number of tokens of the whole held-out text that can be predicted."""

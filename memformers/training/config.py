@@ -91,15 +91,17 @@ class EvaluationConfig(Checked):
 
     Examples:
         >>> from memformers import EvaluationConfig
-        >>> EvaluationConfig(evaluations=10).evaluation_tokens
-        32768
+        >>> EvaluationConfig(evaluations=10, evaluation_tokens=8_192).evaluation_tokens
+        8192
     """
 
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
     training."""
-    evaluation_tokens: NonNegativeInt = 32_768
-    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all."""
+    evaluation_tokens: NonNegativeInt | None = None
+    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all. By default
+    32,768, but in all no more than an eighth of the tokens of the training, which takes about a tenth of its
+    time."""
     final_tokens: NonNegativeInt = 0
     """How many tokens the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
@@ -234,10 +236,18 @@ class TrainConfig:
         return self.memory_warmup
 
     @property
+    def evaluation_tokens(self) -> int:
+        """How many tokens each evaluation during the training reads; 0 for all."""
+        if (tokens := self.evaluation.evaluation_tokens) is not None:
+            return tokens
+        return max(min(32_768, self.tokens // (8 * self.evaluation.evaluations)), 512)
+
+    @property
     def resolved(self) -> dict[str, float | str]:
         """What is used for the settings that may be left open, by their dotted names."""
         return {
             "memory_warmup": self.memory_growth,
+            "evaluation.evaluation_tokens": self.evaluation_tokens,
             "optim.muon_learning_rate": self.optim.muon_peak,
             "model.position_features": self.model.position_features or self.model.d_model,
             "model.clamp_len": self.model.clamp_len or "none",

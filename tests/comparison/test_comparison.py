@@ -1,4 +1,3 @@
-import hashlib
 import os
 import shutil
 import signal
@@ -9,25 +8,29 @@ from pathlib import Path
 import pytest
 
 from memformers.common.files import numbered, read_json, write_json
-from memformers.comparison import experiment, text
+from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
-from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
 from memformers.training.run import find_text
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
 
-
-def small_comparison(train=None, **changes):
-    return CompareConfig(
-        train=small_training(model="compressive", **{"tokens": 1_024, **(train or {})}), **changes
-    )
-
-
 pytestmark = pytest.mark.filterwarnings("default:not probed")  # what is pretended has no checkpoints
+
+
+@pytest.fixture
+def small(compared):
+    """Makes a comparison like ``compared``, with changes."""
+    data = read_json(compared / "experiment.json")["settings"]["data"]
+
+    def make(train=None, **changes):
+        settings = {"model": "compressive", "tokens": 1_024, "data": data, **(train or {})}
+        return CompareConfig(train=small_training(**settings), **changes)
+
+    return make
 
 
 @pytest.fixture
@@ -50,13 +53,13 @@ def pretended(compared, monkeypatch):
     return begun, failing
 
 
-def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_again(compared):
+def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_again(compared, small):
     for model in MODELS:
         assert read_json(compared / model / "result.json")["tokens"] == 1_024
     assert "| Compressive Transformer | 1 |" in (compared / "report.md").read_text()
     assert (compared / "report.html").is_file()
     with pytest.raises(ValueError, match="already holds an experiment"):
-        compare(small_comparison(), compared)
+        compare(small(), compared)
 
 
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
@@ -76,16 +79,16 @@ def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
     ("changes", "mem_len"),
     [({}, 20), ({"equal_keys": False}, None), ({"models": ("transformer", "transformer-xl")}, None)],
 )
-def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len):
-    found = {arm.name: arm.settings for arm in small_comparison(scale=0.25, **changes).experiment().arms}
-    assert found["transformer-xl"].get("model.mem_len") == mem_len
-    assert small_comparison(scale=0.25, **changes).experiment().train.tokens == 256
+def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
+    experiment = small(scale=0.25, **changes).experiment()
+    found = {arm.name: arm.settings for arm in experiment.arms}
+    assert (found["transformer-xl"].get("model.mem_len"), experiment.train.tokens) == (mem_len, 256)
 
 
-def test_a_run_that_fails_does_not_take_the_others_down(pretended, tmp_path):
+def test_a_run_that_fails_does_not_take_the_others_down(pretended, small, tmp_path):
     _, failing = pretended
     failing.add("transformer-xl-seed1")
-    config = small_comparison(models=("transformer-xl", "compressive"), seeds=2)
+    config = small(models=("transformer-xl", "compressive"), seeds=2)
     with pytest.raises(ValueError, match="training of transformer-xl-seed1 failed; the others are in"):
         compare(config, tmp_path)
     markdown = (tmp_path / "report.md").read_text()
@@ -97,15 +100,15 @@ def test_a_run_that_fails_does_not_take_the_others_down(pretended, tmp_path):
 
 
 def test_seeds_and_arms_are_added_to_those_that_a_comparison_has_each_beside_its_baseline(
-    pretended, tmp_path
+    pretended, small, tmp_path
 ):
     begun, _ = pretended
     xl = {"models": ("transformer-xl",), "train": {"seed": 3}}
-    compare(small_comparison(**xl, arms=("long: model=transformer-xl mem_len=32",)), tmp_path)
+    compare(small(**xl, arms=("long: model=transformer-xl mem_len=32",)), tmp_path)
     assert begun == ["transformer-xl", "long"]
-    compare(small_comparison(**xl, seeds=3), tmp_path, resume=True)
+    compare(small(**xl, seeds=3), tmp_path, resume=True)
     assert begun[2:] == ["transformer-xl-seed4", "long-seed4", "transformer-xl-seed5", "long-seed5"]
-    compare(small_comparison(models=("transformer",), train={"seed": 3}), tmp_path, resume=True)
+    compare(small(models=("transformer",), train={"seed": 3}), tmp_path, resume=True)
     assert begun[6:] == ["transformer", "transformer-seed4", "transformer-seed5"]
     config = read_json(tmp_path / "long-seed4" / "config.json")
     assert (config["model"]["mem_len"], config["seed"]) == (32, 4)
@@ -125,26 +128,27 @@ def test_seeds_and_arms_are_added_to_those_that_a_comparison_has_each_beside_its
      ({"equal_keys": False}, "arm transformer-xl .* model.mem_len 20 → 16"),
      ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long .* model.mem_len")],
 )  # fmt: skip
-def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, message, compared, tmp_path):
+def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(
+    changes, message, compared, small, tmp_path
+):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     plan = read_json(folder / "experiment.json")
     long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
     write_json(folder / "experiment.json", plan | {"arms": [*plan["arms"], long]})
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(ValueError, match=message):
-        compare(small_comparison(**changes), folder, resume=True)
+        compare(small(**changes), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "builtin_play", builtin_play)  # as long as in the runs that go on
+def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, small, tmp_path):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
     card = (folder / "transformer" / "labml.json").read_text()
-    assert compare(small_comparison(), folder, resume=True).page.exists()
+    assert compare(small(), folder, resume=True).page.exists()
     losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
     assert losses[0] == losses[1]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
@@ -152,9 +156,9 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_an_arm_with_another_document_separator_is_resumed(tmp_path):
+def test_an_arm_with_another_document_separator_is_resumed(small, tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be\n\nthat is the question\n\n" * 300)
-    config = small_comparison(
+    config = small(
         {"data": str(tmp_path / "a.txt"), "tokens": 64, "evaluations": 1}, models=("transformer",),
         arms=("docs: model=transformer document_separator='\n\n'",),
     )  # fmt: skip
@@ -177,63 +181,39 @@ def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiment.json", "mean"]
 
 
-@pytest.fixture
-def same(tmp_path, monkeypatch):
-    """Resolves the text of a training, and checks that the result gives it again."""
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.filterwarnings("default:to train on Tiny Shakespeare")
+def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
     monkeypatch.setattr(sources.platformdirs, "user_cache_dir", lambda name: "/dev/null")
-
-    def check(data="", **how):
-        train = small_training(data=data, **how)
+    monkeypatch.setattr(sources, "get", lambda *_: os.stat(tmp_path / "no network"))
+    names = {"data": "texts/a.txt", "validation": "texts/b.txt", "test": "texts/c.txt"}
+    (tmp_path / "texts").mkdir()
+    for name in names.values():
+        (tmp_path / name).write_text(f"This is {name}.\n")
+    paths = {split: str(tmp_path / name) for split, name in names.items()}
+    for given, resolved in (
+        ({"data": "builtin"}, {"data": "builtin"}),
+        ({"data": "stand-in"}, {"data": "stand-in"}),
+        ({"data": ""}, {"data": "stand-in"}),  # neither found nor downloadable
+        ({"data": "texts"}, {"data": str(tmp_path / "texts")}),
+        (names, {"data": paths.pop("data"), "text": paths}),
+    ):
+        train = small_training(**given)
         corpus = find_text(train).info
-        settings = resolve_data(train, corpus, tmp_path)
+        settings = resolve_data(train, corpus)
+        assert settings == resolved
         text = {"text": replace(train.text, **settings["text"])} if "text" in settings else {}
         again = find_text(replace(train, **settings | text)).info
         assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
-        return settings
-
-    return check
 
 
-@pytest.mark.usefixtures("quick_runs")
-def test_all_models_get_the_very_same_corpus(same, tmp_path, monkeypatch):
-    assert same("builtin") == {"data": "builtin"}
-    assert same("stand-in") == {"data": "stand-in"}
-    monkeypatch.setattr(sources, "get", lambda *_: os.stat(tmp_path / "no network"))
-    with pytest.warns(UserWarning, match="neither found nor downloadable"):
-        assert same() == {"data": "stand-in"}
-    (tmp_path / "texts").mkdir()
-    names = ("texts/a.txt", "texts/b.txt", "texts/c.txt")
-    for name in names:
-        (tmp_path / name).write_text(f"This is {name}.\n")
-    assert same("texts") == {"data": str(tmp_path / "texts")}
-    given = dict(zip(("data", "validation", "test"), names, strict=True))
-    paths = {split: str(tmp_path / name) for split, name in given.items()}
-    assert same(**given) == {"data": paths.pop("data"), "text": paths}
-
-
-@pytest.mark.parametrize("separator", ["", "|"])
-@pytest.mark.filterwarnings("ignore:Tiny Shakespeare can't be kept in the cache")
-def test_a_corpus_that_only_the_network_has_is_kept_for_all_models(separator, same, tmp_path, monkeypatch):
-    raw = "naïve\r\n|".encode() * 9
-    monkeypatch.setattr(sources, "get", lambda *_: (None, raw))
-    for module in (sources, text):
-        monkeypatch.setattr(module, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(raw).hexdigest())
-    (tmp_path / "corpus.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"has a corpus\.txt that no run wrote"):
-        same(document_separator=separator)
-    (tmp_path / "corpus.txt").unlink()
-    for _ in ("begun", "resumed"):
-        assert same(document_separator=separator) == {"data": str(tmp_path / "corpus.txt")}
-    assert (tmp_path / "corpus.txt").read_bytes() == raw
-
-
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("send", "number", "code"),
-    [(os.kill, signal.SIGKILL, -9), pytest.param(os.kill, signal.SIGTERM, 143, marks=pytest.mark.long),
-     pytest.param(os.kill, signal.SIGINT, 130, marks=pytest.mark.long),
-     pytest.param(os.killpg, signal.SIGINT, 130, marks=pytest.mark.long)],
+    [(os.kill, signal.SIGKILL, -9), (os.kill, signal.SIGTERM, 143), (os.kill, signal.SIGINT, 130),
+     (os.killpg, signal.SIGINT, 130)],
 )  # fmt: skip
 def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(send, number, code, tmp_path):
     """To it alone, or as a terminal sends Ctrl-C, to its training too."""

@@ -8,9 +8,10 @@ import torch
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
-from memformers.comparison import experiment
+from memformers.comparison import experiment, recall
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RECALL, RecallConfig
+from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, paper_ablation, sees_back
+from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
 from memformers.runs.folder import alone_in, read_metrics
@@ -20,6 +21,8 @@ from tests.processes import run_module, train_here
 
 ARMS = ["no-memory", "transformer-xl", "compressive", "frozen", "mean", "ceiling"]
 TWO = ("transformer-xl", "compressive")
+NEAR = SETTINGS["near"]
+MEMORY = ("model", "mem_len", "c_mem_len", "compression_rate", "compression", "compression_start")
 
 
 def finished(folder):
@@ -83,23 +86,16 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
 
 
 @pytest.mark.usefixtures("quick_runs", "unreported")
-def test_of_several_at_a_time_the_one_with_most_keys_begins_and_a_stop_keeps_those_that_finished(
-    tmp_path, monkeypatch, capsys
-):
-    begun = []
-
+def test_a_stop_keeps_those_that_finished(tmp_path, monkeypatch, capsys):
     def stopped(commands, jobs, **options):
-        begun.extend(command[1].rpartition("/")[2] for command in commands)
         yield from train_here(commands[:1], jobs, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "run_modules", stopped)
-    config = RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling"))
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(config.experiment, tmp_path / "r")
-    assert begun == ["ceiling", "mean", "no-memory", "ceiling-seed1", "mean-seed1", "no-memory-seed1"]
+        run_experiment(RecallConfig(arms=("no-memory", "mean")).experiment, tmp_path / "r")
     assert f"kept in {tmp_path / 'r'}; continue with --resume." in capsys.readouterr().err
-    assert list(finished(tmp_path / "r")) == ["ceiling"]
+    assert list(finished(tmp_path / "r")) == ["no-memory"]
 
 
 @pytest.mark.usefixtures("quick_runs", "unreported")
@@ -139,8 +135,9 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
             result["recall"] |= {"accuracy": [share] * bins, "asks": [10] * bins}
             write_json(run / "result.json", result)
     write_json(folder / "experiment.json", plan)
-    report = write_report(folder)
-    assert claimed in (folder / "report.md").read_text()
+    report, markdown = write_report(folder), (folder / "report.md").read_text()
+    assert claimed in markdown
+    assert "bits per character" not in markdown
     assert " ".join(claimed.replace("*", "").split()) in " ".join(report.answer.split())
     found = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
     for right in found["compressive"]["right"]["untouched"]["by_distance"]:
@@ -159,3 +156,82 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
     (folder / "experiment.json").unlink()
     with pytest.raises(UserError, match=r"name the folder of that, which has experiment\.json"):
         write_report(folder)
+
+
+@pytest.mark.parametrize(
+    ("reach", "keys", "farthest"), [("near", 128, (192, 384)), ("far", 256, (320, 2112))]
+)
+def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
+    setting = SETTINGS[reach]
+    models = [setting.run(name).train.model for name in ("transformer-xl", "compressive")]
+    assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
+    assert tuple(map(sees_back, models)) == farthest
+    assert setting.run("no-memory").recall.reach == farthest[1]
+    assert setting.ceiling == (reach == "near")
+    if setting.ceiling:
+        assert sees_back(setting.run("ceiling").train.model) == farthest[1]
+
+
+def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_convolution():
+    base = NEAR.run("no-memory", 3).train
+    memory = {name: getattr(base.model, name) for name in MEMORY}
+    for arm in NEAR.arms:
+        train = NEAR.run(arm.name, 3).train
+        assert replace(train, model=replace(train.model, **memory)) == base, arm.name
+    assert base.model.vocab_size == NEAR.recall.stream.vocab_size
+    conv = NEAR.run("conv").train
+    assert conv.model.compression_start == "random"
+    for name, settings in (
+        ("max", {"compression": "max"}), ("dilated", {"compression": "dilated"}),
+        ("upper-half", {"c_mem_len": (0, 64)}),
+    ):  # fmt: skip
+        assert NEAR.run(name).train == replace(conv, model=replace(conv.model, **settings))
+
+
+def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monkeypatch):
+    measured = []
+    monkeypatch.setattr(recall, "recall_segments", lambda *args: measured.append(args[-1]) or iter(()))
+    monkeypatch.setattr(recall, "recall_by_distance", lambda *args, **_: {})
+    for seed in (0, 1):
+        run = NEAR.run("compressive", seed)
+        for each in (run, replace(run, recall=replace(run.recall, measured_for="choosing"))):
+            recall.measure(MemoryLM(NEAR.train.model), each, 64)
+    assert len(set(measured)) == 4
+    assert all(seed < 2**63 for seed in measured)
+
+
+def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
+    usual = RecallConfig().experiment
+    assert list(usual.arms) == NEAR.arms
+    assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.train.model)}
+    named, own = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
+    assert named.settings["model.compression"] == "max"
+    assert own.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+    (tmp_path / "arms").write_text("# none\n")
+    with pytest.raises(ValueError, match="needs an arm"):
+        RecallConfig(arms=(str(tmp_path / "arms"),))
+    quick = RecallConfig(quick=True, seeds=5).experiment
+    assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
+    assert quick.train.tokens < usual.train.tokens / 10
+    assert (quick.scale, usual.scale) == (quick.train.tokens / usual.train.tokens, 1.0)
+
+
+def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
+    run = tiny_recall().run("compressive")
+    S, half = run.train.model.segment_len, run.train.tokens // run.train.batch_size // 2
+    middle = round((S * 2 * run.recall.reach) ** 0.5)
+    assert [run.longest()(step) for step in (0, half // 2)] == [S, middle]
+    assert run.longest()(half) > 10**9
+    assert replace(run, recall=replace(run.recall, growing=0.0)).longest() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"arms": ("mean", "min")}, "'min' is unknown.* no-memory"), ({"arms": ("mean", "mean")}, "twice"),
+     ({"arms": ("mine: reach=5",)}, "'mine': reach is the same"),
+     ({"arms": ("mine: growing=2",)}, "'mine': .*growing"),
+     ({"reach": "farther"}, "reach='farther'"), ({"seeds": 0}, "seeds=0"), ({"tokens": 0}, "tokens=0")],
+)  # fmt: skip
+def test_an_experiment_that_can_not_be_is_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RecallConfig(**settings)

@@ -22,7 +22,7 @@ from memformers.comparison.recall_shown import (
     write_page,
 )
 from memformers.data.recall_stream import recall_segments
-from memformers.evaluation import recall_by_distance
+from memformers.evaluation import memory_ablation
 from memformers.models.language_model import MemoryLM
 
 COLOUR = re.compile(r"\033\[[\d;]*m")
@@ -55,13 +55,13 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
         (segment.with_streams(lambda x: x[:, :1]), distances[:, :1])
         for segment, distances in islice(drawn, warm_up + 1024 // S)
     ]
-    [measured] = recall_by_distance.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
+    [measured] = memory_ablation.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
     asks, right = Counter(), Counter()
     for ask in shown["asks"]:
         place = place_of(ask["at"] - ask["distance"], ask, number)
         asks[place] += 1
         right[place] += ask["of"][number][0]
-    for place, shown_place in zip(recall_by_distance.PLACES, PLACES, strict=True):
+    for place, shown_place in zip(memory_ablation.PLACES, PLACES, strict=True):
         assert measured.asks_by_place[place] == asks[shown_place]
         if asks[shown_place]:
             assert measured.by_place[place] == right[shown_place] / asks[shown_place]

@@ -71,21 +71,14 @@ def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_one
         MemoryLM.from_pretrained("models/hamlet")
 
 
-def test_evaluate_takes_a_packaged_model(tmp_path):
-    (tmp_path / "scene.txt").write_text(SCENE * 20)
-    ended = run("evaluate", "--pretrained", "transformer-xl-shakespeare", "--text", tmp_path / "scene.txt")
-    assert ended.code == 0, ended.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
      ([], "name one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
      (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "name one model")],
 )  # fmt: skip
-@pytest.mark.parametrize("command", [["generate"], ["evaluate", "--text", "-"]])
-def test_one_model_must_be_named_and_be_there(command, arguments, message):
-    assert run(*command, *arguments).said(message)
+def test_one_model_must_be_named_and_be_there(arguments, message):
+    assert run("generate", *arguments).said(message)
 
 
 @pytest.mark.usefixtures("quick_runs")

@@ -42,18 +42,6 @@ def test_a_folder_of_hugging_faces_has_its_loss():
     assert {word for word, theirs in pairs if word != theirs} == {"<unk>"}
 
 
-def test_a_vocabulary_may_have_plain_containers_and_code_in_it_is_refused_by_name(tmp_path):
-    path, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
-    harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
-    torch.save({"idx2sym": WORDS, **harmless}, path)
-    assert vocabulary_of(tmp_path).vocabulary == WORDS
-    for hostile in (Bomb(exploded), {"idx2sym": WORDS, "counter": Bomb(exploded)}):
-        torch.save(hostile, path)
-        with pytest.raises(ValueError, match=r"vocab\.bin is refused: .*\.mkdir"):
-            vocabulary_of(tmp_path)
-    assert not exploded.exists()
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
     [({"idx2sym": WORDS}, "83 .* 11"), ({"idx2sym": None}, "idx2sym"), ([1, 2], "idx2sym"),
@@ -69,10 +57,10 @@ def test_a_vocabulary_of_something_else_is_one_line(vocabulary, message, folder)
 @pytest.mark.parametrize(
     ("name", "message"), [(WEIGHTS, "weights"), (VOCABULARY, "vocabulary"), ("config.json", "config")]
 )
-@pytest.mark.parametrize("change", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], None])
-def test_a_missing_or_broken_file_is_one_line(name, message, change, folder):
+@pytest.mark.parametrize("cut", [2, None])
+def test_a_missing_or_broken_file_is_one_line(name, message, cut, folder):
     path = folder / name
-    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // cut]) if cut else path.unlink()
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
 
@@ -84,42 +72,42 @@ def test_weights_without_a_head_are_told_what_they_lack(folder):
         load_checkpoint(folder, CPU)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.model.", "transformer."])
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.model.", "transformer."])
 def test_a_prefix_that_all_names_share_is_left_out(prefix, tmp_path):
     state = load_weights(FOLDER / WEIGHTS)
     labml = {"layers.0.self_attn.key_pos_embeddings": torch.zeros(8192, 3, 4), "norm.weight": torch.ones(2)}
-    for name, weights in {
-        "transfo_xl": state,
-        "labml": labml,
-        "layer": {"layers.0.a": torch.ones(2)},
-    }.items():
+    layer = {"layers.0.a": torch.ones(2)}
+    for name, weights in {"transfo_xl": state, "labml": labml, "layer": layer}.items():
         torch.save({prefix + key: tensor for key, tensor in weights.items()}, tmp_path / name)
         assert load_weights(tmp_path / name).keys() == weights.keys()
-    prefixed = from_transfo_xl(
-        {prefix + name: t for name, t in state.items()}, read_json(FOLDER / "config.json")
-    )
+    named = {prefix + name: t for name, t in state.items()}
+    prefixed = from_transfo_xl(named, read_json(FOLDER / "config.json"))
     assert all(map(torch.equal, prefixed.parameters(), from_transfo_xl(FOLDER).parameters()))
     assert from_labml({prefix + name: t for name, t in labml.items()}).keys() == from_labml(labml).keys()
 
 
-@pytest.mark.parametrize("suffix", ["bin", "pt"])
-def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path):
-    path, exploded = tmp_path / f"model.{suffix}", tmp_path / "exploded"
-    torch.save({"weight": torch.ones(2), "bomb": Bomb(exploded)}, path)
-    with pytest.raises(ValueError, match="mkdir") as error:
-        load_weights(path)
-    assert "\n" not in str(error.value)
+def test_a_pickle_may_have_plain_containers_and_one_that_would_run_code_is_refused(tmp_path):
+    vocabulary, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
+    harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
+    torch.save({"idx2sym": WORDS, **harmless}, vocabulary)
+    assert vocabulary_of(tmp_path).vocabulary == WORDS
+    for hostile in (Bomb(exploded), {"idx2sym": WORDS, "counter": Bomb(exploded)}):
+        torch.save(hostile, vocabulary)
+        for load, argument in ((vocabulary_of, tmp_path), (load_weights, vocabulary)):
+            with pytest.raises(ValueError, match=r"vocab\.bin is refused: .*\.mkdir") as error:
+                load(argument)
+            assert "\n" not in str(error.value)
     assert not exploded.exists()
     # Unsafe on purpose: this file was made above, and its code only makes a folder. Without this check, a
     # file whose code never runs would pass the test.
-    torch.load(path, weights_only=False)
+    torch.load(vocabulary, weights_only=False)
     assert exploded.exists()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [("none.bin", None, "missing"), ("list.bin", [1, 2], "list"), ("numbers.bin", {3: torch.ones(2)}, "3"),
-     ("run.bin", {"state_dict": {}, "epoch": 3}, "state_dict, epoch"),
+     ("run.bin", {"state_dict": {}, "epoch": 3}, "state_dict, epoch"), ("empty.bin", {}, "by name"),
      ("text.bin", "no weights\n", r"text\.bin"), ("text.safetensors", "no weights\n", r"text\.safetensors")],
 )  # fmt: skip
 def test_files_without_weights_are_named(name, content, message, tmp_path):

@@ -44,54 +44,39 @@ class Reference:
     def bounds(self):
         return list(pairwise((0, *self.cutoffs, self.V)))
 
-    def width(self, cluster: int) -> int:
-        return self.d_embed // self.div_val**cluster
-
     def weights(self) -> dict[str, Tensor]:
         """Random leaves, by name; what is tied is one tensor of two names."""
-        D, H, E = self.D, self.H, self.D // self.H
-        found = {}
-
-        def new(name: str, *shape: int) -> None:
-            found[name] = (0.4 * torch.randn(shape)).requires_grad_()
-
+        D, H = self.D, self.H
         sizes = [high - low for low, high in self.bounds] if self.div_val > 1 else [self.V]
-        mapped = self.div_val > 1 or self.d_embed != D
+        widths = [self.d_embed // self.div_val**i for i in range(len(self.bounds))]
+        shapes: dict[str, tuple[int, ...]] = {}
         for i, size in enumerate(sizes):
-            new(f"word_emb.emb_layers.{i}.weight", size, self.width(i))
-            if mapped:
-                new(f"word_emb.emb_projs.{i}", D, self.width(i))
-            new(f"crit.out_layers.{i}.weight", size, self.width(i))
-            if self.tied:
-                found[f"crit.out_layers.{i}.weight"] = found[f"word_emb.emb_layers.{i}.weight"]
-            new(f"crit.out_layers.{i}.bias", size)
-        for i in range(len(self.bounds) if mapped else 0):
-            new(f"crit.out_projs.{i}", D, self.width(i))
-            if self.tied and i:
-                found[f"crit.out_projs.{i}"] = found[f"word_emb.emb_projs.{i if self.div_val > 1 else 0}"]
-        if self.cutoffs:
-            new("crit.cluster_weight", len(self.cutoffs), self.d_embed)
-            new("crit.cluster_bias", len(self.cutoffs))
+            shapes[f"word_emb.emb_layers.{i}.weight"] = (size, widths[i])
+            shapes |= {f"crit.out_layers.{i}.weight": (size, widths[i]), f"crit.out_layers.{i}.bias": (size,)}
+        if self.div_val > 1 or self.d_embed != D:
+            shapes |= {f"word_emb.emb_projs.{i}": (D, widths[i]) for i in range(len(sizes))}
+            shapes |= {f"crit.out_projs.{i}": (D, width) for i, width in enumerate(widths)}
+        if rare := len(self.cutoffs):
+            shapes |= {"crit.cluster_weight": (rare, self.d_embed), "crit.cluster_bias": (rare,)}
         for i in range(self.layers):
-            for name, *shape in (
-                ("dec_attn.qkv_net.weight", 3 * D, D),
-                ("dec_attn.r_net.weight", D, D),
-                ("dec_attn.o_net.weight", D, D),
-                ("dec_attn.layer_norm.weight", D),
-                ("dec_attn.layer_norm.bias", D),
-                ("pos_ff.CoreNet.0.weight", self.d_ff, D),
-                ("pos_ff.CoreNet.0.bias", self.d_ff),
-                ("pos_ff.CoreNet.3.weight", D, self.d_ff),
-                ("pos_ff.CoreNet.3.bias", D),
-                ("pos_ff.layer_norm.weight", D),
-                ("pos_ff.layer_norm.bias", D),
-            ):
-                new(f"layers.{i}.{name}", *shape)
+            layer = {"dec_attn.qkv_net.weight": (3 * D, D), "dec_attn.r_net.weight": (D, D)}
+            layer |= {"dec_attn.o_net.weight": (D, D), "dec_attn.layer_norm.weight": (D,)}
+            layer |= {"dec_attn.layer_norm.bias": (D,), "pos_ff.CoreNet.0.weight": (self.d_ff, D)}
+            layer |= {"pos_ff.CoreNet.0.bias": (self.d_ff,), "pos_ff.CoreNet.3.weight": (D, self.d_ff)}
+            layer |= dict.fromkeys(
+                [f"pos_ff.{n}" for n in ("CoreNet.3.bias", "layer_norm.weight", "layer_norm.bias")], (D,)
+            )
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         for bias in ("r_w_bias", "r_r_bias"):
-            for i in range(self.layers if self.untie_r else 0):
-                new(f"layers.{i}.dec_attn.{bias}", H, E)
-            if not self.untie_r:
-                new(bias, H, E)
+            names = [f"layers.{i}.dec_attn.{bias}" for i in range(self.layers)] if self.untie_r else [bias]
+            shapes |= dict.fromkeys(names, (H, D // H))
+        found = {name: (0.4 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
+        for name in found if self.tied else ():
+            if name.startswith("crit.out_layers.") and name.endswith("weight"):
+                found[name] = found[name.replace("crit.out_layers", "word_emb.emb_layers")]
+            if name.startswith("crit.out_projs.") and not name.endswith(".0"):
+                i = int(name[-1]) if self.div_val > 1 else 0
+                found[name] = found[f"word_emb.emb_projs.{i}"]
         return found
 
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:

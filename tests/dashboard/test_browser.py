@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from memformers.common.files import write_json
-from memformers.comparison.experiment import plan_runs, print_links
+from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import alone_in, close_card, read_card, runs_of
 from memformers.tracking.discovery import (
@@ -169,16 +169,10 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
         api = api_address(dashboard.url)
         show_comparison(comparison, api)
         assert f"{dashboard.url}/comparisons/" in capsys.readouterr().out
-        print_links(runs, ids, api)
-        assert capsys.readouterr().out == ""
         for name in ids:
             with Tracking(comparison / name, name, {}, api):
                 assert f"{dashboard.url}/run/{ids[name]}" in capsys.readouterr().out
-        print_links(runs, ids, api)
-        link = f"{dashboard.url}/run/{ids['odd']}/compare  (odd beside transformer)"
-        assert link in capsys.readouterr().out
     show_comparison(comparison, api)
-    print_links(runs, ids, api)
     show_comparison(tmp_path / "nowhere", "off")
     assert capsys.readouterr().out == ""
     assert tmp_path / "nowhere" not in noted_comparisons().values()

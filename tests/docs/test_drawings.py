@@ -55,7 +55,7 @@ def test_the_picture_of_equal_keys_has_the_numbers_of_the_memories():
         *_, row = rolled(remember)
         keys = [cell for cell in row if "memory" in cell[2]]
         reach = sum(last - first + 1 for first, last, _ in keys)
-        assert f"{name}: {len(keys)} keys, reach: {reach} positions." in drawn
+        assert f"{name}: {len(keys)} keys, reach: {reach} tokens." in drawn
 
 
 @pytest.mark.parametrize("sizes", [(0,), (8,), (4, 4, 4), (4, 2, 4)])

@@ -8,7 +8,10 @@ from docs.building.markdown import BESIDE, MARKS, excerpt, filled, relinked
 from docs.building.pages import TEX, mathml, with_terms
 from docs.building.results import ROOT
 
-LOSS, SEEN = "docs.plain.compressive.reconstruction_loss", "memformers.models.memory.visible_past_keys"
+LOSS, SEEN = (
+    "docs.plain.compressive.reconstruction_loss",
+    "memformers.models.base.MemoryStack.visible_past_keys",
+)
 
 
 def beside(text, *marks):

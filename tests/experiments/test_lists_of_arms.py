@@ -21,9 +21,9 @@ from memformers.data.builtin import write_play
 from memformers.data.recall_stream import RecallStream
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.evaluation.recall_by_distance import distance_edges
+from memformers.evaluation.memory_ablation import distance_edges
 from memformers.report import document
-from memformers.report.recall import right_between
+from memformers.report.document import right_between
 from memformers.runs.reader import read_runs
 from tests.builders import small_training
 from tests.report.fake_runs import FACTS

@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from memformers import (
-    CoreConfig,
-    MemoryCore,
-    MemorySizes,
-    Stepper,
-    TransformerXL,
-    TransformerXLLayer,
-)
+from memformers import CoreConfig, MemoryCore, MemorySizes, Stepper, TransformerXL, TransformerXLLayer
 from memformers.models.memory import Memory
 from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
 from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens
@@ -102,13 +95,6 @@ def test_few_rows_of_a_large_weight_and_a_hooked_head_are_as_in_the_forward_pass
     torch.testing.assert_close(read_on(Stepper(lm, 1), text), read(lm, text)[0])
 
 
-def test_building_a_stepper_draws_no_random_numbers():
-    lm, text = small_lm("compressive").eval(), tokens(20)
-    before = torch.get_rng_state()
-    Stepper(lm, 2).read(text)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @exact
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("change", ["an optimizer", "a loaded state", "other tensors"])
@@ -152,10 +138,11 @@ def test_a_stepper_reads_in_eval_mode_keeps_each_modules_mode_and_gives_copies()
     core = MemoryCore(CoreConfig(d_input=3, d_model=8, heads=2, dropout=0.5, segment_len=4, mem_len=4))
     attention, x = core.transformer.layers[0].eval().self_attn, torch.randn(8, 2, 3)
     attention.key = nn.Sequential(attention.key, nn.Dropout(0.5))
-    modes = [module.training for module in core.modules()]
+    modes, random = [module.training for module in core.modules()], torch.get_rng_state()
     stepper = Stepper(core, 2)
     first = stepper.read(x)
     assert [module.training for module in core.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
     assert not first.requires_grad
     memory = stepper.memory()
     stepper.memory().mem[0].zero_()
@@ -171,6 +158,12 @@ def test_what_cannot_be_decoded_is_an_error():
         with pytest.raises(ValueError, match=f"batch={batch}"):
             Stepper(small_lm("transformer"), batch)
     lm = small_lm("transformer-xl")
+    texts = {"2 streams": tokens(3, 1), "vocab_size=11": torch.full((1, 2), 11), "at least one": tokens(0)}
+    starts = torch.zeros(3, 1, dtype=torch.bool), torch.zeros(3, 2)
+    for text, message in (*((x, word) for word, x in texts.items()), *((x, "doc_starts") for x in starts)):
+        arguments = (tokens(3), text) if message == "doc_starts" else (text,)
+        with pytest.raises(ValueError, match=message):
+            Stepper(lm, 2).read(*arguments)
     *_, memory = read(lm, tokens(14))
     *_, longer = read(small_lm("transformer-xl", mem_len=9), tokens(14))
     for model, batch, other in ((lm, 3, memory), (lm, 2, longer), (small_lm("transformer"), 2, memory)):
@@ -181,15 +174,3 @@ def test_what_cannot_be_decoded_is_an_error():
     )
     with pytest.raises(ValueError, match=r"at most max_positions=11.* got 12 positions"):
         Stepper(lm, 2)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    ("text", "doc_starts", "message"),
-    [(tokens(3, 1), None, "2 streams"), (torch.full((1, 2), 11), None, "vocab_size=11"),
-     (tokens(0), None, "at least one"), (tokens(3), torch.zeros(3, 1, dtype=torch.bool), "doc_starts"),
-     (tokens(3), torch.zeros(3, 2), "doc_starts")],
-)  # fmt: skip
-def test_what_is_no_text_of_these_streams_is_an_error(model, text, doc_starts, message):
-    with pytest.raises(ValueError, match=message):
-        Stepper(small_lm(model), 2).read(text, doc_starts)

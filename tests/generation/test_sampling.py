@@ -1,4 +1,4 @@
-"""How often tokens are drawn, and what nothing is drawn from."""
+"""How often tokens are drawn, what nothing is drawn from, and text read and written in a stream."""
 
 import math
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from memformers.common.text import UserError
-from memformers.generation.generate import Sampling, make_generator
+from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
+from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
+from tests.builders import small_lm
 
 P, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
-SHARP = [p**2 / sum(q**2 for q in P) for p in P]
+CPU, SHARP = torch.device("cpu"), [p**2 / sum(q**2 for q in P) for p in P]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ SHARP = [p**2 / sum(q**2 for q in P) for p in P]
      ({"temperature": 5e-324}, FIRST), ({"top_p": 5e-324}, FIRST), ({"temperature": 1e308}, [0.2] * 5)],
 )  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
-    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, torch.device("cpu"))
+    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, CPU)
     found = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0.015)
 
@@ -38,18 +40,46 @@ def test_logits_that_are_no_numbers_draw_no_token(row, reason):
     assert Sampling().draw(torch.tensor([[-math.inf, 0.0]])).tolist() == [1]  # one may be ruled out
 
 
-def test_a_seed_of_more_than_64_bits_is_an_error():
-    for seed in (2**64, -(2**63) - 1):
-        with pytest.raises(UserError, match=f"got seed={seed}"):
-            make_generator(seed, torch.device("cpu"))
-    assert make_generator(2**64 - 1, torch.device("cpu")).initial_seed()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"temperature": -0.5}, "temperature=-0.5"), ({"temperature": math.nan}, "temperature=nan"),
-     ({"top_k": 0}, "top_k=0"), ({"top_p": 0.0}, "top_p=0.0"), ({"top_p": 1.5}, "top_p=1.5")],
+    ("build", "message"),
+    [*((lambda v=v: Sampling(temperature=v), f"temperature={v}") for v in (-0.5, math.nan)),
+     (lambda: Sampling(top_k=0), "top_k=0"), (lambda: Sampling(top_p=0.0), "top_p=0.0"),
+     (lambda: Sampling(top_p=1.5), "top_p=1.5"),
+     *((lambda s=s: make_generator(s, CPU), f"got seed={s}") for s in (2**64, -(2**63) - 1))],
 )  # fmt: skip
-def test_what_cannot_be_drawn_from_is_an_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**arguments)
+def test_what_cannot_be_drawn_from_and_a_seed_of_more_than_64_bits_are_errors(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
+    assert make_generator(2**64 - 1, CPU).initial_seed()
+
+
+LETTERS = CharacterTokenizer("abcdefghij\n")
+GREEDY = Sampling(temperature=0.0)
+
+
+def written(stream, n, **options):
+    return "".join(stream.write(n, GREEDY, make_generator(0, stream.device), **options))
+
+
+def test_writing_ends_with_the_stop():
+    lm = small_lm("transformer-xl").eval()
+    text = continue_text(lm, LETTERS, "abc", 200, Sampling(), seed=3)
+    stop = text[20:23]
+    shorter = continue_text(lm, LETTERS, "abc", 200, Sampling(), seed=3, stop=stop)
+    assert shorter == text[: text.index(stop) + 3]
+    with pytest.raises(ValueError, match="max_new_tokens=-1"):
+        continue_text(lm, LETTERS, "abc", -1, Sampling())
+
+
+@pytest.mark.parametrize(("prompt", "before"), [("a b", " "), ("a b\n", "")])
+def test_a_word_follows_a_space_and_a_line_none_in_the_prompt_and_in_portions(prompt, before):
+    words = WordTokenizer(["<eos>", "<unk>", *"abcdefgh"])
+    lm = small_lm("transformer-xl", vocab_size=words.vocab_size).eval()
+    stream = TextStream(lm, words)
+    stream.read(prompt)
+    text = written(stream, 5) + written(stream, 4)
+    again = TextStream(lm, words)
+    again.read(prompt)
+    assert written(again, 9) == text
+    assert text.startswith(before)
+    assert words.encode(prompt + text).tolist()[: len(words.encode(prompt))] == words.encode(prompt).tolist()

@@ -1,5 +1,6 @@
 """Hugging Face's transformers around our models: generation, training, files and tokenizers."""
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -11,15 +12,17 @@ pytest.importorskip(
 )
 
 import transformers
+from accelerate import cpu_offload
+from accelerate.hooks import remove_hook_from_module
 
-from memformers import generate
+from memformers import MemoryLM, generate
+from memformers.convert.load import load_checkpoint, tokenizer_in
 from memformers.data.builtin import write_play
 from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
 from memformers.data.tokenizers import build_tokenizer
-from memformers.generation.generate import Sampling
-from memformers.generation.incremental import Stepper
 from memformers.integrations import huggingface
 from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryTrainer
+from memformers.training.run import load_initial
 from tests.builders import MODELS, SMALL, small_lm
 
 PROMPTS = [torch.arange(n) % 11 for n in (3, 24, 10, 3)]
@@ -37,10 +40,8 @@ def wrapped(model="compressive", **changes):
     return adapter.eval(), own.eval()
 
 
-# A model without memory reads its newest segment again for each token; without a cache, it doesn't.
-@pytest.mark.parametrize(
-    ("model", "use_cache"), [*((model, True) for model in MODELS), *((model, False) for model in MODELS[1:])]
-)
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_padded_batch_is_continued_with_the_tokens_of_our_own_generate(model, use_cache):
     adapter, own = wrapped(model)
     ours = torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), dim=1)
@@ -50,24 +51,44 @@ def test_a_padded_batch_is_continued_with_the_tokens_of_our_own_generate(model, 
     assert len(ours.unique()) > 2
 
 
-def test_a_token_is_drawn_from_the_same_distribution():
+def test_a_row_that_ends_is_padded_outside_the_vocabulary_and_the_others_go_on():
     adapter, own = wrapped()
-    torch.manual_seed(1)
-    theirs = adapter.generate(PROMPTS[1][None], max_new_tokens=30, do_sample=True, top_k=4, temperature=0.7)
-    torch.manual_seed(1)
-    stepper, ours = Stepper(own, 1), []
-    stepper.read(PROMPTS[1][:, None])
-    for _ in range(30):
-        ours.append(Sampling(0.7, 4).draw(stepper.last.float()))
-        stepper.step(ours[-1])
-    assert torch.equal(theirs[0, 24:], torch.cat(ours))
+    ours = torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), dim=1)
+    end = int(ours[1, 5])
+    for use_cache in (True, False):
+        asked = {"eos_token_id": end, "pad_token_id": 11, "do_sample": False, "use_cache": use_cache}
+        theirs = adapter.generate(PADDED, attention_mask=MASK, max_new_tokens=20, **asked)[:, 24:]
+        for row, expected in zip(theirs.tolist(), ours.tolist(), strict=True):
+            n = expected.index(end) + 1 if end in expected else 20
+            assert row == (expected[:n] + [11] * 20)[: len(row)]
+        assert (theirs == 11).any()
 
 
-def test_beams_go_on_with_the_memory_of_what_they_continue():
+def test_stop_strings_and_the_pipeline_work_as_with_other_models():
+    model, tokenizer = huggingface.load("compressive-shakespeare")
+    prompts = ["ROMEO:\nO, speak", "Thou"]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    asked = {"max_new_tokens": 40, "do_sample": False}
+    whole = tokenizer.batch_decode(model.generate(**batch, **asked)[:, 15:])
+    stopped = model.generate(**batch, **asked, stop_strings=[" "], tokenizer=tokenizer)
+    n = max(text.index(" ") for text in whole) + 1  # all go on until the last has stopped
+    assert tokenizer.batch_decode(stopped[:, 15:]) == [text[:n] for text in whole]
+    pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    written = pipeline(prompts, batch_size=2, return_full_text=False, **asked)
+    assert [row["generated_text"] for (row,) in written] == whole
+    for two in pipeline(prompts, num_return_sequences=2, do_sample=True, max_new_tokens=5):
+        assert len({row["generated_text"][:2] for row in two}) == 1 < len(two)
+
+
+def test_beams_have_the_scores_of_the_text_that_they_found():
     adapter, _ = wrapped()
     asked = {"attention_mask": MASK, "max_new_tokens": 20, "num_beams": 3, "do_sample": False}
-    with_cache, without = (adapter.generate(PADDED, use_cache=use, **asked) for use in (True, False))
-    assert torch.equal(with_cache, without)
+    asked |= {"return_dict_in_generate": True, "output_scores": True}
+    found = adapter.generate(PADDED, **asked)
+    mask = F.pad(MASK, (0, 20), value=1)
+    nats = adapter(found.sequences, attention_mask=mask).logits.log_softmax(-1)[:, 23:-1]
+    scores = nats.gather(2, found.sequences[:, 24:, None]).mean((1, 2))
+    assert torch.allclose(found.sequences_scores, scores, atol=1e-5)
 
 
 def test_generation_goes_on_from_a_memory_and_each_of_several_texts_too():
@@ -108,6 +129,21 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
     assert not torch.allclose(apart[2, 17:], logits[2, 17:], atol=1e-3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_that_accelerate_offloads_compute_the_same(model):
+    adapter, own = wrapped(model)
+    logits, asked = adapter(PADDED, attention_mask=MASK).logits, {"max_new_tokens": 20, "do_sample": False}
+    theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
+    for offloaded in (own, adapter):
+        cpu_offload(offloaded, execution_device=torch.device("cpu"))
+        assert all(weight.is_meta for weight in own.parameters())
+        torch.testing.assert_close(adapter(PADDED, attention_mask=MASK).logits, logits)
+        assert torch.equal(adapter.generate(PADDED, attention_mask=MASK, **asked), theirs)
+        assert torch.equal(torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), 1), theirs[:, 24:])
+        remove_hook_from_module(offloaded, recurse=True)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -123,6 +159,7 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
         (lambda _: MemformerConfig(mem_len=-3), "at least 0"),
         (lambda _: MemformerConfig(embedding="adaptive", tie_word_embeddings=True), "tie_weights"),
         (lambda _: huggingface.rows_in_order(range(9), 2, 5), "at least 10"),
+        (lambda _: trained(ROWS, kind=MemoryTrainer, train_sampling_strategy="random"), "sequential"),
         (lambda _: huggingface.tokenizer_of(IdTokenizer(9)), "not text"),
         (lambda _: huggingface.load("no such model"), "no pretrained model"),
     ],
@@ -148,6 +185,10 @@ def test_auto_classes_load_what_was_saved_and_a_folder_that_lacks_a_weight_is_re
         parameter.data = parameter.data.clone()
     assert torch.equal(again(PROMPTS[1][None]).logits, adapter(PROMPTS[1][None]).logits)
     assert MemformerForCausalLM.from_pretrained(tmp_path, mem_len=3).model.config.mem_len == 3
+    huggingface.tokenizer_of(build_tokenizer("character", "abcdefghijk")).save_pretrained(tmp_path)
+    ours, _ = load_checkpoint(tmp_path, torch.device("cpu"))
+    assert (ours.head.weight is ours.embed.weight) is tied
+    assert torch.equal(ours(PROMPTS[1][:, None]).logits, own(PROMPTS[1][:, None]).logits)
     safetensors = pytest.importorskip("safetensors.torch")
     weights = safetensors.load_file(tmp_path / "model.safetensors")
     del weights["model.transformer.norm.weight"]
@@ -156,61 +197,88 @@ def test_auto_classes_load_what_was_saved_and_a_folder_that_lacks_a_weight_is_re
         MemformerForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_model_of_the_package_and_its_tokenizer_become_a_folder_of_transformers(tmp_path):
+def test_what_transformers_wrote_is_loaded_by_transformers_the_command_and_init_from(tmp_path):
     model, tokenizer = huggingface.load("compressive-shakespeare")
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "theirs")
+    model.model.save_pretrained(tmp_path / "ours")
+    prompt = "The king\n\n  and 3: 'tis"
+    expected = tokenizer(prompt).input_ids
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        tokenizer.save_pretrained(folder)
+        for lm, tokens in (load_checkpoint(folder, torch.device("cpu")), load_initial(str(folder))):
+            assert not lm.training
+            assert lm.config == model.model.config
+            assert all(map(torch.equal, lm.parameters(), model.parameters()))
+            assert tokens.vocab_size == 65
+            assert tokens.encode(prompt).tolist() == expected
+            assert tokens.decode(torch.tensor(expected)) == prompt
+        assert all(map(torch.equal, MemoryLM.from_pretrained(folder).parameters(), model.parameters()))
+    with pytest.raises(ValueError, match="the tokenizer can't divide the text"):
+        tokens.encode("naïve")
+    theirs = tmp_path / "theirs"
+    again = transformers.AutoTokenizer.from_pretrained(theirs)
     batch = again(["ROMEO:\n", "O, she doth teach the torches"], return_tensors="pt", padding=True)
     assert batch["attention_mask"].sum(1).tolist() == [7, 29]
-    text = "The king\n\n  and 3: 'tis"
-    assert again.decode(again(text)["input_ids"]) == text
-    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(**batch).logits.isfinite().all()
+    assert again.decode(again(prompt)["input_ids"]) == prompt
+    assert transformers.AutoModelForCausalLM.from_pretrained(theirs)(**batch).logits.isfinite().all()
+    settings = json.loads((theirs / "config.json").read_text())
+    (theirs / "config.json").write_text(json.dumps(settings | {"d_ff": 100}))
+    with pytest.raises(ValueError, match=r"model\.safetensors doesn't contain the weights"):
+        load_checkpoint(theirs, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["character", "byte", "word", "bpe"])
-def test_tokens_have_the_same_ids_in_transformers(name):
+def test_tokens_have_the_same_ids_and_text_in_transformers_and_back(name, tmp_path):
     text = write_play(3_000) + ("" if name == "character" else "\r\nnaïve – Ā 北京\n")
     own = ByteTokenizer() if name == "byte" else build_tokenizer(name, text, 300)
     theirs = huggingface.tokenizer_of(own)
     assert theirs(text)["input_ids"] == own.ids(text).tolist()
     assert theirs.pad_token_id == own.vocab_size
-    if name in ("character", "byte", "bpe"):
-        assert theirs.decode(theirs(text)["input_ids"]) == text
+    expected = own.decode(own.encode(text))
+    assert theirs.decode(theirs(text)["input_ids"]) == expected
+    theirs.save_pretrained(tmp_path)
+    ours = tokenizer_in(tmp_path, own.vocab_size)
+    assert ours.vocab_size == own.vocab_size
+    assert ours.ids(text).tolist() == own.ids(text).tolist()
+    assert ours.decode(own.encode(text)) == expected
+    assert "".join(map(ours.decoder(), own.ids(text).tolist())) == expected
 
 
-def trained(kind, steps=6, model=None, **arguments):
-    """The losses of a training in order, four rows at a time, and what trained."""
+def small_adapter(**changes):
     torch.manual_seed(0)
-    model = model or MemformerForCausalLM(MemformerConfig(**asdict(SMALL) | {"model": "compressive"}))
-    rows = huggingface.rows_in_order(torch.arange(2_000) ** 2 % 11, 4, 14)
+    return MemformerForCausalLM(MemformerConfig(**asdict(SMALL) | {"model": "compressive"} | changes))
+
+
+def trained(rows, model=None, steps=6, collator=None, loss=None, *, kind=transformers.Trainer, **settings):
+    """The losses that a Trainer logs, and the Trainer."""
     settings = {
         "per_device_train_batch_size": 4, "train_sampling_strategy": "sequential", "max_steps": steps,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.0, "max_grad_norm": 0.0,
         "logging_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True,
-    } | arguments  # fmt: skip
+    } | settings  # fmt: skip
     arguments = transformers.TrainingArguments(output_dir="trained", **settings)
-    trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:4])
+    trainer = kind(model or small_adapter(), arguments, collator, rows, rows[:4], compute_loss_func=loss)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
-@pytest.fixture
+ROWS = huggingface.rows_in_order(torch.arange(560) ** 2 % 11, batch_size=4, length=14)
+
+
+@pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("carries", [True, False])
-def test_the_trainer_learns_in_order_as_a_loop_of_ones_own_with_memory_carried_or_not(carries):
-    losses, trainer = trained(MemoryTrainer if carries else transformers.Trainer)
-    torch.manual_seed(0)
-    own, memory, expected = MemformerForCausalLM(trainer.model.config).model, None, []
+@pytest.mark.parametrize("kind", [transformers.Trainer, MemoryTrainer])
+def test_a_trainer_learns_as_a_plain_loop_with_memory_carried_from_batch_to_batch_or_not(kind):
+    losses, trainer = trained(ROWS, kind=kind, steps=12)  # an epoch has 10
+    own, memory, expected = small_adapter().model, None, []
     optimizer = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
-    streams = (torch.arange(2_000) ** 2 % 11)[: 4 * 490].view(4, 490).T
-    for batch in streams.split(14)[:6]:
-        memory, logits, auxiliary = memory if carries else None, [], []
+    streams = torch.stack([row["input_ids"] for row in ROWS], dim=1)  # [14, 40]
+    for i, batch in enumerate([*streams.split(4, dim=1), *streams.split(4, dim=1)[:2]]):
+        memory, logits, auxiliary = memory if kind is MemoryTrainer and i != 10 else None, [], []
         for segment in batch.split(7):
             output = own(segment, memory)
             memory = output.memory
@@ -222,74 +290,75 @@ def test_the_trainer_learns_in_order_as_a_loop_of_ones_own_with_memory_carried_o
         optimizer.step()
         expected.append(loss.item())
     assert losses == pytest.approx(expected, rel=1e-4)
-    empty = trainer.model.eval()(streams[:14].T).logits  # an evaluation has the loss of predictions alone
-    loss = F.cross_entropy(empty[:, :-1].flatten(0, 1), streams[1:14].T.flatten())
+    logits = trainer.model.eval()(streams[:, :4].T).logits  # an evaluation has the loss of predictions alone
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), streams[1:, :4].T.flatten())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
 def test_layers_computed_again_and_batches_in_parts_learn_the_same():
-    plain, _ = trained(MemoryTrainer)
-    again, trainer = trained(MemoryTrainer, activation_checkpointing=True)
+    plain, _ = trained(ROWS)
+    again, trainer = trained(ROWS, activation_checkpointing=True)
     assert again == pytest.approx(plain, rel=1e-5)
-    assert trainer.model.train()(PROMPTS[0][None]).logits.requires_grad
     assert trainer.model.model.transformer.recompute
-    parts, _ = trained(transformers.Trainer, per_device_train_batch_size=2, gradient_accumulation_steps=2)
-    whole, _ = trained(transformers.Trainer)
-    assert parts == pytest.approx(whole, rel=1e-2)  # compressions' losses are means of other segments
+    parts, _ = trained(ROWS, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    assert parts == pytest.approx(plain, rel=1e-2)  # compressions' losses are means of other segments
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
-def test_an_epoch_begins_with_an_empty_memory_and_random_order_is_refused():
-    _, trainer = trained(MemoryTrainer, num_train_epochs=2, steps=-1, learning_rate=0.0)
-    log = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert log[: len(log) // 2] == pytest.approx(log[len(log) // 2 :], rel=1e-5)
-    with pytest.raises(ValueError, match="sequential"):
-        trained(MemoryTrainer, train_sampling_strategy="random")
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
-def test_padded_rows_train_without_a_memory_to_carry_and_are_refused_with_one():
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
+    """A row of one token has nothing to predict. Labels that are a copy of padded ids are masked."""
     tokenizer = huggingface.load("compressive-shakespeare")[1]
-    rows = [{"input_ids": torch.arange(n)} for n in (3, 9, 11, 6)]
-    batch = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
-    adapter = MemformerForCausalLM(
-        MemformerConfig(**asdict(SMALL) | {"model": "transformer-xl", "vocab_size": 65})
-    )
-    losses = [adapter(row["input_ids"][None], labels=row["input_ids"][None]).loss for row in rows]
-    expected = sum(loss * (len(row["input_ids"]) - 1) for loss, row in zip(losses, rows, strict=True)) / 25
-    assert adapter(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    _, trainer = trained(MemoryTrainer, 1, adapter)
+    tokenizer.padding_side = side
+    rows = [{"input_ids": list(range(n))} for n in (3, 9, 1, 11, 6)] * 3 + [{"input_ids": [0] * 14}]
+    collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+    def copied(rows):
+        return (batch := collate(rows)) | {"labels": batch["input_ids"]}
+
+    losses = []
+    for batch, parts, collator in ((16, 1, collate), (1, 16, collate), (16, 1, copied)):
+        settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": parts}
+        model = small_adapter(model="transformer-xl", vocab_size=65)
+        losses.append(trained(rows, model, 1, collator, **settings)[0][0])
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
     with pytest.raises(ValueError, match="one length"):
-        trainer.compute_loss(adapter.train(), dict(batch))
+        trained(rows, model, 1, collate, kind=MemoryTrainer)
+    batch = collate(rows[:5])
+    alone = [model(torch.tensor([row["input_ids"]])).logits[0, :-1] for row in rows[:5]]
+    targets = torch.cat([torch.arange(1, len(x) + 1) for x in alone])
+    wanted = F.cross_entropy(torch.cat(alone), targets).item()
+    assert model(**batch).loss.item() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+@pytest.mark.parametrize(
+    "settings", [{"label_smoothing_factor": 0.1}, {"loss": lambda outputs, labels, **_: outputs.logits.sum()}]
+)
+def test_a_trainer_that_computes_its_own_loss_from_logits_is_refused_in_a_line(model, settings):
+    with pytest.raises(ValueError, match="label_smoothing_factor, compute_loss_func") as raised:
+        trained(ROWS, small_adapter(model=model), **settings)
+    assert "\n" not in str(raised.value)
+    if model == "compressive":
+        with pytest.raises(ValueError, match="computes from labels"):
+            small_adapter(model=model).train()(PROMPTS[1][None])
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_elsewhere")
 def test_lora_trains_its_own_weights_alone_and_is_saved_and_loaded(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
     adapter, own = wrapped()
     before = {name: x.clone() for name, x in own.state_dict().items()}
     lora = peft.LoraConfig(target_modules=["query", "value"], r=2, task_type="CAUSAL_LM")
     model = peft.get_peft_model(adapter, lora)
-    trained(MemoryTrainer, 20, model, activation_checkpointing=True)
+    trained(ROWS, model, 20, activation_checkpointing=True)
     after = {name.replace("base_layer.", ""): x for name, x in own.state_dict().items()}
     assert all(torch.equal(x, after[name]) for name, x in before.items())
     model.eval().save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    again = peft.PeftModel.from_pretrained(wrapped_again(before), tmp_path).eval()
-    text = PROMPTS[1][None]
+    (fresh, plain), text = wrapped(), PROMPTS[1][None]
+    plain.load_state_dict(before)
     learned = model(text).logits
-    assert not torch.allclose(learned, wrapped_again(before)(text).logits, atol=1e-3)
-    assert torch.equal(again(text).logits, learned)
+    assert not torch.allclose(learned, fresh(text).logits, atol=1e-3)
+    assert torch.equal(peft.PeftModel.from_pretrained(fresh, tmp_path).eval()(text).logits, learned)
     ours = torch.cat(list(generate(own, text.T, 10, temperature=0)))
     assert torch.equal(model.generate(input_ids=text, max_new_tokens=10, do_sample=False)[0, 24:], ours)
-
-
-def wrapped_again(weights):
-    adapter, own = wrapped()
-    own.load_state_dict(weights)
-    return adapter

@@ -26,7 +26,6 @@ from tests.convert.test_transfo_xl_files import FOLDER as TRANSFO_XL
 
 pytestmark = pytest.mark.long
 TEXTS = [write_play(n, seed=n) for n in (900, 2_500, 300)]
-QUESTIONS = [("ROMEO:\nI love ", "thee", "xqz"), ("KING HENRY:\n", "The king", "jj jj")]
 PLAY = """\
 task: play
 dataset_path: json
@@ -36,17 +35,6 @@ output_type: loglikelihood_rolling
 doc_to_text: ""
 doc_to_target: "{{text}}"
 metric_list: [{metric: bits_per_byte}, {metric: byte_perplexity}]
-"""
-CHOOSE = """\
-task: choose
-dataset_path: json
-dataset_kwargs: {data_files: {test: FOLDER/choose.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{[right, wrong]}}"
-doc_to_target: 0
-metric_list: [{metric: acc}]
 """
 
 
@@ -73,37 +61,19 @@ def requests(*arguments):
     return [SimpleNamespace(args=args) for args in arguments]
 
 
-@pytest.fixture
-def tasks(tmp_path, monkeypatch):
-    """A folder of two tasks and their texts."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    questions = [dict(zip(("question", "right", "wrong"), row, strict=True)) for row in QUESTIONS]
-    texts = [{"text": text} for text in TEXTS]
-    for name, task, rows in (("play", PLAY, texts), ("choose", CHOOSE, questions)):
-        (tmp_path / f"{name}.yaml").write_text(task.replace("FOLDER", tmp_path.as_posix()))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return tmp_path
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_each_text(tasks, batch_size):
+def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_each_text(
+    batch_size, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "play.yaml").write_text(PLAY.replace("FOLDER", tmp_path.as_posix()))
+    (tmp_path / "play.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     lm, model, tokenizer = harness(batch_size=batch_size)
-    manager = TaskManager(include_path=str(tasks))
-    results = lm_eval.simple_evaluate(lm, tasks=["play", "choose"], task_manager=manager, bootstrap_iters=0)[
-        "results"
-    ]
+    manager = TaskManager(include_path=str(tmp_path))
+    results = lm_eval.simple_evaluate(lm, tasks=["play"], task_manager=manager, bootstrap_iters=0)["results"]
     nats = sum(nats_of(model, tokenizer, text) for text in TEXTS)
     bits = nats / math.log(2) / len("".join(TEXTS))
     assert results["play"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
-    assert results["choose"]["acc,none"] == 1.0
-
-
-def test_without_a_length_above_the_texts_memory_is_lost_every_2048_tokens():
-    lm, model, tokenizer = harness(max_length=None)
-    assert lm.max_length == 2048
-    short, long = lm.loglikelihood_rolling(requests((TEXTS[0],), (TEXTS[1],)), disable_tqdm=True)
-    assert short == pytest.approx(-nats_of(model, tokenizer, TEXTS[0]), rel=1e-6)
-    assert long != pytest.approx(-nats_of(model, tokenizer, TEXTS[1]), rel=1e-4)
 
 
 def test_a_continuation_is_scored_after_its_context_however_the_two_are_divided_in_a_batch():

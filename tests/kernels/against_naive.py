@@ -19,23 +19,6 @@ def kernel_named(name: str) -> Kernel:
     return import_module(f"memformers.kernels.{name}").relative_attention
 
 
-def errors(
-    kernel: Kernel, inputs: dict[str, Tensor], key_start: Tensor | None, reference: Kernel
-) -> dict[str, float]:
-    """The RMS errors of the output of ``kernel`` and of the gradients of its ``inputs``, relative to the RMS
-    values of the ``reference`` in float64; queries see the keys from ``key_start [B, S]`` on."""
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    wanted, got = reference(**exact, key_start=key_start), kernel(**inputs, key_start=key_start)
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = torch.empty_like(got).copy_(weight)  # in the output's order in memory, as in a model
-    all_wanted = wanted, *torch.autograd.grad(wanted, list(exact.values()), weight.double())
-    all_got = got, *torch.autograd.grad(got, list(inputs.values()), weight)
-    return {
-        name: ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
-        for name, a, b in zip(("output", *inputs), all_got, all_wanted, strict=True)
-    }
-
-
 def with_dropout(
     kernel: Kernel, inputs: dict[str, Tensor], key_start: Tensor | None
 ) -> tuple[Kernel, Kernel, Tensor]:
@@ -82,11 +65,20 @@ def compare(
     kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, key_start: Tensor | None = None,
     reference: Kernel = naive.relative_attention, ignored: str = "",
 ) -> None:  # fmt: skip
-    """Whether ``kernel`` agrees with the ``reference`` in output and every gradient but those ``ignored``."""
-    assert kernel(**inputs, key_start=key_start).dtype == dtype
-    found = errors(kernel, inputs, key_start, reference)
-    for name in ignored:
-        del found[name]
+    """Whether ``kernel`` agrees with the ``reference`` in float64, in output and every gradient but those
+    ``ignored``; queries see the keys from ``key_start [B, S]`` on."""
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    wanted, got = reference(**exact, key_start=key_start), kernel(**inputs, key_start=key_start)
+    assert got.dtype == dtype
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = torch.empty_like(got).copy_(weight)  # in the output's order in memory, as in a model
+    all_wanted = wanted, *torch.autograd.grad(wanted, list(exact.values()), weight.double())
+    all_got = got, *torch.autograd.grad(got, list(inputs.values()), weight)
+    found = {
+        name: ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
+        for name, a, b in zip(("output", *inputs), all_got, all_wanted, strict=True)
+        if name not in ignored
+    }
     assert all(error <= TOLERANCE[dtype] for error in found.values()), found
 
 
@@ -101,9 +93,8 @@ def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtyp
     compare(dropping, inputs, dtype, key_start, reference)
 
 
-def kept_by(compute: Callable[[], Tensor]) -> list[Tensor]:
-    """The tensors that are kept for the backward pass."""
+def kept_by(compute: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The tensors that are kept for the backward pass, and the result."""
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        compute()
-    return kept
+        return kept, compute()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import tiling
@@ -39,9 +40,9 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
 @pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
 def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
     monkeypatch.setattr(blocked, "MAX_KEPT", 4 * 8 * 100)
-    inputs, outputs = tensors(1, 4, 8, K, 2, torch.float32), []
-    kept = kept_by(lambda: outputs.append(blocked.relative_attention(**inputs)))
-    known = {t.data_ptr() for t in (*outputs, *inputs.values())}
+    inputs = tensors(1, 4, 8, K, 2, torch.float32)
+    kept, output = kept_by(lambda: blocked.relative_attention(**inputs))
+    known = {t.data_ptr() for t in (output, *inputs.values())}
     assert sum(t.numel() for t in kept if t.data_ptr() not in known) == probabilities
 
 
@@ -73,34 +74,20 @@ def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob
     torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(arguments))
 
 
-def test_forward_mode_is_refused_where_the_operator_would_give_no_derivative():
-    inputs = tensors(1, 1, 3, 5, 2, torch.float64)
-    direction = {name: torch.ones_like(t) for name, t in inputs.items()}
-    with pytest.raises(NotImplementedError, match="kernel='naive'"):
-        torch.func.jvp(
-            lambda inputs: blocked.relative_attention(**inputs),
-            ({n: t.detach() for n, t in inputs.items()},),
-            (direction,),
-        )
-
-
-def test_the_second_derivative_is_an_error_that_names_naive():
+def test_forward_mode_and_second_derivatives_are_errors_that_name_naive():
     inputs = tensors(1, 1, 3, 5, 2, torch.float64)
     out = blocked.relative_attention(**inputs)
     (first,) = torch.autograd.grad(out.pow(2).sum(), inputs["query"], create_graph=True)
     with pytest.raises(NotImplementedError, match="kernel='naive'"):
         first.sum().backward()
+    values = {name: t.detach() for name, t in inputs.items()}
+    with pytest.raises(NotImplementedError, match="kernel='naive'"):
+        torch.func.jvp(lambda inputs: blocked.relative_attention(**inputs), (values,), (values,))
 
 
 def test_activation_checkpointing_reads_what_is_kept_once():
-    from torch.utils.checkpoint import checkpoint
-
     inputs = tensors(2, 3, 7, 11, 5, torch.float64)
-    found = []
-    for compute in (
-        blocked.relative_attention,
-        lambda **t: checkpoint(blocked.relative_attention, **t, use_reentrant=False),
-    ):
-        out = compute(**inputs)
-        found.append(torch.autograd.grad(out.sum(), [*inputs.values()]))
+    plain = blocked.relative_attention(**inputs)
+    again = checkpoint(blocked.relative_attention, **inputs, use_reentrant=False)
+    found = [torch.autograd.grad(out.sum(), [*inputs.values()]) for out in (plain, again)]
     assert all(map(torch.equal, *found))

@@ -1,4 +1,4 @@
-"""Every kernel against the naive one, and the naive one against the definition, one score at a time."""
+"""Every kernel against the naive one, and that against the definition; which kernel is chosen."""
 
 import math
 from itertools import product
@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memformers.kernels import naive, sdpa
+from memformers import RelativeMultiHeadAttention, kernels
+from memformers.kernels import blocked, naive, sdpa
 from memformers.kernels.naive import causal_mask
+from tests.builders import fill_zeros
 from tests.kernels.against_naive import compare, compare_dropout, first_keys, kernel_named, random_inputs
 
 # (B, H, S, K, E): prime and different, and the edges: one query, one of everything, no memory.
@@ -24,12 +26,7 @@ SIZES = {
     # In half precision, PyTorch's attention itself rounds more than the tolerance for 3 features a head.
     | {torch.bfloat16: [size for size in [*EDGES, *BLOCKS, (1, 2, 300, 310, 64)] if size[-1] != 3]},
 }
-CASES = [
-    case
-    for name, by_dtype in SIZES.items()
-    for dtype, sizes in by_dtype.items()
-    for case in product([name], [dtype], sizes, (False, True))
-]
+CASES = [(name, dtype, size) for name, sizes in SIZES.items() for dtype in sizes for size in sizes[dtype]]
 
 
 def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_start=None):
@@ -62,7 +59,8 @@ def check(name, dtype, size, bounded=False, without="", autocast=False):
     compare(kernel, inputs, dtype, first_keys(B, S, K) if bounded else None, reference, ignored)
 
 
-@pytest.mark.parametrize(("name", "dtype", "size", "bounded"), CASES)
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(("name", "dtype", "size"), CASES)
 def test_a_kernel_equals_the_reference_in_output_and_every_gradient(name, dtype, size, bounded):
     check(name, dtype, size, bounded)
 
@@ -138,3 +136,54 @@ def test_a_hidden_key_is_selected_away_even_if_its_numbers_are_not_finite(name, 
     with torch.no_grad():
         inputs["key"][0, :, 2] = number
     assert torch.equal(kernel(**inputs, key_start=key_start), plain)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The names of the kernels that are called."""
+    names = []
+    for name, home in (("naive", naive), ("blocked", blocked), ("sdpa", sdpa)):
+        real = home.relative_attention
+        monkeypatch.setattr(
+            home, "relative_attention", lambda *a, n=name, f=real, **k: names.append(n) or f(*a, **k)
+        )
+    return names
+
+
+def attention(kernel, **options):
+    torch.manual_seed(0)
+    return fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, kernel=kernel, **options))
+
+
+def test_auto_takes_blocked_for_large_attention_on_a_cpu_and_sdpa_on_other_devices(called, monkeypatch):
+    x, large = torch.randn(5, 1, 8), torch.randn(1100, 1, 8)
+
+    def calls(x, module, **forward):
+        called.clear()
+        module(query=x, key=x, value=x, **forward)
+        return called
+
+    assert calls(x, attention("auto")) == ["naive"]
+    assert calls(large, attention("auto")) == ["blocked"]
+    assert calls(large, attention("naive")) == ["naive"]
+    assert calls(x.to("meta"), attention("auto").to("meta")) == ["sdpa"]
+    monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", 1)
+    mask = causal_mask(5, 5, x.device)[:, :, None]
+    assert calls(x, attention("auto"), mask=mask) == ["naive"]
+    assert calls(x, RelativeMultiHeadAttention(2, 8, 0.5)) == ["blocked"]
+
+
+def test_the_blocked_kernel_refuses_a_mask_and_other_devices():
+    for device, masked, why in (("cpu", True, "takes no mask"), ("meta", False, "the model is on meta")):
+        x = torch.randn(5, 1, 8, device=device)
+        mask = causal_mask(5, 5, x.device)[:, :, None] if masked else None
+        with pytest.raises(ValueError, match=f"kernel='blocked' .*{why}"):
+            attention("blocked").to(device)(query=x, key=x, value=x, mask=mask)
+
+
+def test_the_environment_names_the_kernel_of_auto(monkeypatch):
+    monkeypatch.setenv("MEMFORMERS_KERNEL", "sdpa")
+    assert (attention("auto").kernel, attention("naive").kernel) == ("sdpa", "naive")
+    monkeypatch.setenv("MEMFORMERS_KERNEL", "quick")
+    with pytest.raises(ValueError, match=r"MEMFORMERS_KERNEL.*quick"):
+        attention("auto")

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
+from memformers import (
+    GRUGate,
+    Memory,
+    MemorySizes,
+    RelativeMultiHeadAttention,
+    TransformerXL,
+    TransformerXLLayer,
+)
 from memformers.kernels.naive import causal_mask
 from memformers.models import attention as attention_module
 from memformers.models.attention import sinusoids
@@ -42,15 +49,24 @@ def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
             torch.testing.assert_close(found[i, b], own.output(torch.cat(heads)), **EXACT)
 
 
+def attention(**arguments):
+    return RelativeMultiHeadAttention(**({"heads": 2, "d_model": 8} | arguments))
+
+
 @pytest.mark.parametrize(
-    ("arguments", "word"),
-    [({"d_model": 100, "heads": 8}, "96 or 104"), ({"d_model": 4, "heads": 8}, "such as 8"),
-     ({"positions": "rotary"}, "rotary"), ({"clamp_len": 5}, "clamp_len=5"),
-     ({"positions": "sinusoidal", "clamp_len": 0}, "clamp_len=0"), ({"position_features": 4}, "position_fe")],
+    ("build", "word"),
+    [(lambda: attention(d_model=100, heads=8), "96 or 104"), (lambda: attention(d_model=4, heads=8), "as 8"),
+     (lambda: attention(positions="rotary"), "rotary"), (lambda: attention(clamp_len=5), "clamp_len=5"),
+     (lambda: attention(positions="sinusoidal", clamp_len=0), "clamp_len=0"),
+     (lambda: attention(position_features=4), "position_fe"),
+     (lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
+     (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
+     (lambda: TransformerXLLayer(**layer_parts("post"), gate="gru"), "post"),
+     (lambda: TransformerXL(small_xl().layers, 3), "3 layers")],
 )  # fmt: skip
-def test_attention_that_cannot_be_built_is_an_error(arguments, word):
+def test_attention_and_layers_that_cannot_be_built_are_an_error(build, word):
     with pytest.raises(ValueError, match=word):
-        RelativeMultiHeadAttention(**({"heads": 2, "d_model": 8} | arguments))
+        build()
 
 
 MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2, 3, dtype=torch.int64)
@@ -78,8 +94,6 @@ def test_what_attention_can_not_be_called_with_is_an_error(arguments, word):
 
 @pytest.mark.usefixtures("float64")
 def test_a_mask_hides_beside_what_a_document_and_a_window_do():
-    from memformers import Memory, MemorySizes
-
     stack, x, past = small_xl(), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
     doc_starts = torch.zeros(4, 2, dtype=torch.bool)
     doc_starts[2, 0] = True
@@ -123,22 +137,8 @@ def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(
     assert not list(lm.buffers())
 
 
-@pytest.mark.parametrize(
-    ("build", "word"),
-    [(lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
-     (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
-     (lambda: TransformerXLLayer(**layer_parts("post"), gate="gru"), "post"),
-     (lambda: TransformerXL(small_xl().layers, 3), "3 layers")],
-)  # fmt: skip
-def test_layers_that_cannot_be_are_an_error(build, word):
-    with pytest.raises(ValueError, match=word):
-        build()
-
-
 @pytest.mark.usefixtures("float64")
 def test_the_gate_is_that_of_the_paper():
-    from memformers import GRUGate
-
     gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
     w_r, w_z, w_g = gate.of_output.weight.chunk(3)
     u_r, u_z = gate.of_input.weight.chunk(2)

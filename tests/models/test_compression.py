@@ -1,13 +1,27 @@
-"""Compression functions against PyTorch's pooling and convolution."""
+"""Compression functions against PyTorch's; what they learn from, against the formulas."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from torch import nn
 
-from memformers import Conv1dCompression, DilatedConvCompression, MaxCompression, MeanCompression
+from memformers import (
+    AttentionReconstructionLoss,
+    CompressiveTransformer,
+    CompressiveTransformerLayer,
+    Conv1dCompression,
+    DilatedConvCompression,
+    MaxCompression,
+    MeanCompression,
+    Memory,
+    MemorySizes,
+)
+from tests.builders import fill_zeros, layer_parts, small_compressive, small_lm
+from tests.texts import EXACT, documents, gradients, read, tokens
 
 
 @pytest.mark.parametrize("rate", [1, 2, 5])
@@ -57,3 +71,99 @@ def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c)
     torch.testing.assert_close(f_c(mem), MeanCompression(3)(mem))
     f_c(mem).square().sum().backward()
     assert all(p.grad.any() for p in f_c.parameters())
+
+
+SIZE = MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)
+X = torch.randn(9, 2, 12)
+MAPPED = nn.Sequential(MaxCompression(3), nn.Linear(12, 12))
+
+
+def stack_of(compress, *loss):
+    """A stack of two layers with copies of this f_c."""
+    layer = copy.deepcopy(small_compressive().layers[0])
+    layer.compress, layer.size = compress, SIZE
+    return fill_zeros(CompressiveTransformer(layer, 2, *loss))
+
+
+def loss_of(stack):
+    """The auxiliary loss of the last of three random segments."""
+    memory = None
+    for _ in range(3):
+        _, memory, loss = stack(torch.randn(7, 2, 12), memory)
+    return loss
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
+     {"compression": "dilated"}],
+)  # fmt: skip
+@pytest.mark.parametrize("auxiliary", [False, True])
+def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, settings):
+    lm, memory, loss, text = small_lm("compressive", **settings), None, 0.0, tokens(21)
+    for part in text.split(7):
+        logits, memory, own = lm(part, memory, through_memory=True)
+        loss = own if auxiliary else loss + F.cross_entropy(logits.flatten(0, 1), part.flatten())
+    assert loss > 0
+    for (name, _), grad in zip(lm.named_parameters(), gradients(lm, loss), strict=True):
+        assert bool(grad.any()) == ((".compress." in name) == auxiliary), name
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_attention_loss_compares_content_attention_over_memories_and_slots(norm):
+    layer = small_compressive(norm=norm).layers[0]
+    h, mem, norm = torch.randn(5, 2, 12), torch.randn(6, 2, 12), layer.attention_input
+
+    def content_attention(context):
+        of = (layer.self_attn.query, h), (layer.self_attn.key, context), (layer.self_attn.value, context)
+        query, key, value = (map(norm(x)).unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for map, x in of)
+        return (query @ key.mT / 2.0).softmax(-1) @ value
+
+    wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
+    torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_their_document():
+    lm = small_lm("compressive", mem_len=6, segment_len=6, n_layers=1)
+    *_, memory = read(lm, tokens(24, 5))
+    text, valid = tokens(6, 5), torch.tensor([99, 99, 99, 4, 3])
+
+    def loss(stream, valid):
+        alone = memory.streams([stream])
+        return lm(text[:, [stream]], Memory(alone.mem, alone.c_mem, torch.tensor([valid]))).auxiliary_loss
+
+    past = Memory(memory.mem, memory.c_mem, valid)
+    together = lm(text, past, doc_starts=documents(6, 5, (0, 1), (4, 2))).auxiliary_loss
+    # Stream 1 has just begun and stream 2 does within; of the 6 positions of memory that become two slots,
+    # streams 3 and 4 have 4 and 3, and so one whole slot each.
+    alone = torch.stack([loss(0, 99), loss(3, 4), loss(4, 3)])
+    torch.testing.assert_close(together, alone.mean(), **EXACT)
+    assert (loss(3, 4), loss(3, 2)) == (loss(3, 3), 0) != (loss(3, 99), 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [(lambda: stack_of(MAPPED, "squares"), "squares"),
+     (lambda: stack_of(MAPPED, "none"), "Sequential"),
+     (lambda: AttentionReconstructionLoss(small_compressive().layers)([X], [X, X]), "got 1"),
+     (lambda: loss_of(stack_of(nn.Identity())), "Identity.forward")],
+)  # fmt: skip
+def test_a_loss_that_can_not_be_computed_or_train_the_compression_is_an_error(build, word):
+    with pytest.raises(ValueError, match=word):
+        build()
+    assert loss_of(stack_of(MaxCompression(3), "none")) == 0
+    assert loss_of(stack_of(copy.deepcopy(MAPPED).requires_grad_(False), "none")) == 0
+
+
+def test_compression_runs_once_a_step_and_a_stack_takes_a_layer_each():
+    lm, calls = small_lm("compressive"), []
+    for layer in lm.transformer.layers:
+        layer.compress.register_forward_hook(lambda *_: calls.append(1))
+    lm(tokens(7))
+    assert len(calls) == 2  # one for each layer
+    sizes = [MemorySizes(2, 2, c) for c in (2, 5)]
+    f_cs = [Conv1dCompression(size.compression_rate, 12) for size in sizes]
+    parts = [layer_parts() | {"compress": f_c, "size": size} for f_c, size in zip(f_cs, sizes, strict=True)]
+    layers = [CompressiveTransformerLayer(**part) for part in parts]
+    assert CompressiveTransformer(layers, 2).sizes == sizes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memformers import AdaptiveConfig, CoreConfig, MemoryCore, ModelConfig, Stepper
+from memformers import AdaptiveConfig, CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.models.base import memory_facts, operations
 from memformers.models.config import SETTING_MODELS, ModelName
 from tests.builders import MODELS, SMALL, small_lm
@@ -53,12 +53,13 @@ def test_settings_that_no_model_can_be_built_from_are_an_error(settings, word):
     ("embedding", "settings", "word"),
     [("plain", {"cutoffs": (3,)}, "adaptive"), ("plain", {"tie_weights": True}, "adaptive"),
      ("adaptive", {"cutoffs": (7, 3)}, "ascending"), ("adaptive", {"cutoffs": (0,)}, "at least 1"),
-     ("adaptive", {"div_val": 0}, "div_val"), ("adaptive", {"d_embed": 0}, "d_embed"),
+     ("adaptive", {"cutoffs": (300,)}, "vocab_size=256"), ("adaptive", {"div_val": 0}, "div_val"),
+     ("adaptive", {"d_embed": 0}, "d_embed"),
      ("adaptive", {"cutoffs": (3, 7), "div_val": 4, "d_embed": 8}, "d_embed=16")],
 )  # fmt: skip
 def test_an_embedding_that_cannot_be_is_an_error(embedding, settings, word):
     with pytest.raises(ValueError, match=word):
-        ModelConfig(embedding=embedding, adaptive=AdaptiveConfig(**settings))
+        MemoryLM(ModelConfig(embedding=embedding, adaptive=AdaptiveConfig(**settings)))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,10 @@ def test_an_embedding_that_cannot_be_is_an_error(embedding, settings, word):
      ((torch.tensor([[3], [-1]]),), "from -1 to 3"), ((tokens(7).to("meta"),), "meta"),
      ((tokens(7), ((torch.zeros(5, 2, 12),) * 2,)), "mem"), ((tokens(7), 5), "int"),
      ((tokens(7), None, tokens(6)), "targets"), ((tokens(7), None, np.zeros((7, 2))), "ndarray"),
-     ((tokens(7), None, None, torch.zeros(6, 2).bool()), "doc_starts")],
+     *(((tokens(7), None, None, starts), "doc_starts") for starts in (
+         torch.zeros(6, 2).bool(), torch.zeros(7).bool(), torch.zeros(7, 2), [True])),
+     ((tokens(7), None, torch.full((7, 2), -1)), "targets below vocab_size=11.* -1 to"),
+     ((tokens(7), None, torch.full((7, 2), 11)), "targets below vocab_size=11.* to 11")],
 )  # fmt: skip
 def test_what_a_model_can_not_be_called_with_is_an_error(arguments, word):
     with pytest.raises(ValueError, match=word):

@@ -203,10 +203,7 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
         text, given = tokens(6), {"doc_starts": starts_of(6)}
         ours, theirs = lm(text, memory, **given), exported(text, got, **given)
         memory, got = ours.memory, theirs.memory
-        same(
-            [theirs.logits, theirs.auxiliary_loss, *kept(got)],
-            [ours.logits, ours.auxiliary_loss, *kept(memory)],
-        )
+        same(*([x.logits, x.auxiliary_loss, *kept(x.memory)] for x in (theirs, ours)))
         assert torch.equal(got.valid, memory.valid)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from memformers import AttentionReconstructionLoss, CoreConfig, Memory, MemoryCore, MemorySizes
+from memformers import AttentionReconstructionLoss, Memory, MemorySizes
+from memformers.models.base import MemoryStack
 from memformers.models.memory import (
     UNBOUNDED,
     compress_memory,
@@ -20,7 +21,6 @@ from memformers.models.memory import (
     n_masked_slots,
     truncate_memory,
     valid_afterwards,
-    visible_past_keys,
 )
 from tests.builders import small_compressive, small_lm, small_xl
 from tests.texts import BY_LAYER, documents, kept, read, tokens
@@ -82,7 +82,7 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
         if starts is not None and memory.mem:  # as Memory.reset does, which also clears what is hidden
             memory = replace(memory, valid=memory.valid_positions().masked_fill(starts[0], 0))
         M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
-        visible = None if valid is None else visible_past_keys(valid, M, C, c)
+        visible = None if valid is None else MemoryStack.visible_past_keys(None, valid, M, C, c)
         first = first_visible_key(x[0], M + C, visible, starts, window)
         slots, mem = held(memory, 0, c)
         keys = slots + mem + [[at + i] for i in range(S)]
@@ -112,16 +112,10 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
 
 @pytest.mark.parametrize(("mem_len", "shared"), [(0, False), (63, False), (64, True)])
 def test_a_memory_keeps_no_segment_alive_of_which_it_is_less_than_half(mem_len, shared):
-    inputs = positions(5, 128)
-    inputs = [x.clone() for x in inputs]
-    for lm in (None, small_lm("transformer-xl", mem_len=mem_len)):
-        if lm is None:
-            mem = truncate_memory(Memory(), inputs, [MemorySizes(mem_len)] * 2).mem
-        else:
-            mem = lm(tokens(128)).memory.mem
-        gc.collect()
-        assert [len(x) for x in mem] == [mem_len] * 2
-        assert [x.untyped_storage().nbytes() == x.nbytes for x in mem] == [not shared] * 2
+    mem = small_lm("transformer-xl", mem_len=mem_len)(tokens(128)).memory.mem
+    gc.collect()
+    assert [len(x) for x in mem] == [mem_len] * 2
+    assert [x.untyped_storage().nbytes() == x.nbytes for x in mem] == [not shared] * 2
 
 
 def test_streams_are_chosen_joined_and_reset():
@@ -224,21 +218,12 @@ ONE, X = torch.zeros(3, 2, 12), torch.randn(7, 2, 12)
 def test_a_memory_that_does_not_fit_is_an_error(memory, word):
     with pytest.raises(ValueError, match=word):
         small_lm("transformer-xl", mem_len=5)(tokens(7), memory)
-    with pytest.raises(ValueError, match="at most 5"):
-        small_lm("transformer-xl").check_memory(Memory((torch.zeros(6, 2, 12),) * 2), 2)
-
-
-@pytest.mark.parametrize(
-    "doc_starts",
-    [*(torch.zeros(7, *more).bool() for more in ((3,), (1,), ())), torch.zeros(7, 2), [True]],
-)  # fmt: skip
-def test_starts_that_do_not_fit_the_streams_are_an_error(doc_starts):
-    for call in (
-        lambda: small_lm("transformer-xl")(tokens(7), doc_starts=doc_starts),
-        lambda: MemoryCore(CoreConfig(d_model=12, heads=3))(X, doc_starts=doc_starts),
+    for model, wrong in (
+        ("transformer-xl", Memory((torch.zeros(6, 2, 12),) * 2)),
+        ("transformer", Memory((ONE,) * 2)),
     ):
-        with pytest.raises(ValueError, match="doc_starts"):
-            call()
+        with pytest.raises(ValueError, match=r"at most [05]"):
+            small_lm(model).check_memory(wrong, 2)
 
 
 def test_the_loss_of_a_segment_that_compresses_nothing_is_0():

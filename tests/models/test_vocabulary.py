@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memformers import AdaptiveConfig, MemoryLM, ModelConfig
 from memformers.data.streams import IGNORED
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
@@ -61,13 +60,6 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(
         assert (ours is None) == (wanted is None)
         if ours is not None:
             torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-10)
-
-
-def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
-    # A training's text may have more tokens.
-    config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((300,)))
-    with pytest.raises(ValueError, match="vocab_size=256"):
-        MemoryLM(config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

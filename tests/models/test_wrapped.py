@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
 from tests.builders import fill_zeros
+from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
 
 PLACES = (
@@ -21,10 +22,11 @@ F_C = "transformer.layers.0.compress.conv"
 
 
 @pytest.fixture(autouse=True)
-def _what_pytorch_says_of_its_own_tools_is_ignored():
+def _without_warnings_and_global_hooks():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    nn.modules.module._global_forward_hooks.clear()
 
 
 class LoRA(nn.Module):
@@ -68,6 +70,13 @@ def hooked(module):
     module.register_forward_hook(lambda _, __, output: 2 * output)
 
 
+def hooked_with_all(module):
+    def double(other, _, output):
+        return 2 * output if other is module else None
+
+    nn.modules.module.register_module_forward_hook(double)
+
+
 def replaced_forward(module):
     """As accelerate's hooks do."""
     forward = module.forward
@@ -88,7 +97,7 @@ def halved(module):
 
 CHANGES = {
     "LoRA": LoRA, "forward hook": hooked, "forward of its own": replaced_forward, "pruned": pruned,
-    "old weight norm": weight_norm,
+    "hook of all modules": hooked_with_all, "old weight norm": weight_norm,
     "weight norm": parametrizations.weight_norm, "parametrized": halved,
 }  # fmt: skip
 
@@ -114,24 +123,6 @@ def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_on
     for part in x.split(6):  # a training without gradient through memory, in which no graph is used twice
         output, memory, _ = core(part, memory)
         output.sin().sum().backward()
-
-
-@pytest.mark.usefixtures("float64")
-def test_hooks_of_all_modules_change_every_segment_as_they_change_one_pass():
-    core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
-    plain = read(core, x, 6)[0]
-
-    def hook(module, _, output):
-        return 2 * output if isinstance(module, nn.Linear) else None
-
-    handle = nn.modules.module.register_module_forward_hook(hook)
-    try:
-        found, wanted = read(core, x, 6)[0], core(x).output
-        stepper = Stepper(core.eval(), 2)
-        same([found, torch.cat([stepper.read(part) for part in x.split(5)])], [wanted, wanted])
-    finally:
-        handle.remove()
-    assert not torch.allclose(found, plain)
 
 
 @pytest.mark.parametrize("place", [*PLACES, F_C])
@@ -192,24 +183,19 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_layers_that_are_computed_again_keep_only_tensors_that_are_given_by_position(model, monkeypatch):
+def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(model, monkeypatch):
     from memformers.models import base
 
-    calls, real = [], base.checkpoint
-    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: calls.append((a, k)) or real(*a, **k))
+    named, real = [], base.checkpoint
+    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
     core, x, found = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
     for recompute in (False, True):
-        core.transformer.recompute, stashed = recompute, []
+        core.transformer.recompute = recompute
         torch.manual_seed(3)
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, n=stashed: n.append(t.numel()) or t, lambda t: t
-        ):
-            output = read(core, x, 6)[0]
-        found.append((sum(stashed), output.detach(), gradients(core, output.square().sum())))
+        kept, output = kept_by(lambda: read(core, x, 6)[0])
+        found.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
     (before, *plain), (after, *again) = found
     assert after < before / 2
     torch.testing.assert_close(again, plain)
-    assert len(calls) == 3 * 2
-    for (_, *given), named in calls:
-        assert isinstance(given[0], torch.Tensor)
-        assert not any(isinstance(x, torch.Tensor) for x in named.values())
+    assert named
+    assert not any(isinstance(x, torch.Tensor) for x in named)

@@ -12,8 +12,10 @@ import pytest
 
 from memformers.common.command_line import command_as_given
 from memformers.common.files import write_json
+from memformers.common.intervals import Mean
+from memformers.common.text import UserError
 from memformers.report.document import write_report
-from memformers.report.markdown import fenced, html_of, table
+from memformers.report.markdown import fenced, html_of, number, table, unbroken
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -58,17 +60,11 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     assert not re.search(r'(src|href)="(?!#)', page)
     assert "&lt;b&gt;tags&lt;/b&gt;" in page
     assert "<b>tags" not in page
-    links = re.findall(r'<a href="#([^"]+)">', page)
-    assert links == re.findall(r'<h2 id="([^"]+)">', page)
-    assert len(links) == page.count("<h2")
+    assert re.findall(r'<a href="#([^"]+)">', page) == re.findall(r'<h2 id="([^"]+)">', page)
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
     assert all(b"<svg" in (comparison / image).read_bytes() for image in images)
-    caption = r"<figcaption>([^<]+)</figcaption>\s*</figure>"
-    figures = re.findall(
-        rf'<figure><svg role="img" aria-label="([^"]+)".*?</svg>\s*{caption}', page, re.DOTALL
-    )
-    assert len(figures) == len(images) == page.count("<figure>") == 4
-    assert all(title not in caption and page.count(caption) == 1 for title, caption in figures)
+    captioned = r'<figure><svg role="img" aria-label="[^"]+".*?</svg>\s*<figcaption>[^<]+</figcaption>'
+    assert len(re.findall(captioned, page, re.DOTALL)) == len(images) == page.count("<figure>") == 4
 
 
 def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_and_unit(seeds):
@@ -77,9 +73,8 @@ def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_
     assert " ± " not in text.partition("<table>")[2]
     assert " ± " in markdown
     with open(seeds.with_name("results.csv"), newline="") as file:
-        assert [float(row["bits_per_character"]) for row in csv.DictReader(file)] == [2.4, 2.5, 2.45] * len(
-            MODELS
-        )
+        bits = [float(row["bits_per_character"]) for row in csv.DictReader(file)]
+    assert bits == [2.4, 2.5, 2.45] * len(MODELS)
     found = json.loads(seeds.with_name("results.json").read_text())
     assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [3] * len(MODELS)
     assert found["base"] == "transformer-xl"
@@ -137,9 +132,8 @@ def test_at_1280_all_columns_are_in_the_page_and_no_line_ends_in_transformer_xl(
 @pytest.mark.parametrize(
     ("read", "said"),
     [((9_000, 9_000), "over the whole held-out text, with memory carried"),
-     ((2_048, 2_048), "over the same 2,048 tokens of the held-out text"),
-     ((2_048, 9_000), "unequal parts of the held-out text (No memory: 2,048 tokens, "
-      "Transformer-XL: all;")],
+     ((2_048, 2_048), "over the same part of the held-out text (2,048 tokens; the table's losses: all"),
+     ((2_048, 9_000), "over unequal parts of the held-out text (2,048 or 9,000 tokens;")],
 )  # fmt: skip
 def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
     for model, tokens in zip(MODELS, read, strict=False):
@@ -152,6 +146,26 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_
     last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
     assert markdown.count(last) == 2
     assert f"the losses in the table are over {last}." in markdown
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "results.json", "results.csv"])
+def test_a_report_replaces_an_earlier_one_and_no_file_of_the_user(name, tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": [2.4]})
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{re.escape(name)} that no report wrote"):
+        write_report(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "figures").exists()
+    (tmp_path / name).unlink()
+    assert markdown_of(tmp_path) == markdown_of(tmp_path)
+
+
+def test_a_setting_stays_with_its_number_and_zero_has_no_minus():
+    assert unbroken("M = 64, C = 64, Transformer-XL") == (
+        "M\xa0=\xa064, C\xa0=\xa064, Transformer-\N{WORD JOINER}XL"
+    )
+    assert [number(-1e-9, ".2f", signed=signed) for signed in (False, True)] == ["0.00", "+0.00"]
+    assert number(Mean(-0.5, 0.25, 3), ".1f", " s") == "−0.5 ± 0.2 s"
 
 
 def test_no_text_can_break_out_of_its_block_or_cell():

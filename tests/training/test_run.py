@@ -168,12 +168,16 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 
 
 @pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
-def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path):
+def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path, capsys):
     """Characters are tokens here, so the units differ by a constant."""
     config = small_training(tokens=128, evaluation_tokens=while_training, final_tokens=final)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
     assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1
+    first, last = ("the first 499 of" if n == 500 else "all" for n in (while_training, final))
+    lines = capsys.readouterr().err
+    assert f"Evaluations during the training read {first} 2,999 held-out tokens:" in lines
+    assert f"The last evaluation reads {last} 2,999 held-out tokens: " in lines
 
 
 def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_the_text():

@@ -40,6 +40,15 @@ def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
         replace_nested(TrainConfig(), **changes)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "read"), [(2_700_000, 32_768), (1_572_864, 32_768), (96_000, 2_000), (1_000, 512)]
+)
+def test_evaluations_of_a_short_training_read_an_eighth_of_its_tokens_together(tokens, read):
+    config = TrainConfig(tokens=tokens)
+    assert config.evaluation_tokens == read
+    assert replace_nested(config, evaluation_tokens=0).evaluation_tokens == 0
+
+
 COUNTED = {"wt103-large": 285}
 """Millions of parameters of the published script and weights, where the paper's table has another number."""
 
