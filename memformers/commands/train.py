@@ -2,7 +2,7 @@
 must."""
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -126,8 +126,9 @@ class Check:
 
     def run(self) -> None:
         """Print a line for each check; UserError if one failed."""
+        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
         failed = 0
-        for name, requirement, problem in conformance(**vars(self.config)):
+        for name, requirement, problem in conformance(**settings):
             print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
             if problem:
                 print(f"{'':19}{problem}")
