@@ -106,7 +106,8 @@ def noted_comparisons() -> dict[str, Path]:
     for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, UserError):
             folder = Path(read_json(note, {"folder": str})["folder"])
-            notes.append((note.stat().st_mtime, note.stem, folder))
+            if comparison_id(folder) == note.stem:
+                notes.append((note.stat().st_mtime, note.stem, folder))
     return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 
 
