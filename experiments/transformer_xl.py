@@ -1,6 +1,6 @@
 """Transformer-XL on Tiny Shakespeare: one run, tracked by labml.
 
-Run it with ``python experiments/transformer_xl.py``; ``--help-all`` lists every setting.
+Run it with ``python experiments/transformer_xl.py``; ``--help`` lists every setting.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The pages of the command line, one for each command, from what it answers to ``--help-all``."""
+"""The pages of the command line, one for each command, from what it answers to ``--help``."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ ENDING = re.compile(r"\s*\((default: .*|required)\)$")
 INTRODUCTION = f"""# The command line
 
 {ABOUT}
-`memformers COMMAND --help-all` prints the same as its page, and `memformers --version` the version.
+`memformers COMMAND --help` prints the same as its page, and `memformers --version` the version.
 
 | command | what it does |
 |---|---|
@@ -33,7 +33,7 @@ def command_pages() -> dict[str, str]:
 
 
 def help_of(command: str) -> str:
-    """What ``memformers COMMAND --help-all`` prints; ValueError if it fails."""
+    """What ``memformers COMMAND --help`` prints; ValueError if it fails."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # a plain StringIO gets no boxes
     with (
         patch.dict(os.environ, {"COLUMNS": WIDTH}),
@@ -41,10 +41,10 @@ def help_of(command: str) -> str:
         contextlib.redirect_stdout(printed),
     ):
         try:
-            main([command, "--help-all"])
+            main([command, "--help"])
         except SystemExit as end:
             if end.code:
-                raise ValueError(f"memformers {command} --help-all ended with {end.code}.") from None
+                raise ValueError(f"memformers {command} --help ended with {end.code}.") from None
     printed.seek(0)
     return printed.read()
 

@@ -26,7 +26,6 @@ class Compare(ExperimentCommand):
 
     name: ClassVar = "compare"
     first: ClassVar = ("out", "resume", "scale", "seeds", "models", *FIRST_OF_TRAINING)
-    brief: ClassVar = True
     config: CompareConfig = field(default_factory=CompareConfig)
     """What is compared."""
 

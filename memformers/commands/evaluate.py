@@ -66,18 +66,16 @@ class Evaluate(ModelCommand):
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
     def run(self) -> None:
-        if self.out == Path():
-            raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
-        if self.out:
+        model, tokenizer = self.load()
+        model = with_lengths(
+            model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
+        )
+        if self.out:  # before a long text is read
+            self.out.mkdir(parents=True, exist_ok=True)
             try:
                 read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
             except UserError:  # no evaluation wrote it
                 refuse_overwrite(self.out, (NUMBERS, FIGURE))
-        model, tokenizer = self.load()
-        names = ("segment_len", "mem_len", "c_mem_len")
-        model = with_lengths(model, **{name: getattr(self, name) for name in names})
-        if self.out:  # before a long text is read
-            self.out.mkdir(parents=True, exist_ok=True)
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
@@ -107,11 +105,7 @@ class Evaluate(ModelCommand):
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
             evaluation = evaluate(
-                model,
-                split.tokens,
-                self.streams,
-                documents=lengths,
-                progress=lambda losses: bar.update(len(losses)),
+                model, split.tokens, self.streams, documents=lengths, progress=lambda x: bar.update(len(x))
             )
         numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
         tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)

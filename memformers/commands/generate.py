@@ -30,13 +30,9 @@ class CustomMemories:
     """The custom memory that it was trained with, such as my_memory.py:Averages. A checkpoint never runs a
     file by itself."""
 
-    def import_memories(self) -> list[str]:
-        """Import the custom memories; returns their names."""
-        return list(map(name_of, self.model))
-
     def check_memories(self, trained: Collection[str]) -> None:
         """Raise UserError for a memory that no model was ``trained`` with."""
-        for name in self.import_memories():
+        for name in map(name_of, self.model):
             if name not in trained:
                 names = " or ".join(dict.fromkeys(trained))
                 raise UserError(f"the checkpoint was trained with model={names}, not {name}.")
@@ -61,9 +57,9 @@ class ModelCommand(Checked, CustomMemories):
                 f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
                 f"{', '.join(packaged_names())}."
             )
-        device = choose_device(self.device)
-        self.import_memories()
-        folder = self.checkpoint
+        device, folder = choose_device(self.device), self.checkpoint
+        for name in self.model:
+            name_of(name)  # imports it
         loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
         self.check_memories([loaded[0].config.model])
         return loaded
@@ -123,7 +119,7 @@ class Generate(ModelCommand):
             self.write(stream, generator, signals)
         while self.interactive:
             with signals.at_once():
-                line = ask()
+                line = input("> " if sys.stdin.isatty() else "")
             try:
                 stream.read(line + stream.tokenizer.line_break, lambda tokens: signals.check())
             except UserError as error:  # such as a character that the model doesn't know
@@ -150,12 +146,3 @@ class Generate(ModelCommand):
             print(piece, end="", flush=True)
             signals.check()
         print()
-
-
-def ask() -> str:
-    """The user's next line, without its end; EOFError when there is none."""
-    if sys.stdin.isatty():
-        return input("> ")
-    if not (line := sys.stdin.buffer.readline()):
-        raise EOFError
-    return line.decode("utf-8", errors="surrogateescape").rstrip("\r\n")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
-    "data", "tokenizer", "model", "tokens", "n_layers", "d_model", "segment_len", "mem_len", "vocab_size",
-    "batch_size", "learning_rate", "seed",
+    "data", "tokenizer", "tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",
+    "d_model", "segment_len", "mem_len", "vocab_size",
 )  # fmt: skip
 """The options of a training run that help shows first."""
 

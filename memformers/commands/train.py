@@ -27,13 +27,14 @@ from memformers.training.run import load_initial
 class Train(TrackedCommand):
     """Train one model on a text.
 
-    Example: memformers train --model compressive --data my_book.txt
+    Example: memformers train --model compressive --data my_book.txt --tokenizer bpe --vocab-size 4096
+
+    Example: memformers train --segment-len 32 --batch-size 32 --learning-rate 0.001
 
     Example: memformers train --resume
     """
 
     first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
-    brief: ClassVar = True
     config: TrainConfig = field(default_factory=TrainConfig)
     """What is trained, on which text and for how long."""
     preset: str = ""

@@ -10,14 +10,13 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
-from memformers.common.fields import annotations_of
 from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
 
@@ -61,102 +60,72 @@ def cli_errors() -> Iterator[None]:
 def parse_arguments(
     kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
-    """The dataclass ``kind`` from the command line, on top of ``default``. Help starts with the options that
-    are ``first`` in ``kind``; if it is ``brief``, ``--help`` shows only these, and ``--help-all`` all.
+    """The dataclass ``kind`` from the command line, on top of ``default``. Help lists the options that are
+    ``first`` in ``kind`` before the others of their group.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
     """
     import tyro  # not above: --help and --version of the program do without
 
-    prog = prog or Path(sys.argv[0]).name
-    switches = switches_of(kind)
-    words = [as_switch(word, switches) for word in (sys.argv[1:] if arguments is None else arguments)]
-    is_brief = getattr(kind, "brief", False) and not {"-h", "--help"}.isdisjoint(words)
-    if "--help-all" in words:
-        words = ["--help"]
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
     errors = io.StringIO()
     extra = {} if default is None else {"default": default}
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
     try:
-        with contextlib.redirect_stderr(errors), option_rules(kind, is_brief):
-            return tyro.cli(kind, args=words, prog=prog, config=(tyro.conf.OmitArgPrefixes,), **extra)
+        with contextlib.redirect_stderr(errors), option_rules(getattr(kind, "first", ())):
+            return tyro.cli(kind, args=arguments, prog=prog, config=config, **extra)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
             if isinstance(cause, UserError):
                 raise cause from None
             cause = cause.__context__
-        if is_brief:
-            print(f"{prog} --help-all shows all options.")
         print(errors.getvalue(), end="", file=sys.stderr)
         raise
 
 
-def switches_of(kind: Any) -> set[str]:
-    """The names of the options of the dataclass ``kind``, and of those in it, that are on or off."""
-    kinds = annotations_of(kind)
-    inner = [switches_of(of) for of in kinds.values() if is_dataclass(of)]
-    return {name for name, of in kinds.items() if of is bool}.union(*inner)
-
-
-def as_switch(word: str, switches: Container[str]) -> str:
-    """``--x`` for ``--x=True`` and ``--no-x`` for ``--x=False``, as sweeps of settings write it."""
-    given = re.fullmatch(r"--([\w-]+)=(true|false)", word, re.IGNORECASE)
-    if not given or given[1].replace("-", "_") not in switches:
-        return word
-    return f"--{given[1]}" if given[2].lower() == "true" else f"--no-{given[1]}"
-
-
-def option_rules(command: type, is_brief: bool) -> Any:
+def option_rules(first: Sequence[str]) -> Any:
+    """How tyro reads whole numbers, paths and lengths, and orders and shows options."""
     import tyro
     from tyro import constructors as tc
 
-    rules, first = tc.ConstructorRegistry(), getattr(command, "first", ())
+    rules = tc.ConstructorRegistry()
     asked: list[Any] = []
-
-    def by_tyro(get: Callable[[Any], Any], info: Any) -> Any:
-        """What tyro makes of ``info`` by itself; None when tyro asks our rule again for that."""
-        if any(info is other for other in asked):
-            return None
-        asked.append(info)
-        spec = get(info)
-        asked.pop()
-        return spec
 
     @rules.primitive_rule
     def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
-        spec = by_tyro(tc.ConstructorRegistry.get_primitive_spec, info)
-        if not isinstance(spec, tc.PrimitiveConstructorSpec):
-            return None
         read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
-        if info.type in read:
-            return replace(spec, instance_from_str=lambda words: read[info.type](words[0]))
-        if "{[INT" in spec.metavar:  # lengths by layer
-            return replace(spec, metavar="INT [INT ...]", instance_from_str=lengths)
-        return replace(spec, metavar=spec.metavar.replace("{None}|", ""))
+        kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(info.type)]
+        is_lengths = int in kinds and any(get_origin(kind) is tuple for kind in kinds)
+        if not is_lengths and info.type not in read:
+            return None
+        return tc.PrimitiveConstructorSpec(
+            nargs="*" if is_lengths else 1,
+            metavar="INT [INT ...]" if is_lengths else info.type.__name__.upper(),
+            instance_from_str=lengths if is_lengths else lambda words: read[info.type](words[0]),
+            is_instance=lambda value: isinstance(value, (int, tuple) if is_lengths else info.type),
+            str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
+        )
 
     @rules.struct_rule
     def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
-        spec = by_tyro(tc.ConstructorRegistry.get_struct_spec, info)
+        if any(info is other for other in asked):  # below, where we ask what tyro makes of it by itself
+            return None
+        asked.append(info)
+        spec = tc.ConstructorRegistry.get_struct_spec(info)
         if not isinstance(spec, tc.StructConstructorSpec):
             return None
-        made = []
+        not_given, made = ("None", "", "''", "()"), []
+        hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_given else f"(default: {x})")
         for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
             text = field.helptext() if callable(field.helptext) else field.helptext
-            kind: Any = Annotated[field.type, tyro.conf.arg(help_behavior_hint=default_hint)]
-            if is_brief and not (info.type is command or is_dataclass(field.default) or field.name in first):
-                kind = Annotated[kind, tyro.conf.Suppress]
+            kind: Any = Annotated[field.type, hint]
             made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
         return replace(spec, fields=tuple(made))
 
     return rules
-
-
-def default_hint(default: str) -> str:
-    """Nothing for a default that means "not given"."""
-    return "" if default in ("None", "", "''", "()") else f"(default: {default})"
 
 
 def last_value(option: str, arguments: Sequence[str]) -> str:
@@ -169,9 +138,8 @@ def last_value(option: str, arguments: Sequence[str]) -> str:
 def command_as_given() -> str:
     """The command line of this process, quoted so that it runs again, without ``--dashboard``, whose address
     may be private."""
-    main = sys.modules["__main__"]
     program, *arguments = sys.argv
-    if module := getattr(main, "__spec__", None):
+    if module := getattr(sys.modules["__main__"], "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         words = ["python", program] if program.endswith(".py") else [Path(program).name]
@@ -185,11 +153,7 @@ def command_here(command: str) -> str:
     program = Path(sys.executable).with_name("memformers")
     if (on_path := shutil.which("memformers")) and Path(on_path).resolve() == program.resolve():
         return f"memformers {command}"
-    if not program.is_file():
-        return f"{shlex.quote(sys.executable)} -m memformers {command}"
-    if program.is_relative_to(Path.cwd()):
-        program = program.relative_to(Path.cwd())
-    return f"{shlex.quote(str(program))} {command}"
+    return f"{shlex.quote(sys.executable)} -m memformers {command}"
 
 
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:

@@ -45,6 +45,7 @@ def user_path(name: str | Path) -> Path:
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends well, so a crash leaves the old
     file or the new one."""
+    path = path.resolve()  # a link to a file stays
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.touch(exist_ok=False)
@@ -158,7 +159,7 @@ def checksum(path: Path) -> str:
 
 def numbered(parent: Path) -> list[Path]:
     """The folders in ``parent`` whose names are numbers, the highest first."""
-    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    folders = [path for path in parent.glob("*") if path.name.isdecimal() and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name), reverse=True)
 
 
@@ -186,7 +187,7 @@ def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
 
 def sync(path: Path) -> None:
     """Return when the contents of a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -203,9 +204,8 @@ def write_text(path: Path, text: str) -> None:
 def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table as CSV; None and NaN are empty cells."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([None if cell != cell else cell for cell in row] for row in rows)
+    known = [[None if cell != cell else cell for cell in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([head, *known])
     return text.getvalue()
 
 

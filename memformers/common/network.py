@@ -1,9 +1,8 @@
-"""HTTP requests with a limit on their whole duration."""
+"""HTTP requests, with a name and a password if the address has them."""
 
 import base64
 import http.client
 import json
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,29 +26,16 @@ def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
 
 def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
     """The status and body that ``url`` returns, after ``body``, JSON, is posted if it is given. OSError, with
-    the reason, unless the whole answer arrives in time: a thread waits for it, since the timeout of a socket
-    limits neither the look-up of a name, nor tries of several addresses, nor a slow stream of bytes."""
-    outcome: list[tuple[int, bytes] | Exception] = []
-
-    def fetch() -> None:
-        try:
-            address, opener = split_login(url)
-            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-            with opener.open(request, timeout=seconds) as response:
-                outcome.append((response.status, response.read()))
-        except urllib.error.HTTPError as error:
-            outcome.append((error.code, b""))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=fetch, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise OSError(f"no answer within {seconds:g} s")
-    if isinstance(outcome[0], Exception):
-        raise OSError(str(getattr(outcome[0], "reason", "") or repr(outcome[0]))) from outcome[0]
-    return outcome[0]
+    the reason, if there is no answer within ``seconds``."""
+    try:
+        address, opener = split_login(url)
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        with opener.open(request, timeout=seconds) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise OSError(str(getattr(error, "reason", "") or repr(error))) from error
 
 
 def ask_json(url: str, seconds: float, question: Any = None) -> Any:

@@ -45,14 +45,6 @@ def sent_to(dashboard: str) -> str:
     return "" if dashboard == OFF else dashboard
 
 
-def answers(url: str) -> bool:
-    """Whether there is a page at ``url``, so that a link leads somewhere."""
-    try:
-        return get(url, ANSWER_SECONDS)[0] == 200
-    except OSError:
-        return False
-
-
 def check_dashboard(url: str) -> str:
     """The problem with the labml server at ``url``, or an empty string."""
     try:
@@ -66,11 +58,6 @@ def check_dashboard(url: str) -> str:
 def api_address(url: str) -> str:
     """Where runs are sent, for the dashboard at ``url``."""
     return f"{url}/api/v1/{TOKEN}"
-
-
-def run_address(api: str, run: str) -> str:
-    """Where the labml server that takes runs at ``api`` has the data of a run."""
-    return f"{api.rstrip('/').rpartition('/')[0]}/run/{run}"
 
 
 def page_address(api: str) -> str:
@@ -117,8 +104,8 @@ def noted_comparisons() -> dict[str, Path]:
     """The folders of all comparisons, by their ids, newest first."""
     notes = []
     for note in (state_folder() / "comparisons").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            folder = Path(read_json(note)["folder"])
+        with contextlib.suppress(OSError, UserError):
+            folder = Path(read_json(note, {"folder": str})["folder"])
             if comparison_id(folder) == note.stem:
                 notes.append((note.stat().st_mtime, note.stem, folder))
     return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
@@ -132,6 +119,8 @@ def show_comparison(folder: Path, dashboard: str) -> bool:
     with contextlib.suppress(OSError):  # where the user's own folders can't be written
         note_comparison(folder)
     api, path = sent_to(dashboard), f"{COMPARISONS}/{comparison_id(folder)}"
-    if is_shown := bool(api) and answers(api.partition("/api/")[0] + path):
-        print(f"dashboard: {page_address(api)}{path}", flush=True)
-    return is_shown
+    with contextlib.suppress(OSError):
+        if api and get(api.partition("/api/")[0] + path, ANSWER_SECONDS)[0] == 200:
+            print(f"dashboard: {page_address(api)}{path}", flush=True)
+            return True
+    return False

@@ -28,20 +28,7 @@ from typing import Any
 from memformers.common.command_line import command_here
 from memformers.common.network import ask_json, split_login
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.folder import (
-    CARD,
-    EXPERIMENT,
-    LOG,
-    METRICS,
-    TOKENS,
-    Card,
-    Metrics,
-    close_card,
-    flatten,
-    open_card,
-    read_card,
-    short_names,
-)
+from memformers.runs import folder as runs
 from memformers.tracking import discovery
 from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, DASHBOARD, LABML_URL, OFF, page_address
 
@@ -53,9 +40,7 @@ DRAIN_SECONDS, IMPORT_SECONDS = 3.0, 60.0
 """How long labml may take after the last record, and for a whole run; then the relay ends."""
 UNSENT = 3
 """The relay's exit code when a server didn't get everything."""
-KINDS = {
-    "completed": "completed", "in progress": "in progress", "crashed: KeyboardInterrupt": "interrupted",
-}  # fmt: skip
+KINDS = {"": "in progress", "completed": "completed", "crashed: KeyboardInterrupt": "interrupted"}
 """What labml calls the ends of runs; it calls any other end crashed."""
 
 
@@ -79,17 +64,16 @@ class Tracking:
         self.dashboard = discovery.find_dashboard(self.dashboard)
 
     def __enter__(self) -> "Tracking":
-        self._file = open(self.folder / METRICS, "a", encoding="utf-8")
-        card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
+        self._file = open(self.folder / runs.METRICS, "a", encoding="utf-8")
+        card = runs.open_card(self.folder, self.name, dict(runs.flatten(self.config)), self.given)
         self._relay = None
         if self.dashboard == OFF:
             return self
         trouble = "" if self.dashboard == AUTO else discovery.check_dashboard(self.dashboard)
         if trouble:
-            host = page_address(self.dashboard).partition("://")[2]
-            _warn(f"the dashboard at {host} {trouble}; the training continues without it.")
+            _warn(f"{page_address(self.dashboard)} {trouble}; the training continues without it.")
         else:
-            is_alone = not (self.folder.parent / EXPERIMENT).exists()
+            is_alone = not (self.folder.parent / runs.EXPERIMENT).exists()
             is_shown = is_alone and discovery.show_comparison(self.folder, self.dashboard)
             if not is_shown and (api := discovery.sent_to(self.dashboard)):
                 print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
@@ -109,17 +93,15 @@ class Tracking:
             self._file.close()
         with contextlib.suppress(OSError, ValueError):
             status = "completed" if error is None else f"crashed: {type(error).__name__} {error}"
-            close_card(self.folder, status)
+            runs.close_card(self.folder, status)
         exit_code = stop_relay(self._relay, DRAIN_SECONDS + 1.0) if self._relay else 0
         if exit_code == UNSENT:
             again = command_here(f"dashboard --import {shlex.quote(str(self.folder))}")
-            _warn(
-                f"not all metrics reached the dashboard; all are in {self._file.name}, and {again} sends "
-                f"them again."
-            )
+            _warn(f"not all metrics reached the dashboard; all are in {self._file.name}. Send them: {again}")
         elif exit_code:
-            why = f"exit code {exit_code} (see {self.folder / LOG})"
-            _warn(f"labml stopped with {why}; all metrics are in {self._file.name}.")
+            _warn(
+                f"labml stopped with exit code {exit_code}; see {self.folder / runs.LOG}. No metric is lost."
+            )
 
 
 def _warn(message: str) -> None:
@@ -131,7 +113,7 @@ def start_relay(folder: Path, dashboard: str, files: Path | None = None) -> "sub
     files go into the run's folder; or, for the import of a run, into ``files``. Raises OSError if no process
     can be started."""
     arguments = map(str, (folder, files or folder / LABML))
-    with open(folder / LOG, "a", encoding="utf-8") as log:
+    with open(folder / runs.LOG, "a", encoding="utf-8") as log:
         return subprocess.Popen(
             module_command("memformers.tracking.recorder", *arguments),
             env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},
@@ -163,8 +145,8 @@ def relay(folder: Path, files: Path) -> int:
     def wait_for_end() -> None:
         sys.stdin.read()
         with contextlib.suppress(OSError, ValueError):
-            if not (is_import or read_card(folder).status):  # else the training has written it itself
-                close_card(folder, "killed")
+            if not (is_import or runs.read_card(folder).status):  # else the training has written it itself
+                runs.close_card(folder, "killed")
         ended.set()
         time.sleep(IMPORT_SECONDS if is_import else DRAIN_SECONDS)
         os._exit(UNSENT)
@@ -182,8 +164,7 @@ def relay(folder: Path, files: Path) -> int:
 
 def restart() -> None:
     sys.stderr.flush()
-    command = module_command("memformers.tracking.recorder", *sys.argv[1:])
-    os.execv(command[0], command)
+    os.execv(sys.executable, module_command("memformers.tracking.recorder", *sys.argv[1:]))
 
 
 def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Event) -> None:
@@ -195,7 +176,7 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
     import_module("labml.internal.app.logs")
     for stream in (sys.stdout, sys.stderr):
         vars(stream).pop("write", None)  # labml's, which sends this process's output too
-    card = read_card(folder)
+    card = runs.read_card(folder)
     running = discovery.running() if dashboard == AUTO else {}
     api = discovery.sent_to(dashboard)
     create_experiment(card, folder, files, api)
@@ -203,19 +184,19 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
     labml = experiment_singleton()
     if labml.app_experiment:
         labml.app_experiment.data["started"] = card.started  # which our dashboard shows
-    metrics, is_over, is_paired = Metrics(folder / METRICS), False, not (api and card.compare_with)
+    metrics, is_over, is_paired = runs.Metrics(folder / runs.METRICS), False, not (api and card.compare_with)
     while not is_over:
         is_over = ended.wait(POLL_SECONDS)
         for record in metrics.read():
-            values = {n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}
-            tracker.save(int(record[TOKENS]), values)
+            values = {n: v for n, v in record.items() if n != runs.TOKENS and math.isfinite(v)}
+            tracker.save(int(record[runs.TOKENS]), values)
         metrics.check()
         check_accepted(labml)
         is_paired = is_paired or pair(card, api)
         if dashboard == AUTO and not is_over and discovery.running() not in ({}, running):
             restart()
-    status = read_card(folder).status or "in progress"
-    labml.finish(KINDS.get(status.strip(), "crashed"), status)
+    status = runs.read_card(folder).status
+    labml.finish(KINDS.get(status.strip(), "crashed"), status or "in progress")
     while [thread for thread in threading.enumerate() if not thread.daemon][1:]:  # labml's, which still send
         check_accepted(labml)
         time.sleep(0.05)
@@ -228,7 +209,7 @@ def check_accepted(labml: Any) -> None:
         raise RuntimeError("the server refuses the run")
 
 
-def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
+def create_experiment(card: runs.Card, folder: Path, files: Path, api: str) -> None:
     from labml import experiment, lab
     from labml.internal.computer.configs import computer_singleton
 
@@ -242,20 +223,19 @@ def create_experiment(card: Card, folder: Path, files: Path, api: str) -> None:
     os.environ["HOME"] = home
     settings = {"path": str(files), "experiments_path": ".", "check_repo_dirty": False}
     if api:
-        url, opener = split_login(api)
+        settings["app_url"], opener = split_login(api)
         urllib.request.install_opener(opener)
-        settings |= {"app_url": url, "app_open_browser": False}
-    lab.configure(settings)
+    lab.configure(settings | {"app_open_browser": False})
     experiment.create(
-        uuid=card.run, name=card.name, comment=card.comment, python_file=str(folder / CARD),
+        uuid=card.run, name=card.name, comment=card.comment, python_file=str(folder / runs.CARD),
         writers={"file", "app"} if api else {"file"},
     )  # fmt: skip
-    names = short_names(card.config)
+    names = runs.short_names(card.config)
     config = {names[name]: value for name, value in card.config.items()}
     experiment.configs(config, {names[name]: card.config[name] for name in card.given if name in names})
 
 
-def pair(card: Card, api: str) -> bool:
+def pair(card: runs.Card, api: str) -> bool:
     """Let labml's comparison show a run and its baseline beside each other, unless the user chose other runs;
     whether the server has both."""
     home = f"{api.rstrip('/').rpartition('/')[0]}/compare/preferences"

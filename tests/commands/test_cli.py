@@ -1,8 +1,10 @@
 """The command as a user meets it, in this process, where Python and PyTorch need not start each time."""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from memformers import Memory, MemoryLM, prepare_ids, train
 from memformers.cli import COMMANDS
 from memformers.commands import options
 from memformers.common.files import read_json
+from memformers.common.processes import StopSignals
 from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of
 from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
@@ -25,48 +28,30 @@ def _somewhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_help_has_readable_values_no_empty_defaults_and_no_errors(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run().out == run("--help").out
-    assert run().code == 0
-    for name in COMMANDS:
-        said = run(name, "--help-all")
-        assert said.code == 0
-        assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out), name
+OF_TRAINING = "data tokenizer tokens batch-size seed chunk-len memory-warmup learning-rate"
+FIRST = {
+    "train": f"out resume preset init-from dashboard {OF_TRAINING}",
+    "compare": f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}",
+    "generate": "checkpoint pretrained prompt prompt-file tokens",
+    "evaluate": "checkpoint pretrained text split",
+}
 
 
-OF_TRAINING = (
-    "data tokenizer tokens batch-size seed model n-layers d-model segment-len mem-len vocab-size "
-    "learning-rate"
-)
-
-
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [("train", f"out resume preset init-from dashboard {OF_TRAINING}"),
-     ("compare", f"out resume dashboard scale seeds models {OF_TRAINING}"),
-     ("generate", "checkpoint pretrained prompt prompt-file tokens"),
-     ("evaluate", "checkpoint pretrained text split"), ("probe", "tokens")],
-)  # fmt: skip
-def test_help_begins_with_what_a_newcomer_needs_and_help_all_shows_everything(command, shown, monkeypatch):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_readable_and_starts_with_what_a_newcomer_needs(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    brief, everything = (
-        re.findall(r"^│ --([a-z-]+)", run(command, option).out, re.MULTILINE)
-        for option in ("--help", "--help-all")
-    )
-    assert brief[: len(shown.split())] == shown.split()
-    if command in ("train", "compare"):
-        assert len(brief) == len(shown.split())
-        assert len(everything) > 55
-        assert f"\nmemformers {command} --help-all shows all options.\n" in run(command, "--help").out
+    said = run(command, "--help") if command else run()
+    assert said.code == 0
+    assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out)
+    options, first = re.findall(r"^│ --([a-z-]+)", said.out, re.MULTILINE), FIRST.get(command, "").split()
+    assert options[: len(first)] == first
+    assert OF_TRAINING not in FIRST.get(command, "") or {"segment-len", "vocab-size"} < set(options[:30])
 
 
-def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
-    """Each of them takes half a second or more, before anything is shown."""
+def test_no_command_imports_what_takes_long_before_it_is_needed():
     program = (
         "import sys, memformers.commands.train, memformers.commands.generate\n"
-        "late = 'torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'matplotlib'\n"
-        "sys.exit(', '.join(name for name in late if name in sys.modules) or 0)"
+        "sys.exit(', '.join({'torch._dynamo', 'matplotlib'} & sys.modules.keys()) or 0)"
     )
     ended = finish([sys.executable, "-c", program])
     assert ended.returncode == 0, ended.stderr
@@ -79,10 +64,8 @@ def test_train_then_generate_then_report(tmp_path):
     assert trained.code == 0, trained.err
     assert f"run: {folder}" in trained.out
     assert "corpus: built-in play" in trained.out
-    for command, line in zip(
-        ("generate", "evaluate"), trained.out.partition("next: ")[2].splitlines(), strict=True
-    ):
-        program, *words = shlex.split(line)
+    for command, line in zip(("generate", "evaluate"), trained.out.splitlines()[-2:], strict=True):
+        program, *words = shlex.split(line.removeprefix("next: "))
         assert shutil.which(program), "it runs from here"
         assert words[-3:] == [command, "--checkpoint", str(folder)]
     assert read_json(folder / "config.json")["model"]["model"] == "compressive"
@@ -159,7 +142,6 @@ generate --prompt ΩmegaΩ | 53: 'Ω' at 0 (2x)
 generate --tokens -1 | tokens=-1
 generate --prompt-file /gone.txt | /gone.txt
 evaluate --text /gone.txt | /gone.txt
-evaluate --text - --out= | out=''
 evaluate --text - | no text
 evaluate --text - --model compressive | was trained with model=
 generate --gate gru | --gate
@@ -169,10 +151,9 @@ train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
 
 @pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
 def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, trained, tmp_path):
-    given, _, word = mistake.partition(" | ")
-    command, *others = given.split()
-    needs_run = command in ("generate", "evaluate") and "--checkpoint" not in others
-    ended = run(command, *(["--checkpoint", trained] if needs_run else []), *others)
+    words, _, word = mistake.partition(" | ")
+    command, *others = words.split()
+    ended = run(command, *["--checkpoint", trained] * (command in ("generate", "evaluate")), *others)
     assert ended.said(word), ended.err
     assert not list(tmp_path.iterdir())
 
@@ -191,16 +172,35 @@ def test_generate_reads_a_book_or_a_pipe_and_answers_line_by_line(trained, tmp_p
     assert "error: characters outside the vocabulary" in answers.err
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
+@pytest.mark.parametrize("at", [1, 9])
+def test_a_signal_ends_generate_while_it_reads_and_between_two_tokens(number, code, at, trained, monkeypatch):
+    check, times = StopSignals.check, []
+
+    def signalled(self):
+        times.append(self)
+        if len(times) == at:
+            os.kill(os.getpid(), number)
+        check(self)
+
+    monkeypatch.setattr(StopSignals, "check", signalled)
+    prompt = "BANQUO: well met.\n"
+    ended = run("generate", "--checkpoint", trained, "--prompt", prompt, "--tokens", 10_000_000)
+    assert (ended.code, ended.err) == (code, "")
+    assert ended.out.startswith(prompt) == (at > 1)
+    assert len(times) == at
+
+
 @pytest.mark.parametrize(
     ("on_path", "extra", "advice"),
-    [(True, True, "memformers dashboard"), (False, True, "{program} dashboard"),
-     (False, False, "{program} dashboard, after pip install '.[dashboard]' in a clone of the repository")],
+    [(True, True, "memformers dashboard"), (False, True, "{python} -m memformers dashboard"),
+     (False, False,
+      "{python} -m memformers dashboard, after pip install '.[dashboard]' in a clone of the repository")],
 )  # fmt: skip
 def test_the_advice_names_a_command_that_works_from_here(on_path, extra, advice, monkeypatch):
-    program = Path(sys.executable).with_name("memformers")
-    monkeypatch.setenv("PATH", str(program.parent) if on_path else "")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent) if on_path else "")
     monkeypatch.setattr(options, "find_spec", lambda name: extra or None)
-    assert options.dashboard_here() == advice.format(program=program)
+    assert options.dashboard_here() == advice.format(python=sys.executable)
     monkeypatch.chdir(Path(options.__file__).parents[2])
     assert extra or options.dashboard_here() == "make dashboard"
 

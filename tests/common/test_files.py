@@ -20,7 +20,7 @@ from memformers.common.intervals import mean_of
 from memformers.runs.folder import Arm
 
 
-def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them(tmp_path):
+def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them_and_links_stay(tmp_path):
     before = os.umask(0o027)
     try:
         with atomic_write(tmp_path / "new") as temporary:
@@ -32,6 +32,10 @@ def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them(tmp_path):
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert modes == {"new": 0o640, "folder": 0o750, "weights": 0o640, "manifest.json": 0o640}
+    (tmp_path / "link").symlink_to("new")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new").read_text() == "text"
 
 
 def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replaces(tmp_path):

@@ -45,13 +45,6 @@ def track(folder, url="auto"):
     assert read_metrics(folder) == RECORDS
 
 
-def labml_log(folder):
-    """All values of the records in labml's own file."""
-    lines = next((folder / "labml").glob("*/*/log.jsonl")).read_text().splitlines()
-    values = [v for line in lines for v in json.loads(line)["track"].get("loss.train", [])]
-    return {step: value[0] for step, value in values}
-
-
 def test_with_the_dashboard_off_no_process_starts_and_nothing_is_written_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder.subprocess, "Popen", None)
     track(tmp_path, "off")
@@ -67,10 +60,11 @@ def test_without_a_dashboard_labml_has_every_record_and_leaves_the_home_alone(tm
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder.mkdir()
     track(folder)
-    assert labml_log(folder) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
     run = next((folder / "labml").glob("test/*"))
-    configs = (run / "configs.yaml").read_text()
-    assert all(name in configs for name in ("d_model", "seed"))
+    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    values = dict(value for line in lines for value in line["track"].get("loss.train", []))
+    assert values == {r["tokens"]: [pytest.approx(r["loss.train"])] for r in RECORDS}
+    assert "d_model" in (run / "configs.yaml").read_text()
     assert json.loads((run / "run_log.jsonl").read_text())["status"] == "completed"
     assert capfd.readouterr().err == ""
     assert [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents] == [gone]
@@ -93,7 +87,6 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [("http://me:hidden@127.0.0.1:9/api/v1/secret", "127.0.0.1:9 doesn't answer"),
-     ("http://localhost:abc/api", "doesn't answer"),
      (socket.create_server, "doesn't answer"),  # which takes connections and never answers
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
      ((200, [1]), "")],
