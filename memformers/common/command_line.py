@@ -10,13 +10,14 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import is_dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+from memformers.common.fields import annotations_of
 from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
 
@@ -38,7 +39,7 @@ def cli_errors() -> Iterator[None]:
     except BrokenPipeError:  # the reader has closed the pipe, as in | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
-    except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
+    except (UserError, OSError, UnicodeError) as error:  # the last of paths, and of bytes that are no text
         code, message = 2, f"error: {error}"
     except KeyboardInterrupt:
         code, message = 130, "interrupted"
@@ -70,12 +71,13 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
-    errors = io.StringIO()
+    switches, words = switches_of(kind), sys.argv[1:] if arguments is None else arguments
+    words, errors = [as_switch(word, switches) for word in words], io.StringIO()
     extra = {} if default is None else {"default": default}
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
     try:
         with contextlib.redirect_stderr(errors), option_rules(getattr(kind, "first", ())):
-            return tyro.cli(kind, args=arguments, prog=prog, config=config, **extra)
+            return tyro.cli(kind, args=words, prog=prog, config=config, **extra)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
@@ -84,6 +86,21 @@ def parse_arguments(
             cause = cause.__context__
         print(errors.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def switches_of(kind: Any) -> set[str]:
+    """The names of the options of the dataclass ``kind``, and of those in it, that are on or off."""
+    kinds = annotations_of(kind)
+    inner = [switches_of(of) for of in kinds.values() if is_dataclass(of)]
+    return {name for name, of in kinds.items() if of is bool}.union(*inner)
+
+
+def as_switch(word: str, switches: Container[str]) -> str:
+    """``--x`` for ``--x=True`` and ``--no-x`` for ``--x=False``, as programs that try settings write it."""
+    match = re.fullmatch(r"--([\w-]+)=(true|false)", word, re.IGNORECASE)
+    if not match or match[1].replace("-", "_") not in switches:
+        return word
+    return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
 
 
 def option_rules(first: Sequence[str]) -> Any:

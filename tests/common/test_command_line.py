@@ -86,11 +86,11 @@ def test_a_file_gets_utf8_where_a_terminal_would_be_narrow(monkeypatch):
     assert sys.stdout.buffer.getvalue() == "Ω\n".encode()
 
 
-def test_a_command_line_is_nested_configs_and_a_whole_number_may_have_an_exponent(monkeypatch):
+def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any_form(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
-    assert parse_arguments(Outer, ["--folder=~/x", "--bound"]) == Outer(
-        folder=Path("/home/ada/x"), bound=True
-    )
+    for word, bound in {"--bound": True, "--bound=True": True, "--bound=false": False}.items():
+        made = parse_arguments(Outer, ["--folder=~/x", word, "--name=True"])
+        assert made == Outer(name="True", folder=Path("/home/ada/x"), bound=bound)
     given = ["--width", "1.5e1", "--cutoffs", "1e3", "20", "--depth", "1e6", "--scale", "1e-1", "--name", "x"]
     made = Outer(Inner(15, (1000, 20), 0, 1_000_000), "x", 0.1)
     assert parse_arguments(Outer, given) == made
