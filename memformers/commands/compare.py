@@ -36,8 +36,8 @@ class Compare(ExperimentCommand):
 @dataclass(frozen=True)
 class Recall(ExperimentCommand):
     """Train models with different memories on a stream that sets values and asks for them, from several
-    seeds, and write a report of how accurately each memory recalls, by distance. With --resume, a training
-    run that was stopped begins again.
+    seeds, and write a report of how accurately each memory recalls, by distance. With --resume, an
+    interrupted training run restarts.
 
     Example: memformers recall --quick
 
@@ -48,8 +48,8 @@ class Recall(ExperimentCommand):
 
     name: ClassVar = "recall"
     show: Path | None = None
-    """The folder of an experiment whose trained models to show, in place of training any: what each model
-    still has of a stream when a question comes, and what it answers, here and in a page."""
+    """Instead of training, show the trained models of this experiment: question by question, what each still
+    remembers and what it answers, here and in a page."""
     config: RecallConfig = field(default_factory=RecallConfig)
     """What is trained and asked."""
 

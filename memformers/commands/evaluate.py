@@ -42,12 +42,12 @@ class Evaluate(ModelCommand):
 
     text: str = ""
     """A text file; - is standard input. Or documents: a folder of texts, a .jsonl file, or a .parquet or .csv
-    table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: what the run
-    was trained on."""
+    table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: the text of
+    the run."""
     data: str = ""
     """Where the text is that the run was trained on, if it was moved; in place of --text."""
     split: Literal["", "train", "validation", "test"] = ""
-    """Which part of a text that is divided; empty: the test part, or the validation part if there is none."""
+    """Which split of the text; empty: the test part, or the validation part if there is none."""
     text_field: str = "text"
     """Which field of a line of JSON, or which column of a table, is the text; for --text."""
     document_separator: str = ""
@@ -57,11 +57,11 @@ class Evaluate(ModelCommand):
     streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
     result."""
     segment_len: int | None = None
-    """Segment length S, to differ from the training."""
+    """Segment length S, if not that of the training."""
     mem_len: Lengths | None = None
-    """Memory length M, to differ from the training; one number for all layers, or one for each."""
+    """Memory length M, if not that of the training; one number for all layers, or one for each."""
     c_mem_len: Lengths | None = None
-    """Compressed memory length C, to differ from the training; one number for all layers, or one for each."""
+    """Compressed memory length C, if not that of the training; one number for all layers, or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
 
@@ -149,7 +149,7 @@ def or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Probe(CustomMemories):
-    """Measure how much their memory helps trained models, and add the result to their report.
+    """Measure how much memory helps trained models, and add the result to their report.
 
     Example: memformers probe runs/…
     """
@@ -157,8 +157,8 @@ class Probe(CustomMemories):
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder of a run or of a comparison."""
     tokens: Count = 65_536
-    """About how many tokens of the held-out text are predicted with the unmodified memory and with each
-    changed part of it; more tokens give narrower intervals."""
+    """The approximate number of held-out tokens to predict, with the unmodified memory and with each changed
+    part; more tokens give narrower intervals."""
     data: str = ""
     """Where the text is that the models were trained on, if it was moved."""
     device: str = "auto"

@@ -85,13 +85,13 @@ class Generate(ModelCommand):
     prompt_file: str = ""
     """A text file to read first, of any length; - is standard input."""
     tokens: NonNegativeInt = 400
-    """How many tokens to write."""
+    """How many tokens to generate."""
     sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
     """How each token is drawn."""
     stop: str = ""
-    """Stop after this text was written."""
+    """Stop after this text."""
     seed: int | None = None
-    """The same seed generates the same text; without it, each call generates another text."""
+    """The same seed generates the same text; without it, each call differs."""
     interactive: bool = False
     """Whether to ask for more text afterwards, line by line, and to continue each line; the model's memory
     carries the whole conversation."""

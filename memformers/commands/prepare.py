@@ -34,7 +34,8 @@ class Prepare(Checked):
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = ""
     """The file or the folder of a named corpus, as it is published, decompressed."""
     validation: str = ""
-    """The text to validate on, of the same kinds; empty: the last 10 % of TEXT, or its folder's own."""
+    """The text to validate on, of the same kinds; empty: the last 10 % of TEXT, or the split in its
+    folder."""
     test: str = ""
     """The text that memformers evaluate reads; no training reads it."""
     text_field: str = "text"

@@ -38,8 +38,8 @@ class Train(TrackedCommand):
     config: TrainConfig = field(default_factory=TrainConfig)
     """What is trained, on which text and for how long."""
     preset: str = ""
-    """The settings of a paper's benchmark, such as enwik8-12l, in place of the defaults; other options change
-    them. Give an unknown name to list them."""
+    """The settings of a paper's benchmark, such as enwik8-12l, instead of the defaults; other options
+    override them. An unknown name lists them all."""
     out: Path | None = None
     """The folder of the run; by default a new folder in runs/ with the date and the model in its name."""
     init_from: str = ""
@@ -47,9 +47,9 @@ class Train(TrackedCommand):
     or of Hugging Face's Transformer-XL; or compressive-shakespeare or transformer-xl-shakespeare, which come
     with the package. The optimizer starts fresh; the lengths of segments and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
-    """Continue a stopped run from its newest checkpoint, with its settings: the run in this folder, else in
-    --out, else the newest run in runs/. With --out, a new run starts there if there is none. A finished run
-    trains on if --tokens is larger than before."""
+    """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
+    in --out, else the newest run in runs/. With --out, a new run starts there if there is none. A finished
+    run trains on if --tokens is larger than before."""
 
     def folder(self) -> Path:
         if self.resume is None:

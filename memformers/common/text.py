@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with U+FFFD in place of control characters other than line breaks, which could control a
+    """``text`` with U+FFFD instead of control characters other than line breaks, which could control a
     terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 

@@ -259,7 +259,7 @@ async def track(request: Request, labml_token: str) -> Response:
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = list(tracked(run_id))
     if not is_known(run_id) and not any("name" in packet for packet in packets):
-        missing = "the beginning of the run is missing here; the run sends all of it again"
+        missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):

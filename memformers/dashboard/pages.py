@@ -2,7 +2,7 @@
 machine's user.
 
 Nothing in our pages is from the network. There is no login, so no other web page may reach the dashboard
-through the user's browser: neither as another origin, nor by a name of its own that points to this machine.
+through the user's browser: neither as another origin, nor by a host name that resolves to this machine.
 Starlette's check of hosts takes names alone; here every address is good, since no name leads to it.
 """
 

@@ -312,7 +312,7 @@ def tiny_shakespeare() -> Sources:
 def download() -> bytes:
     _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
     if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
-        raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
+        raise OSError(f"{len(raw):,} bytes that aren't the corpus were received")
     return raw
 
 

@@ -113,7 +113,7 @@ def prepare(spec: CorpusSpec, folder: Path, sources: Sources | None = None) -> P
 
 
 def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
-    """Write ``folder``, which ``data`` may name, from token ids of your own.
+    """Write your token ids to ``folder``, which ``data`` may name.
 
     Args:
         folder: The new folder.

@@ -151,7 +151,7 @@ class SubwordTokenizer(Tokenizer):
             nonlocal stream
             try:
                 return stream.step(self.inner, token) or ""
-            except Exception:  # of no class of its own, after bytes that are not UTF-8
+            except Exception:  # a plain Exception, after bytes that are not UTF-8
                 stream = DecodeStream(skip_special_tokens=False)
                 return "\ufffd" + (stream.step(self.inner, token) or "")
 
@@ -188,8 +188,8 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
-    """The first of ``texts`` that have [`LEARNED_WORDS`][]: one without spaces between words, or with numbers
-    in place of words, has more of them than learning has memory for."""
+    """The first of ``texts`` that have [`LEARNED_WORDS`][]: one without spaces between words, or with
+    numbers instead of words, has more of them than learning has memory for."""
     known: set[str] = set()
     size = 0
     for text in texts:

@@ -202,7 +202,7 @@ def chosen(config: TrainConfig) -> list[str]:
 def evaluate(
     model: MemoryLM, tokenizer: Tokenizer, text: str | Sequence[str], *, streams: int = 16
 ) -> dict[str, float]:
-    """Measure how well a model predicts a text, from its beginning to its end, with the memory carried along.
+    """Measure how well a model predicts a text, from start to end, with the memory carried along.
 
     Args:
         model: The model, whose segment and memories are as long as in training.

@@ -61,7 +61,7 @@ class OptimConfig:
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise UserError(
                 f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
-                f"which uses only learning_rate; leave it out, or use optimizer='muon'."
+                f"which uses only learning_rate; omit it, or use optimizer='muon'."
             )
 
     @property
@@ -78,13 +78,13 @@ class EvaluationConfig(Checked):
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
     training."""
     evaluation_tokens: NonNegativeInt | None = None
-    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all. By default
+    """How many held-out tokens each evaluation reads, always the first ones; 0 for all. By default
     32,768, but in all no more than an eighth of the tokens of the training, which takes about a tenth of its
     time."""
     final_tokens: NonNegativeInt = 0
     """How many tokens the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
-    """End the training after so many evaluations in a row without a lower loss; 0 for never."""
+    """End the training after this many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10
     """Steps between two training records."""
 
@@ -113,7 +113,7 @@ class StepConfig(Checked):
     float32. Evaluations always use float32."""
     compile: bool = False
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
-    the beginning."""
+    the start."""
     parallel: Parallel = "single"
     """With the processes that torchrun started, each of which holds the whole model and takes an equal part
     of the batch's streams (ddp), or without (single)."""
@@ -153,15 +153,15 @@ class TrainConfig:
     batch_size: Count = 64
     """Parallel streams of text, B."""
     chunk_len: NonNegativeInt = 4096
-    """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
-    order, which depends on the seed. Memory is carried from one to the next; to start each with an empty
-    memory was no better (loss of the defaults +0.012, -0.005 and +0.007 nats per token with three seeds). 0
-    reads the text from beginning to end. Documents are never cut, and always read in a random order that
-    depends on the seed."""
+    """The training text is cut into chunks of this many tokens. Each epoch reads them in a new random order,
+    which depends on the seed. Memory is carried from one to the next; starting each with an empty memory was
+    no better (loss of the defaults +0.012, -0.005 and +0.007 nats per token with three seeds). 0 reads the
+    text from start to end. Documents are never cut, and always read in a random order that depends on the
+    seed."""
     memory_warmup: Share | None = None
     """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
-    0, it has its full length from the start. If not given, 0.5; but 0 with compile, where each length is
-    another shape to compile. Evaluations always use the full memory (transformer-xl, compressive)."""
+    0, it has its full length from the start. If not given, 0.5; but 0 with compile, because each length
+    would be compiled separately. Evaluations always use the full memory (transformer-xl, compressive)."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -63,7 +63,7 @@ async function again() {
         try {
             await poll()
         } catch (error) {
-            say('The dashboard does not answer. This page goes on when it is back.', true)
+            say('The dashboard does not respond. This page resumes when it is back.', true)
             if (!(error instanceof TypeError)) {
                 throw error
             }
