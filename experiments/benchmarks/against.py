@@ -60,7 +60,9 @@ def worker() -> None:
                 model, memory = MemoryLM(ModelConfig(**config)), None
                 segments = torch.randint(config["vocab_size"], (4, model.config.segment_len, B))
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-                reader = Stepper(model, B) if kind == "decoding" else None
+                reader = Stepper(model, B)
+                for _ in range(40 if kind == "decoding" else 0):  # fills the memory
+                    reader.read(segments[0])
         began = time.perf_counter()
         for _ in range(request["steps"]):
             if kind == "agent":
@@ -68,11 +70,10 @@ def worker() -> None:
             elif kind == "decoding":
                 result = reader.read(segments[0, :1])
             else:
-                logits, memory, auxiliary_loss = model(segments[number % 4], memory)
+                tokens = segments[number % 4]
+                logits, memory, auxiliary_loss = model(tokens, memory)
                 optimizer.zero_grad()
-                (
-                    F.cross_entropy(logits.flatten(0, 1), segments[number % 4].flatten()) + auxiliary_loss
-                ).backward()
+                (F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + auxiliary_loss).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 number += 1
@@ -103,9 +104,8 @@ def case_of(name: str, what: str) -> tuple[str, ModelConfig | CoreConfig, int, i
         return name, CORE, int(what), 2 * CORE.segment_len * 4, 200
     if name == "decoding":
         M: Any = CONFIG.mem_len
-        more = {"c_mem_len": M // 2} if what == "compressive" else {}
-        model: Any = {"model": what, "mem_len": M // (2 if more else 1), **more}
-        return name, ModelConfig(**{**chosen(CONFIG), **model}), 1, 64, 40
+        model: Any = {"mem_len": M // 2, "c_mem_len": M // 2} if what == "compressive" else {}
+        return name, ModelConfig(**{**chosen(CONFIG), "model": what, **model}), 1, 8, 40
     case = Case.of(name, what)  # type: ignore[arg-type]
     full = -(-case.config.remembered_positions // case.config.segment_len)
     return "training", case.config, case.batch_size, 3 + full, case.steps

@@ -133,6 +133,7 @@ def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comp
     assert troubles == []
 
 
+@pytest.mark.long
 def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, tmp_path):
     with DashboardHere(tmp_path / "records") as dashboard:
         page.goto(page_of(dashboard, comparison))

@@ -11,7 +11,7 @@ from experiments.pretrained import CARD, card
 from memformers.common.files import read_json
 from memformers.models.io import PACKAGED, RECIPE, packaged_names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
