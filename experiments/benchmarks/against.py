@@ -21,8 +21,7 @@ from experiments.benchmarks.training import MODELS, SIZES, Case
 from memformers import CoreConfig, ModelConfig
 from memformers.common.command_line import cli_errors, parse_arguments
 
-TRAINING = tuple(f"{name}:{model}" for name in SIZES for model in MODELS)
-READING = ("agent:1", "agent:16", "decoding:transformer-xl", "decoding:compressive")
+CASES = (*(f"{name}:{model}" for name in SIZES for model in MODELS), "agent:1", "agent:16")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Options:
 
     checkout: Annotated[Path, tyro.conf.Positional]
     """The folder of the other checkout."""
-    cases: tuple[str, ...] = TRAINING + READING
+    cases: tuple[str, ...] = (*CASES, *(f"decoding:{model}" for model in MODELS))
     """Training by size and model, an agent by its streams, decoding by model."""
     rounds: int = 5
     """How often the two take turns."""
