@@ -51,7 +51,7 @@ class Text:
         self.ends, self.lengths = array("q"), array("q")
         """Where each document, or file, ends, in bytes, and how many characters it has."""
         self.names: list[str] = []
-        """The first [`MAX_NAMES`][] of them."""
+        """The first ``MAX_NAMES`` of them."""
         self.are_documents = self.are_ids = False
         """Whether these are documents, not files of a plain text, and whether characters are token ids."""
         self.splits: dict[str, int] = {}

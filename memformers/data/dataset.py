@@ -3,7 +3,7 @@
 ``train.npy``, ``validation.npy`` and, where there is one, ``test.npy`` are the tokens of a split: one
 dimension, of the smallest unsigned type that holds the vocabulary. ``train_documents.npy`` and so on are the
 places where documents begin, and the end, int64 ``[documents + 1]``; a plain text has none.
-``tokenizer.json`` is the tokenizer, ``card.json`` a [`DatasetInfo`][memformers.data.dataset.DatasetInfo], and
+``tokenizer.json`` is the tokenizer, ``card.json`` a ``DatasetInfo``, and
 ``manifest.json`` has the size and the checksum of each file.
 """
 

@@ -191,7 +191,7 @@ def check_utf8(text: str, source: str) -> None:
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Where UTF-8 ``text`` is cut from ``begin`` to ``end``, so that it is encoded in constant memory and
     always in the same way: before the first line break, else the first white space, else the first character,
-    after [`PIECE`][] bytes."""
+    after ``PIECE`` bytes."""
     while end - begin > PIECE:
         at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
         cut = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)

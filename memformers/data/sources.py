@@ -102,7 +102,7 @@ class CorpusSpec:
     tokenizer: str = "character"
     vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""
-    """The name of a published corpus, one of [`BENCHMARKS`][], that ``data`` holds; empty: none."""
+    """The name of a published corpus, one of ``BENCHMARKS``, that ``data`` holds; empty: none."""
 
 
 class Part(NamedTuple):

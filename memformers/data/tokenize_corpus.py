@@ -60,7 +60,7 @@ Job = list[tuple[int, int, int, int]]
 
 
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    """The tokens of ``spec``; those of a text of more than [`BIG`][] bytes are in the user's cache. With the
+    """The tokens of ``spec``; those of a text of more than ``BIG`` bytes are in the user's cache. With the
     ``tokenizer`` of a trained model, a text that has no splits is a test."""
     path = local(spec.data)
     if not spec.data or not is_store(path):
@@ -270,7 +270,7 @@ def places_in(
 def write_split(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer, writer: SplitWriter, bar: Any
 ) -> None:
-    """Write the tokens of what is between two bytes, some [`JOB`][] bytes at once."""
+    """Write the tokens of what is between two bytes, some ``JOB`` bytes at once."""
     inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
     job: Job = []
     for stop in (*(inside if text.are_documents else ()), end):

@@ -196,7 +196,7 @@ def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
     """The most frequent words of a text in ``pieces``, those as frequent in the order in which they first
     occurred; ``vocab_size`` tokens in all, or all words.
 
-    Where more than [`COUNTED`][] are different, the rarest are forgotten, and counted anew where they occur
+    Where more than ``COUNTED`` are different, the rarest are forgotten, and counted anew where they occur
     again, so that memory is bounded; UserError where all words are asked for."""
     most = COUNTED + (vocab_size or 0)
     counts: Counter[str] = Counter()

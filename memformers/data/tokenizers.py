@@ -227,7 +227,7 @@ def bytes_of_letters() -> dict[str, int]:
 
 
 def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer:
-    """The tokenizer called ``name`` (one of [`OWN`][]) for a text in ``pieces``, which are cut before white
+    """The tokenizer called ``name`` (one of ``OWN``) for a text in ``pieces``, which are cut before white
     space: its characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any bytes;
     its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
     if name == "bpe":

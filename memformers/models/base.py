@@ -113,11 +113,11 @@ class MemoryStack(nn.Module):
         sizes = [(size.compression_rate, size.window if windows else None) for size in self.sizes]
         if doc_starts is None and memory.valid is None and not any(window for _, window in sizes):
             return [None] * len(sizes)
-        valid, first = memory.valid, dict[Any, Tensor | None]()  # the same in all layers of most models
+        first: dict[Any, Tensor | None] = {}  # the same in all layers of most models
         layers = list(zip(memory.lengths(len(sizes)), sizes, strict=True))
         for (M, C), (rate, window) in layers:
             if ((M, C), (rate, window)) not in first:
-                visible = None if valid is None else self.visible_past_keys(valid, M, C, rate)
+                visible = None if memory.valid is None else self.visible_past_keys(memory.valid, M, C, rate)
                 first[(M, C), (rate, window)] = first_visible_key(x, M + C, visible, doc_starts, window)
         return [first[layer] for layer in layers]
 

@@ -20,7 +20,13 @@ PRESETS = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True)
 class TextConfig(Checked):
-    """Which parts of the text are read, and how it is divided. Raises ValueError for a wrong type."""
+    """Which parts of the text are read, and how it is divided. Raises ValueError for a wrong type.
+
+    Examples:
+        >>> from memformers import TextConfig
+        >>> TextConfig(document_separator="\\n\\n").text_field
+        'text'
+    """
 
     validation: str = ""
     """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
@@ -34,7 +40,13 @@ class TextConfig(Checked):
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights are learned. Raises ValueError for a value out of its range."""
+    """How the weights are learned. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import OptimConfig
+        >>> OptimConfig(learning_rate=2e-3, schedule="cosine").muon_peak
+        0.04
+    """
 
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
@@ -72,7 +84,13 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
-    """What is measured during training. Raises ValueError for a value out of its range."""
+    """What is measured during training. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import EvaluationConfig
+        >>> EvaluationConfig(evaluations=10).final_tokens
+        0
+    """
 
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
@@ -91,7 +109,13 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """Which checkpoints are saved. Raises ValueError for a value out of its range."""
+    """Which checkpoints are saved. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import CheckpointConfig
+        >>> CheckpointConfig(checkpoint_every=1_000_000).keep_checkpoints
+        2
+    """
 
     checkpoint_every: NonNegativeInt = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
@@ -103,7 +127,13 @@ class CheckpointConfig(Checked):
 
 @dataclass(frozen=True)
 class StepConfig(Checked):
-    """Where and how a step is computed. Raises ValueError for a value out of its range."""
+    """Where and how a step is computed. Raises ValueError for a value out of its range.
+
+    Examples:
+        >>> from memformers import StepConfig
+        >>> StepConfig(device="cpu", precision="float32").parallel
+        'single'
+    """
 
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""

@@ -142,11 +142,11 @@ def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_o
         record_losses(comparison / "odd", [2.0])
         close_card(comparison / "odd", "killed")
         row.get_by_text("stopped").wait_for()
-    page.get_by_text("does not answer").wait_for()
+    page.get_by_text("does not respond").wait_for()
     record_losses(comparison / "odd", [1.25], begin=2)
     with DashboardHere(tmp_path / "records", port=dashboard.port):
         row.get_by_text("1.250").wait_for()
-        assert "does not answer" not in page.inner_text("#summary")
+        assert "does not respond" not in page.inner_text("#summary")
         page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}")
         page.get_by_text("does not reach").wait_for()  # labml's page needs a network
         page.get_by_text("All runs in one chart").click()
