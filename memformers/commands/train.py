@@ -32,6 +32,8 @@ class Train(TrackedCommand):
     Example: memformers train --segment-len 32 --batch-size 32 --learning-rate 0.001
 
     Example: memformers train --resume
+
+    Example: memformers train --resume runs/book --tokens 5000000
     """
 
     first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
@@ -48,8 +50,8 @@ class Train(TrackedCommand):
     with the package. The optimizer starts fresh; the lengths of segments and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
-    in --out, else the newest run in runs/. With --out, a new run starts there if there is none. A finished
-    run trains on if --tokens is larger than before."""
+    in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
+    With a larger --tokens, --resume trains a finished run on."""
 
     def folder(self) -> Path:
         if self.resume is None:

@@ -64,6 +64,7 @@ class TrainedModel:
     folder: Path
     """The folder of the run, which the commands take too, as in ``memformers report FOLDER``."""
     device: str = "auto"
+    """Where the model is loaded to; auto takes a GPU if there is one."""
 
     @cached_property
     def loaded(self) -> tuple[MemoryLM, Tokenizer]:
