@@ -50,8 +50,8 @@ PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits
 
 
 def arms_of(model: ModelConfig) -> list[Arm]:
-    """The arms with the lengths of ``model``, with two exceptions: Transformer-XL has as many keys in its
-    memory alone, and the one with slots only in the upper half of the layers has half as many slots."""
+    """The arms with the lengths of ``model``, with two exceptions: Transformer-XL has equal keys in its
+    memory alone, and the one with slots only in the upper half of the layers has half the slots."""
     arms = [
         *paper_ablation(model),
         xl("transformer-xl", keys_of_layers(model)),
@@ -107,7 +107,7 @@ class Ablation(ArmsCommand):
         return {task: each for task, each in tasks.items() if self.only in (None, task)}
 
     def measures(self, task: str) -> Sequence[Measure]:
-        """Answers beyond and within the distances that one layer of Transformer-XL with as many keys sees."""
+        """Answers beyond and within the distances that one layer of Transformer-XL with equal keys sees."""
         if task == "text":
             return [BITS]
         setting = SETTINGS["near"]

@@ -87,7 +87,7 @@ class ArmsCommand(ExperimentCommand):
     usual: ClassVar[Sequence[str]] = ()
     """The arms that are trained if none is named; empty: the whole list."""
     arms: tuple[str, ...] = ()
-    """Which arms: names from the list of the experiment, or arms of your own, such as 'mine:
+    """Which arms: names from the list of the experiment, or your arms, such as 'mine:
     model=transformer-xl mem_len=320'. If none is given, those that the experiment is about."""
     seeds: Count = 3
     """How many times each arm is trained on each task. Intervals need at least 2."""

@@ -1,7 +1,7 @@
 """Train by every recipe for the same time, and compare the losses.
 
 Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
-how many tokens per second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow.
+how many tokens per second each recipe trains, in turn; then each gets the tokens that ``--seconds`` allow.
 """
 
 from collections.abc import Sequence

@@ -50,7 +50,7 @@ class Agents(ArmsCommand):
     name: ClassVar = "agents"
     title: ClassVar = "An agent that remembers"
     method: ClassVar = (
-        "Each arm is trained by the same PPO with the same settings and as many steps. Success is the share "
+        "Each arm is trained by the same PPO with equal settings and steps. Success is the share "
         "of episodes that end with a reward, after the training and with the likeliest actions. Chance on a "
         "T-maze is 50 %. No gradient goes beyond a window, in any arm: nn.GRU's state is carried on, but "
         "what is written into it is learned within the window alone."

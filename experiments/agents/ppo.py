@@ -139,7 +139,7 @@ class Environments:
             answer = getattr(self.envs, method)(*args, **kwargs)
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{self.task} raised an error {at}: {said}; mend it.") from error
+            raise UserError(f"{self.task} raised an error {at}: {said}; fix it.") from error
         names = ("observations", "rewards", "done (terminated)", "done (truncated)")[:number]
         for name, values in zip(names, answer, strict=False):
             wanted, array = [self.number, *[self.features] * (not found)], np.asarray(values)

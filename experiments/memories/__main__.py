@@ -24,7 +24,7 @@ FILES = "experiments/memories"
 
 
 def arms_of(train: TrainConfig, **of_slots: Any) -> list[Arm]:
-    """The arms with the lengths of ``train``, slots with settings ``of_slots``; all have as many keys."""
+    """The arms with the lengths of ``train``, slots with settings ``of_slots``; all have equal keys."""
     keys = keys_of_layers(train.model)
     assert isinstance(keys, int)
     average = f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={keys - 1}"

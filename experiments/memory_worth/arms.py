@@ -11,7 +11,7 @@ SHARED = asdict(TrainConfig(model=MEMORIES))
 
 
 def listed(arms: dict[str, tuple[str, ...]]) -> dict[str, Arm]:
-    """The arms by their names, each from its label, its settings, and the rival with as many keys; the rival
+    """The arms by their names, each from its label, its settings, and the rival with equal keys; the rival
     of those without one is no memory."""
     return {
         name: replace(parse_arm(f"{name}: {settings}", SHARED), label=label, rival="".join(rival))
@@ -43,14 +43,14 @@ KINDS = listed({
     "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
 })  # fmt: skip
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
-where the upper two have more; and as many positions as 64 positions and 192 slots stand for, which shows the
-most that these slots could be worth."""
+where the upper two have more; and the positions that 64 positions and 192 slots cover, kept exactly: the most
+that these slots could save."""
 LAST = listed({
     "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "last-slots": ("64 positions, 448 and 384 slots in the last layer",
                    f"{COMPRESSIVE}=[64,64,64,448] c_mem_len=[0,0,0,384]", "xl-last"),
 })  # fmt: skip
-"""As many keys over all layers, most of them in the last one; 448 positions with 384 slots reach 1,984."""
+"""Equal keys over all layers, most of them in the last one; 448 positions with 384 slots reach 1,984."""
 VARIANTS = listed({
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
     "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
@@ -62,5 +62,5 @@ VARIANTS = listed({
     "xl-full-length": ("256 positions, memory of full length at once", f"{POSITIONS} memory_warmup=0",
                        "xl-256"),
 })  # fmt: skip
-"""One setting of an arm with as many keys over all layers changed."""
+"""One setting changed, with the same number of keys over all layers."""
 ALL = {**KINDS, **LAST, **VARIANTS}

@@ -39,7 +39,7 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")  # where Tiny Shakespeare may be in a data folder
 DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
-BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about as many as Tiny Shakespeare has
+BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about those of Tiny Shakespeare
 PYTHON_SOURCE = "python-source"
 """The sources of the running interpreter and its packages: a text to scale with that needs no network, but
 not one that other machines have bit for bit."""

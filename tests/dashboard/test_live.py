@@ -1,4 +1,4 @@
-"""What the live page is told, from runs' folders in every state that they can be in."""
+"""What the live page gets, from runs' folders in every state that they can be in."""
 
 import json
 import math

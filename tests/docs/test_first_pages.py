@@ -46,7 +46,7 @@ def table_rows(page):
 
 
 def comparisons_on_text():
-    """The bits that slots save beside as many exact vectors in the same layers, each paired over seeds."""
+    """The bits that slots save against the same number of vectors in the same layers, paired over seeds."""
     chart = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
     short = paired(*(seeds("ablation", arm, "bits per character") for arm in ("transformer-xl", "conv")))
     measures = ("bits per character, tiny-shakespeare", "bits per byte, python-source")

@@ -131,7 +131,7 @@ def test_learning_from_another_memory_than_acted_is_noticed():
 
 
 class Countdown(TMaze):
-    """Episodes of as many steps as ``lengths``, each of which earns 1, and 5 more after its end."""
+    """Episodes of ``lengths`` steps, each of which earns 1, and 5 more after its end."""
 
     lengths = torch.tensor([2, 2, 2, 3, 3, 10**9])
 

@@ -83,7 +83,7 @@ def compare(
 
 
 def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool) -> None:
-    """Whether ``kernel`` drops as many as it must, and computes from the others what the naive one does."""
+    """Whether ``kernel`` drops the right number, and computes from the others what the naive one does."""
     (B, _, S, _), K = inputs["query"].shape, inputs["key"].shape[2]
     key_start = first_keys(B, S, K) if bounded else None
     dropping, reference, kept = with_dropout(kernel, inputs, key_start)
