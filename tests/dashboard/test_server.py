@@ -66,8 +66,9 @@ def command(folder, *arguments, end=signal.SIGKILL):
         process.kill()
 
 
-def test_a_run_finds_the_command_s_dashboard_and_is_listed_claimed_and_live(tmp_path, capsys):
-    with command(tmp_path / "records", "--host", "0.0.0.0", end=signal.SIGINT) as dashboard:
+def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to_it(tmp_path, capsys):
+    folder = tmp_path / "records"
+    with command(folder, "--host", "0.0.0.0", end=signal.SIGINT) as dashboard:
         assert sent_to("auto") == api_address(dashboard.url)
         settings = {"model": {"mem_len": 7, "dropout": 0.0}}
         with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
@@ -84,6 +85,13 @@ def test_a_run_finds_the_command_s_dashboard_and_is_listed_claimed_and_live(tmp_
         mem_len, dropout = data["configs"]
         assert {"key": "mem_len", "value": 7, "is_explicitly_specified": True}.items() <= mem_len.items()
         assert not dropout["is_explicitly_specified"]
+        second = run("dashboard", "--folder", folder, "--port", 0)
+        assert second.said(f"belongs to the dashboard that runs at {dashboard.url}")
+        assert len(second.err.splitlines()) == 1
+        recorded(tmp_path / "runs" / "one")
+        bringing = run("dashboard", "--folder", folder, "--import", tmp_path / "runs")
+        assert (bringing.code, bringing.out.count("imported: one")) == (0, 1)
+        assert {entry["name"] for entry in dashboard.runs()} == {"one", "my-model"}
     assert sent_to("auto") == ""
 
 
@@ -156,18 +164,6 @@ def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(
             bring_in([tmp_path / name], dashboard.url)
             asked = [dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in names]
             assert [preferences["base_experiment"] for preferences in asked] == bases
-
-
-def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs, tmp_path):
-    recorded(tmp_path / "runs" / "one")
-    folder = tmp_path / "records"
-    with command(folder) as dashboard:
-        second = run("dashboard", "--folder", folder, "--port", 0)
-        assert second.said(f"belongs to the dashboard that runs at {dashboard.url}")
-        assert len(second.err.splitlines()) == 1
-        bringing = run("dashboard", "--folder", folder, "--import", tmp_path / "runs")
-        assert (bringing.code, bringing.out.count("imported: one")) == (0, 1)
-        assert [entry["name"] for entry in dashboard.runs()] == ["one"]
 
 
 @pytest.mark.parametrize(
