@@ -239,7 +239,7 @@ def test_figures_of_results_follow_the_page_and_their_numbers_are_not_searched(s
         assert not re.search(r"<img [^>]*/?figures/", page)
     index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
     found = " ".join(doc["text"] for doc in index["docs"] if doc["location"].startswith("results/reach"))
-    assert "guesses from 320 on" in found
+    assert "guesses from 320 tokens on" in found
     assert "64 KiB" not in found
 
 
