@@ -36,7 +36,7 @@ from memformers.data.dataset import (
     open_store,
     read_dataset,
 )
-from memformers.data.files import CONTEXT, PIECE, drop_resident_pages, local, pieces
+from memformers.data.files import CONTEXT, PIECE, WORD_END, drop_resident_pages, local, pieces
 from memformers.data.sources import (
     BENCHMARKS,
     TINY_SHAKESPEARE,
@@ -54,6 +54,9 @@ SMALL_JOB = 4 << 20  # bytes of text whose encoding takes so short that no bar s
 JOB = 2 << 20  # bytes that are encoded at once
 LEARNED_FROM = 32 << 20
 """The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
+MAX_UNCUT = (
+    32 << 20
+)  # bytes that a tokenizer may need to see at once; they take about 130 times as much memory
 TEXT = "text"
 Job = list[tuple[int, int, int, int]]
 """Where pieces start and end, and where the document of each, or the text, does."""
@@ -261,9 +264,17 @@ def places_in(
     """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map."""
     of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
     for _, stop in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
-        if stop == end or not tokenizer or tokenizer.is_cut(*beside(raw, stop, stop, begin, end)):
-            yield begin, stop
-            begin = stop
+        later = WORD_END.search(raw, stop + 1, min(stop + PIECE, end)) if tokenizer else None
+        for cut in (stop, *([later.start()] if later else [])):
+            if cut == end or not tokenizer or tokenizer.is_cut(*beside(raw, cut, cut, begin, end)):
+                yield begin, cut
+                begin = cut
+                break
+        if stop - begin > MAX_UNCUT:
+            most = f"words, or documents, of at most {MAX_UNCUT:,} bytes"
+            raise UserError(
+                f"expected {most}, got more; give the tokenizer a pre-tokenizer that divides words."
+            )
         drop_resident_pages(raw)
 
 

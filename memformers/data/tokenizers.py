@@ -110,8 +110,18 @@ class SubwordTokenizer(Tokenizer):
             return True
         # By 2,053 fewer, a prime: in a run of digits, tokens start at every third one, and so in others.
         some = CONTEXT // 2 - 5
+        if self.name != "bpe" and not self._is_between_words(before, after[:some]):
+            return False
         one, other = self._near(before, after[:some]), self._near(before[-some:], after)
         return [x for x in one if abs(x[0]) < some // 4] == [x for x in other if abs(x[0]) < some // 4]
+
+    def _is_between_words(self, before: str, after: str) -> bool:
+        """Unigram takes the best split of a whole word, and rounding decides between equal ones: a word that
+        is cut anywhere may be split in another way."""
+        found = self.inner.encode(before + after, add_special_tokens=False)
+        first = sum(start < len(before) for start, _ in found.offsets)
+        left, right = found.word_ids[:first][-1:], found.word_ids[first:][:1]
+        return left != right and max(end for _, end in found.offsets[:first]) <= len(before)
 
     def _near(self, before: str, after: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""
