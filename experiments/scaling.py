@@ -37,9 +37,9 @@ HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", 
 
 
 def count(config: TrainConfig) -> Counter[str]:
-    """A step of one rank with full memories: its floating-point ``operations``; the bytes that the forward
-    pass keeps for the backward pass (``kept``) and of the ``memories`` before it; the ``parameters`` of the
-    model; and the numbers of its ``weights``, and of the ``moments`` that optimizers keep for them."""
+    """A step of one rank with full memories: its floating-point ``operations``; bytes that the forward pass
+    keeps (``kept``) and of the ``memories`` before it; numbers of ``parameters``, ``weights`` and their
+    ``moments``."""
     with torch.device("meta"):
         lm = MemoryLM(replace(config.model, kernel="naive"))
         found = Counter(parameters=sum(map(torch.numel, lm.parameters())))
@@ -67,9 +67,9 @@ def count(config: TrainConfig) -> Counter[str]:
 
 
 def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
-    """What each of ``ranks`` needs for a step: its ``operations``, the bytes of its weights, gradients and
-    moments (``state``), of all that it holds (``bytes``), and of what it has ``sent``; and the ``parameters``
-    of the model. Layers are alike: it is counted on models of one and of two."""
+    """What each of ``ranks`` needs for a step: ``operations``, bytes of weights, gradients and moments
+    (``state``), of all that it holds (``bytes``) and has ``sent``; and the model's ``parameters``. Layers are
+    alike: it is counted on models of one and of two."""
     config = replace_nested(config, batch_size=-(-config.batch_size // ranks), parallel="single")
     sizes = config.model.memory_sizes
     lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
@@ -125,8 +125,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> Tensor:
-    """A step's loss: the model's own forward pass without the check of the tokens' values, which fake tensors
-    don't have. The targets are another tensor."""
+    """A step's loss, without the check of the tokens' values, which fake tensors don't have."""
     with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
         x = lm.dropout(lm.embed(tokens))  # [S, B, D]
         hidden, _, auxiliary_loss = lm.transformer(x, memory)

@@ -92,8 +92,8 @@ class MemoryWorth(ArmsCommand):
         }
 
     def measure(self, folder: Path) -> None:
-        """Write the losses by group of each finished run that has none, on the beginnings, of ``READ`` tokens
-        each, of the same held-out documents."""
+        """Write the losses by group of each finished run, on the beginnings of the same held-out
+        documents."""
         runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
         for run in tqdm(runs, desc="losses by distance", unit="run"):
             model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
@@ -114,8 +114,8 @@ class MemoryWorth(ArmsCommand):
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The bits per byte after each budget; after the largest, the losses by how far back a word last
-        began, and how much they rise when the memory is changed."""
+        """The bits per byte after each budget; after the largest, losses by how far back a word last
+        began."""
         bits = Measure("bits per byte", "bits_per_byte")
         budgets = [
             Column(f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task, bits, arms)
@@ -126,20 +126,11 @@ class MemoryWorth(ArmsCommand):
         groups = dict.fromkeys(group for result in results for group in result.get(DISTANCE, ()))
         parts = {"": budgets}
         for control in (UNTOUCHED, *CONTROLS):
-            is_base = control == UNTOUCHED
-            title = (
-                f"Rise of the loss, {control}"
-                if not is_base
-                else "Loss by the tokens since the word last began"
-            )
-            parts[title] = [
-                Column(
-                    group if is_base else f"{group}, {control}",
-                    Measure(group, loss_of(group, control)),
-                    largest,
-                )
-                for group in groups
-            ]
+            title, more = f"Rise of the loss, {control}", f", {control}"
+            if control == UNTOUCHED:
+                title, more = "Loss by the tokens since the word last began", ""
+            measures = {f"{group}{more}": Measure(group, loss_of(group, control)) for group in groups}
+            parts[title] = [Column(name, measure, largest) for name, measure in measures.items()]
         return parts
 
 

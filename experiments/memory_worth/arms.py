@@ -20,20 +20,18 @@ def listed(arms: dict[str, tuple[str, ...]]) -> dict[str, Arm]:
 
 
 XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
-SLOTS, POSITIONS = f"{COMPRESSIVE}=64 c_mem_len=192", f"{XL}=256"
+SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
 UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
 KINDS = listed({
     "none": ("no memory", "model=transformer"),
     "xl-64": ("64 positions", f"{XL}=64"),
     "slots-32-32": ("32 positions, 32 slots", f"{COMPRESSIVE}=32 c_mem_len=32", "xl-64"),
-    "xl-256": ("256 positions", POSITIONS),
+    "xl-256": ("256 positions", f"{XL}=256"),
     "slots-64-192": ("64 positions, 192 slots", SLOTS, "xl-256"),
     "slots-64-192-c2": ("64 positions, 192 slots, c = 2", f"{SLOTS} compression_rate=2", "xl-256"),
     "slots-64-192-c8": ("64 positions, 192 slots, c = 8", f"{SLOTS} compression_rate=8", "xl-256"),
     "more-positions": ("128 positions, 128 slots", f"{COMPRESSIVE}=128 c_mem_len=128", "xl-256"),
     "most-positions": ("192 positions, 64 slots", f"{COMPRESSIVE}=192 c_mem_len=64", "xl-256"),
-    "more-positions-upper": ("128 positions, slots in the upper two layers",
-                             f"{COMPRESSIVE}=128 c_mem_len=[0,0,256,256]", "xl-256"),
     "most-positions-upper": ("192 positions, slots in the upper two layers", UPPER, "xl-upper"),
     "most-positions-upper-c2": ("192 positions, slots in the upper two layers, c = 2",
                                 f"{UPPER} compression_rate=2", "most-positions-upper"),
@@ -43,24 +41,15 @@ KINDS = listed({
     "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
 })  # fmt: skip
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
-where the upper two have more; and the positions that 64 positions and 192 slots cover, kept exactly: the most
-that these slots could save."""
-LAST = listed({
-    "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
-    "last-slots": ("64 positions, 448 and 384 slots in the last layer",
-                   f"{COMPRESSIVE}=[64,64,64,448] c_mem_len=[0,0,0,384]", "xl-last"),
-})  # fmt: skip
-"""Equal keys over all layers, most of them in the last one; 448 positions with 384 slots reach 1,984."""
+where the upper two have more; and the positions that 64 positions and 192 slots cover, kept exactly."""
 VARIANTS = listed({
+    "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
     "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
     "bptt": ("f_c learns from the next segment's loss", f"{SLOTS} compression_loss=none bptt=1",
              "slots-64-192"),
-    "both": ("f_c learns from both losses", f"{UPPER} compression_rate=2 bptt=1", "most-positions-upper-c2"),
     "upper": ("slots in the upper two layers", f"{COMPRESSIVE}=64 c_mem_len=[0,0,384,384]", "slots-64-192"),
     "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
-    "xl-full-length": ("256 positions, memory of full length at once", f"{POSITIONS} memory_warmup=0",
-                       "xl-256"),
 })  # fmt: skip
 """One setting changed, with the same number of keys over all layers."""
-ALL = {**KINDS, **LAST, **VARIANTS}
+ALL = {**KINDS, **VARIANTS}

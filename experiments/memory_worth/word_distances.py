@@ -13,13 +13,12 @@ from memformers.data.tokenizer import Tokenizer
 
 NEVER, NO_WORD = 0, -1
 """Where a word had not occurred, and the tokens outside of words."""
-NAME = re.compile(r"[^\W\d]\w*")
-"""A word, or a name of a program, which may have digits and underscores."""
+NAME = re.compile(r"[^\W\d]\w*")  # a word, or a name of a program
 
 
 def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, int64 ``[T]``;
-    [`NEVER`][] where it had not occurred, and [`NO_WORD`][] outside of words."""
+    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, int64
+    ``[T]``."""
     newest: dict[str, int] = {}
     found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
     for word, begin, end in words_in(tokens, tokenizer):
