@@ -29,8 +29,7 @@ from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
-"""The training of each arm on the text, without its memory; slots are there from the first steps on."""
+TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)  # slots are there from the first steps
 RECALL_TOKENS = 1_000_000
 ROWS = {
     "transformer-xl": ("Transformer-XL, equal keys", None),
@@ -48,8 +47,7 @@ PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits
 
 
 def arms_of(model: ModelConfig) -> list[Arm]:
-    """The arms with the lengths of ``model``, but for Transformer-XL, with equal keys, and half the slots
-    where only the upper half of the layers has them."""
+    """With the lengths of ``model``; Transformer-XL has equal keys, slots in half the layers are half."""
     arms = [
         *paper_ablation(model),
         xl("transformer-xl", keys_of_layers(model)),

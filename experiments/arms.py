@@ -25,8 +25,7 @@ from memformers.report.sections import costs_table, facts_of, facts_table, warni
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
 
-QUICK_TOKENS = 16_384
-"""Tokens of each training run with --quick."""
+QUICK_TOKENS = 16_384  # of each training run with --quick
 METHOD = (
     "± is half the width of a 95 % interval over seeds, by Student's t. Differences are paired by seed; one "
     "whose interval contains zero is grey. By chance, one interval in twenty leaves out zero. The report of "
@@ -40,16 +39,14 @@ Tasks = Mapping[str, Sequence[ArmRuns]]  # the arms of each task that has begun
 
 
 def write_rows(path: Path, data: Mapping[str, Any]) -> None:
-    """Write ``data`` as JSON with a line for each element of a list in it, and for each other value."""
+    """Write ``data`` as JSON with a line for each value and for each element of a list."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=plain)
 
-    values = {
-        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
-        for k, v in data.items()
-    }
-    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
+    lists = {k: "[\n" + ",\n".join(map(line, v)) + "\n]" for k, v in data.items() if isinstance(v, list)}
+    values = [f"{line(key)}: {lists.get(key) or line(value)}" for key, value in data.items()]
+    write_text(path, "{\n" + ",\n".join(values) + "\n}\n")
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,7 @@ def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str
 def differences_figure(
     columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str]
 ) -> tuple[Figure, str] | None:
-    """A panel for each column, in which each pair has its difference and the interval; None without any."""
+    """A panel for each column, in which each pair has its difference; None without any."""
     found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
     if not found:
         return None

@@ -59,8 +59,7 @@ class Pretraining:
 
 
 def put(run: Path, folder: Path) -> dict[str, Any]:
-    """Write the model of a finished ``run`` to ``folder`` with its weights in bfloat16, and evaluate these on
-    the whole held-out text; returns the recipe that is written beside them."""
+    """Write the model of ``run`` in bfloat16, and evaluate these weights; returns the recipe beside them."""
     model, tokenizer = load_checkpoint(run, torch.device("cpu"))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     size = sum(tensor.nbytes for tensor in weights.values())

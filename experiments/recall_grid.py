@@ -20,7 +20,7 @@ from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 from memformers.runs.reader import Run
 
-STREAMS = (
+STREAMS = (  # in the order of what a slot must hold
     RecallStream(set_probability=1 / 16),
     RecallStream(keys=8, values=2),
     RecallStream(),
@@ -28,13 +28,11 @@ STREAMS = (
     RecallStream(keys=32, values=8),
     RecallStream(set_probability=1 / 4),
 )
-"""In the order of what a slot must hold."""
-MEMORIES = {
+MEMORIES = {  # arms of the recall experiment, their labels and their rivals
     "transformer-xl": ("Transformer-XL", ""),
     "compressive": ("slots", "transformer-xl"),
     "both-losses": ("slots, both losses", "compressive"),
 }
-"""Arms of the recall experiment, their labels and their rivals."""
 BANDS = ((64, 192), (192, 384))  # what one layer of both memories sees, and of slots alone
 
 

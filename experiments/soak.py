@@ -1,12 +1,11 @@
 """What a training run survives, and what a large text costs, on Linux.
 
-``python -m experiments.soak`` trains on two processes, first undisturbed, then with faults at random moments:
-SIGKILL and SIGTERM to a random rank, and a full disk. A training run that a fault ended is resumed. In the
-end, weights, states, memories and records of both must be the same bits; else the exit code is 1.
+``python -m experiments.soak`` trains on two processes, undisturbed and with faults at random moments, which
+end a training run that is then resumed. In the end, both must be the same bits; else the exit code is 1.
 
 ``python -m experiments.soak --only large-text``, on a quiet machine, measures what it takes to divide a large
-text into tokens, to train on it, beside a text of 1 MB, and to evaluate on it. Memory is the most that the
-processes of a command together hold in RAM (PSS, in which a page that several share counts once).
+text, to train and to evaluate on it. Memory is the most that the processes of a command together hold in RAM
+(PSS, in which a page that several share counts once).
 """
 
 import os
@@ -89,14 +88,12 @@ class Soak:
 
     def run(self) -> None:
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
-            if self.only == "faults":
-                try:
-                    text, out = soak(self), self.out or DOCS / "soak.md"
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    sys.exit(str(error))
-            else:
-                text = large_text(self, Path(folder))
-                out = self.out or DOCS / "results/data/large_text/results.csv"
+            try:
+                text = soak(self) if self.only == "faults" else large_text(self, Path(folder))
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                sys.exit(str(error))
+        usual = "soak.md" if self.only == "faults" else "results/data/large_text/results.csv"
+        out = self.out or DOCS / usual
         write_text(out, text)
         print(f"{text}\nwritten: {out}")
 
@@ -107,12 +104,13 @@ def faults(soak: Soak) -> list[Fault]:
     count = soak.steps // soak.every
     kinds = [KINDS[i % len(KINDS)] for i in range(count)]
     draw.shuffle(kinds)
-    # A disk can only be full for the rank that writes, which is the first.
-    return [
-        (i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1), kind,
-         0 if kind == "disk full" else draw.randrange(RANKS))
-        for i, kind in enumerate(kinds)
-    ]  # fmt: skip
+    found = list[Fault]()
+    for i, kind in enumerate(kinds):
+        step = i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1)
+        found.append(
+            (step, kind, 0 if kind == "disk full" else draw.randrange(RANKS))
+        )  # the first rank writes
+    return found
 
 
 def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:

@@ -47,17 +47,13 @@ T_MAZE = "t-maze-"
 
 @dataclass(frozen=True)
 class AgentSettings(Checked):
-    """The settings of a run that are not in its TrainConfig, in which tokens are steps of environments,
-    ``batch_size`` is how many there are, and ``model.segment_len`` is the window."""
+    """What a TrainConfig doesn't have; its tokens are steps of environments, ``batch_size`` is how many there
+    are, and ``model.segment_len`` is the window."""
 
-    task: str = "t-maze-20"
-    """What the environments are; see Environments."""
-    core: Literal["memory", "gru"] = "memory"
-    """What remembers: the memory transformer of ``model``, or an nn.GRU as wide."""
-    entropy: Share = 0.05
-    """The weight of the policy's entropy."""
-    evaluated: Count = 256
-    """Episodes of the evaluation."""
+    task: str = "t-maze-20"  # see Environments
+    core: Literal["memory", "gru"] = "memory"  # what remembers: the transformer of model, or nn.GRU as wide
+    entropy: Share = 0.05  # the weight of the policy's entropy
+    evaluated: Count = 256  # episodes of the evaluation
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,7 @@ class Environments:
         return self.asked("reset", seed=seed)[0].view(self.number, self.features)
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Act: ``actions [B]``, from 0 on. What is seen then, float32 ``[B, F]``; the rewards; whether the
-        episodes ended, so that nothing more can be earned in them; whether they were cut off; ``[B]``."""
+        """Act: ``actions [B]``. What is seen then, float32 ``[B, F]``; rewards, ends and cut-offs ``[B]``."""
         self.steps += 1
         seen, rewards, ended, cut_off = self.asked("step", actions.numpy() + self.first_action)
         return seen.view(self.number, self.features), rewards, ended.bool(), cut_off.bool()
@@ -241,8 +236,7 @@ class Actor:
 
 
 def advantages(window: Window) -> Tensor:
-    """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438). An end has no
-    value after it; a time limit has the value of what was seen then."""
+    """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438)."""
     found, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
     for t in reversed(range(len(window.values))):
         goes_on = ~(window.terminated[t] | window.truncated[t])
@@ -284,8 +278,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
 
 
 def counted(window: Window) -> Tensor:
-    """The reward of each step, whether it counts, and whether an episode succeeded and ended with it:
-    ``[4, S, B]``. A success is an episode that terminates with a reward."""
+    """Reward, whether a step counts, success (an end with a reward), and end: ``[4, S, B]``."""
     success, ends = window.terminated & (window.rewards > 0), window.terminated | window.truncated
     return torch.stack((window.rewards * window.counts, window.counts, success, ends))
 
@@ -309,8 +302,8 @@ def evaluate(
 
 
 def train_agent(folder: Path) -> None:
-    """Train the run that ``config.json`` in ``folder`` describes, evaluate it, and write ``result.json``.
-    Whatever happens, ``model.safetensors`` has what was learned."""
+    """Train the run in ``folder``, evaluate it, and write ``result.json``; weights are kept whatever
+    happens."""
     settings = read_json(folder / CONFIG)
     run = AgentTask().parse(settings, str(folder / CONFIG))
     train, B, S = run.train, run.train.batch_size, run.train.model.segment_len

@@ -5,10 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from experiments.memory_worth import __main__ as program
-from experiments.memory_worth.__main__ import MemoryWorth
-from experiments.memory_worth.arms import KINDS, LAST
-from experiments.memory_worth.word_distances import NEVER, NO_WORD, word_distances, word_groups
+from experiments import memory_worth as program
+from experiments.memory_worth import KINDS, NEVER, NO_WORD, VARIANTS, MemoryWorth, word_distances, word_groups
 from memformers.common.files import read_json
 from memformers.common.text import UserError
 from memformers.comparison.arms import settings_of
@@ -88,16 +86,15 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
     rivals = MemoryWorth().rivals_of
     assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
     assert [*rivals("none")] == []
-    arms = {name: arm for name, arm in {**KINDS, **LAST}.items() if name != "xl-832"}
-    assert {keys(arm) for arm in LAST.values()} == {256}
-    assert keys(KINDS["xl-256"]) == 256
+    arms = {name: arm for name, arm in {**KINDS, **VARIANTS}.items() if name != "xl-832"}
+    assert {keys(arm) for arm in (*VARIANTS.values(), KINDS["xl-256"])} == {256}
     for name, arm in arms.items():
         if arm.rival:
             assert keys(arm) == keys(arms[arm.rival]), name
 
 
 def test_only_its_own_arms_can_be_named():
-    with pytest.raises(UserError, match=r"'other' is unknown; .*xl-full-length, and NAME: setting=value"):
+    with pytest.raises(UserError, match=r"'other' is unknown; .*full-length, and NAME: setting=value"):
         MemoryWorth(arms=("none", "other"))
 
 
