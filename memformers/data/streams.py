@@ -130,9 +130,10 @@ def generator_of(seed: int, epoch: int) -> torch.Generator:
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     if n_tokens < (needed := batch_size * segment_len + 1):
-        why = f"{batch_size} streams of a segment of {segment_len}, which need {needed:,}"
-        what_to_do = "use a longer text, a smaller batch_size or a shorter segment_len"
-        raise UserError(f"a text of {n_tokens:,} tokens is too short for {why}; {what_to_do}.")
+        raise UserError(
+            f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
+            f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or segment_len."
+        )
 
 
 @dataclass(frozen=True)

@@ -167,11 +167,10 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     inner: tokenizers.Tokenizer = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    letters, is_shown = sorted(pre_tokenizers.ByteLevel.alphabet()), sys.stderr.isatty()
-    size = vocab_size or DEFAULT_SUBWORDS
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=is_shown)
+    size, letters = vocab_size or DEFAULT_SUBWORDS, sorted(pre_tokenizers.ByteLevel.alphabet())
+    how = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=sys.stderr.isatty())
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
-    in_the_background(inner.train_from_iterator, with_enough_words(cut), trainer)
+    in_the_background(inner.train_from_iterator, with_enough_words(cut), how)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(f"vocab_size={vocab_size}, but the text has only {learned} subwords; use fewer.")

@@ -1,9 +1,9 @@
 """Every code block of README, CONTRIBUTING and docs/ is run, page by page, in order, in an empty folder.
 
-Python blocks of a page share their names; the text block that follows one is what it prints. Lines of sh blocks
-that start with ``memformers`` are run through the command's own ``main``, made tiny by appended settings;
-``runs/…`` is a run that was trained before. ``make`` must name a target, and lines that start several processes
-are read as torchrun and the command read them. Other commands that a page may show are listed here.
+Python blocks of a page share their names; the text block that follows one is what it prints. Lines of sh
+blocks that start with ``memformers`` are run through the command's own ``main``, made tiny by more settings;
+``runs/…`` is a run that was trained before. ``make`` must name a target, and lines that start several
+processes are read by torchrun and the command. Other commands that a page may show are listed here.
 """
 
 import json

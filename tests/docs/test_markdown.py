@@ -1,10 +1,8 @@
 """What pages take from the source, and the marks that lead from an equation to the lines that compute it."""
 
-import re
-
 import pytest
 
-from docs.building.markdown import BESIDE, MARKS, excerpt, filled, relinked
+from docs.building.markdown import excerpt, filled, relinked
 from docs.building.pages import TEX, mathml, with_terms
 from docs.building.results import ROOT
 
@@ -80,14 +78,6 @@ def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():
     assert '<mover><mrow class="term mark-1"><mi>c</mi></mrow><mtext>①</mtext></mover>' in page
     with pytest.raises(ValueError, match="command that can't be drawn"):
         TEX.sub(mathml, r'<div class="arithmatex">\[\nosuchcommand\]</div>')
-
-
-def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
-    blocks = BESIDE.findall((ROOT / "docs/method.md").read_text(encoding="utf-8"))
-    equations = [tex for block in blocks for tex in re.findall(r"\$\$(.+?)\$\$", block, flags=re.DOTALL)]
-    assert len(blocks) >= 14
-    assert len(equations) >= 16
-    assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
 
 
 def test_links_lead_to_pages_and_files_that_are_not_on_the_site_are_named():

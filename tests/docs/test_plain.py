@@ -15,8 +15,9 @@ from memformers.data.builtin import write_play
 
 FOLDER = ROOT / "docs/plain"
 NAMES = {
-    r"^transformer\.": "", r"layers\.(\d+)\.compress\.conv\.": r"compress.\1.", r"\.self_attn\.": ".attention.",
-    r"\.norm_self_attn\.": ".norm1.", r"\.norm_ff\.": ".norm2.", r"\.layer1\.": ".0.", r"\.layer2\.": ".2.",
+    r"^transformer\.": "", r"layers\.(\d+)\.compress\.conv\.": r"compress.\1.",
+    r"\.self_attn\.": ".attention.", r"\.norm_self_attn\.": ".norm1.", r"\.norm_ff\.": ".norm2.",
+    r"\.layer1\.": ".0.", r"\.layer2\.": ".2.",
 }  # fmt: skip
 """The package's names of weights, and those of the plain files."""
 SIZES = {"d_model": 12, "heads": 3, "n_layers": 2}

@@ -37,9 +37,8 @@ def measured(out, text, **changes):
     command = MemoryWorth(data=str(text), out=out, dashboard="off", **(usual | changes))
     command.run()
     with (out / "results.csv").open() as file:
-        rows = {
-            (row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in csv.DictReader(file)
-        }
+        found = list(csv.DictReader(file))
+    rows = {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in found}
     return command, (out / "report.md").read_text(), rows
 
 
@@ -100,7 +99,12 @@ def test_only_its_own_arms_can_be_named():
 
 def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
     found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
-    assert found.tolist() == [NEVER] * 5 + [NO_WORD] * 2 + [NEVER] * 2 + [NO_WORD] * 2 + [11] * 5 + [
+    assert found.tolist() == [
+        *[NEVER] * 5,
+        *[NO_WORD] * 2,
+        *[NEVER] * 2,
+        *[NO_WORD] * 2,
+        *[11] * 5,
         -1,
         10,
         10,
