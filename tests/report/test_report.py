@@ -15,7 +15,7 @@ from memformers.common.files import write_json
 from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.report.document import write_report
-from memformers.report.markdown import fenced, html_of, number, table, unbroken
+from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -161,6 +161,7 @@ def test_a_setting_stays_with_its_number_and_zero_has_no_minus():
         "M\xa0=\xa064, C\xa0=\xa064, Transformer-\N{WORD JOINER}XL"
     )
     assert [number(-1e-9, ".2f", signed=signed) for signed in (False, True)] == ["0.00", "+0.00"]
+    assert "C = 64" in text_table([["Compressive, C = 64, c = 4"], ["x"]], 12)
     assert number(Mean(-0.5, 0.25, 3), ".1f", " s") == "−0.5 ± 0.2 s"
 
 
