@@ -160,8 +160,10 @@ def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(
     with DashboardHere(tmp_path / "records") as dashboard:
         for name, names, bases in (("a", "a", [""]), ("b", "ab", [ids["b"], ids["a"]])):
             with Tracking(tmp_path / name, name, {}, "off") as tracking:
-                record(tracking, (7, 14))
+                for step in (100, 300, 490, 500):  # the last two are closer than the first two
+                    tracking.record({"tokens": step, "loss.valid": float(step)})
             bring_in([tmp_path / name], dashboard.url)
+            assert dashboard.curve(ids[name], "loss.valid") == expected(tmp_path / name, "loss.valid")
             asked = [dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in names]
             assert [preferences["base_experiment"] for preferences in asked] == bases
 
@@ -189,6 +191,20 @@ def test_a_record_that_cannot_be_read_is_one_line_that_says_what_to_do(name, tex
         path.write_text(text)
     with pytest.raises(UserError, match=f"{tmp_path}/{name}/.*can't be read.*Delete {tmp_path}, .*--import"):
         use_records(tmp_path)
+
+
+def test_a_run_of_which_a_kill_left_a_part_is_forgotten_and_sent_again(quick_runs, tmp_path):
+    recorded(tmp_path / "runs" / "one")
+    records = tmp_path / "records"
+    with DashboardHere(records) as dashboard:
+        bring_in([tmp_path / "runs" / "one"], dashboard.url)
+        assert len(dashboard.runs()) == 1
+    for path in records.glob("RunStatus/*.json"):
+        path.unlink()
+    with DashboardHere(records) as dashboard:
+        assert dashboard.runs() == []
+        bring_in([tmp_path / "runs" / "one"], dashboard.url)
+        assert [entry["name"] for entry in dashboard.runs()] == ["one"]
 
 
 def test_what_labml_keeps_in_a_record_is_read_again():
