@@ -11,9 +11,6 @@ import torch
 from filelock import FileLock
 from hypothesis import settings
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-
 # No test's run may appear on a dashboard of the user's.
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
