@@ -256,8 +256,8 @@ def large_text(settings: Soak, folder: Path) -> str:
     for tokenizer, goal in goals.items():
         name = "subwords" if tokenizer == "bpe" else f"{tokenizer}s"
         seconds, peak, _ = divide("large", tokenizer, name)
-        row(f"divide into {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
-        row(f"divide into {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
+        row(f"tokenize as {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
+        row(f"tokenize as {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
         if tokenizer != "bpe":
             shutil.rmtree(folder / name)
     divide("short", "bpe", "short")

@@ -141,7 +141,7 @@ def write_decoding(results: Result, folder: Path) -> None:
         "late": f"{milliseconds(long_text['late'])}", "core": acting["core"],
         "acting_device": acting["device"],
         "writing": table(["", "ms a token", "tokens/s", "MB a token", "share of the limit",
-                          "torch.mv of as many bytes, ms", "speed as a share of torch.mv's"], written),
+                          "torch.mv of the same bytes, ms", "speed as a share of torch.mv's"], written),
         "reading": table(["sees back", "cached, ms a token", "forward pass, ms a token",
                           "sliding window, s a token", "sliding / cached", "the paper's"], read),
         "acting": table(["streams", "stepper, ms", "nn.GRU, ms", "segment again, ms", "stepper / nn.GRU",

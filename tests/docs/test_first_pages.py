@@ -78,7 +78,7 @@ def test_every_bold_row_that_compares_slots_on_a_text_is_in_that_sentence():
 def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
     compared = 0
     for _, group, cells in table_rows("reach"):
-        band = re.match(r"set ([\d,]+) to ([\d,]+) positions ago", cells[0])
+        band = re.match(r"set ([\d,]+) to ([\d,]+) tokens ago", cells[0])
         if not band or not cells[-1].startswith("**"):
             continue
         layers, keys = map(int, re.findall(r"\d+", group))
