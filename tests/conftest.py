@@ -76,8 +76,8 @@ def quick_runs(monkeypatch):
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
-    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
+    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 4)
+    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 2)
     monkeypatch.setattr(text, "PROBED", 64)
 
 
