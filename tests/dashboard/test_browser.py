@@ -1,25 +1,18 @@
-"""The dashboard as the experimenter sees it, in a browser: our live page without a network, and labml's with
-the three files that it loads from public servers."""
+"""The dashboard as the experimenter sees it, in a browser without a network."""
 
-import math
-import shutil
-import tarfile
 from dataclasses import replace
 
 import pytest
 
 from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs
-from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import alone_in, close_card, read_card, runs_of
 from memformers.tracking import discovery
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
-from tests.processes import finish
 
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-MODELS = ("compressive", "transformer")
 ARMS = {
     "transformer": "transformer",
     "transformer-xl": "transformer-xl",
@@ -30,32 +23,6 @@ COLOURS = {
     "light": ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"],
     "dark": ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"],
 }
-
-
-LOADED = {
-    "d3@6.7.0:dist/d3.min.js": "https://d3js.org/d3.v6.min.js",
-    "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css": "https://cdn.jsdelivr.net/npm/**/bootstrap.min.css",
-    "@fortawesome/fontawesome-free@5.9.0:css/all.css": "https://cdnjs.cloudflare.com/**/5.9.0/css/all.css",
-}
-"""The npm packages, with their paths, that are the same as what labml's page loads from these addresses."""
-
-
-@pytest.fixture
-def with_network(page, tmp_path):
-    """The page, for which public servers have the three files that labml's loads, which are npm's."""
-    if not (command := shutil.which("npm")):
-        pytest.skip("npm is not installed; with it, this test looks at labml's page")
-    for where, url in LOADED.items():
-        package, _, path = where.rpartition(":")
-        packed = finish([command, "pack", package], cwd=tmp_path, timeout=60)
-        if packed.returncode:
-            pytest.skip(f"the npm registry can't be reached: {packed.stderr[-200:]}")
-        with tarfile.open(tmp_path / packed.stdout.split()[-1]) as archive:
-            body = archive.extractfile(f"package/{path}").read()
-        kind = "text/css" if url.endswith("css") else "text/javascript"
-        answer = {"body": body, "headers": {"access-control-allow-origin": "*", "content-type": kind}}
-        page.route(url, lambda route, *, of=answer: route.fulfill(**of))
-    return page
 
 
 @pytest.fixture
@@ -204,46 +171,3 @@ def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_ev
             page.get_by_text("3.250").first.wait_for()
             assert page.input_value("#metric") == "loss.train", "the reader's choice stays"
     assert troubles == []
-
-
-@pytest.mark.long
-def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
-    with_network, quick_runs, troubles, tmp_path
-):
-    page, folder = with_network, tmp_path / "two"
-    settings = {"model": {"model": "transformer", "mem_len": 7, "d_model": 32}, "seed": 3}
-    plan_runs(runs_of(MODELS, [0]), folder)
-    with DashboardHere(tmp_path / "records") as dashboard:
-        for model in MODELS:
-            given = ["model.mem_len", "model.d_model"]
-            with Tracking(
-                folder / model, model, settings, discovery.api_address(dashboard.url), given
-            ) as tracking:
-                for step in range(1, 31):
-                    tracking.record({"tokens": 100 * step, "loss.train": math.exp(-step / 9)})
-                for step in (10, 20, 30):
-                    tracking.record({"tokens": 100 * step, "loss.valid": 1 + math.sin(step)})
-        bring_in([folder / model for model in MODELS], dashboard.url)
-        page.goto(f"{dashboard.url}/runs")
-        page.wait_for_selector(".runs-list a")
-        entries = page.locator(".runs-list a").all_inner_texts()
-        assert all("comparison two" in entry and "COMPLETED" in entry for entry in entries)
-        assert [model in entry for model, entry in zip(reversed(MODELS), entries, strict=True)] == [True] * 2
-        run = f"{dashboard.url}/run/{read_card(folder / MODELS[1]).run}"
-        page.goto(run)
-        page.wait_for_selector("path.unsmoothed-line", state="attached")
-        configs = page.locator(".configs.block")
-        configs.get_by_text("d_model").wait_for()
-        assert not {"mem_len", "seed"} & set(configs.inner_text().split()), "a transformer has no memory"
-        assert not [text for text in ("does not reach", "deleted in") if text in page.inner_text("html")]
-        assert not page.get_by_text("Computer").is_visible()
-        page.goto(f"{run}/compare")
-        for kind in ("base", "current"):
-            lines = f".fixed-chart path.smoothed-line.{kind}"
-            page.wait_for_selector(lines, state="attached")
-            paths = [path.get_attribute("d") for path in page.query_selector_all(lines)]
-            ends = [
-                1 + path.count("C") if "C" in path else path.count("M") + path.count("L") for path in paths
-            ]
-            assert sorted(ends) == [3, 30], "a curve's pieces end at its points"
-    assert [trouble for trouble in troubles if not {"404", "net::ERR_FAILED"} & set(trouble.split())] == []
