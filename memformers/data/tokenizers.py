@@ -178,7 +178,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
-    """The first of ``texts`` that have [`LEARNED_WORDS`][]; there may be more of them than memory."""
+    """The first of ``texts`` that have ``LEARNED_WORDS``; there may be more of them than memory."""
     known: set[str] = set()
     size = 0
     for text in texts:
