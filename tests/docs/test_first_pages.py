@@ -89,6 +89,13 @@ def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
     assert compared >= 10
 
 
+def test_the_readme_is_short_and_has_the_words_that_people_search_for():
+    searched = ["recurrence over segments", "memory carried across batches", "truncated backpropagation"]
+    searched += ["reset per row", "KV cache", "long context", "drop-in for `nn.GRU` and `nn.LSTM`"]
+    assert [words for words in searched if words not in README] == []
+    assert len(README.split()) <= 750
+
+
 @pytest.mark.parametrize("page", sorted(RESULTS.keys() - {"commands", "index", "speed"}))
 def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(page):
     headline = re.search(r"\n\n\*\*(.+?)\*\*", RESULTS[page], re.DOTALL)[1]
