@@ -111,7 +111,7 @@ class SubwordTokenizer(Tokenizer):
         found = self.inner.encode(before + after, add_special_tokens=False)
         first = sum(start < len(before) for start, _ in found.offsets)
         left, right = found.word_ids[:first][-1:], found.word_ids[first:][:1]
-        return left != right and max(end for _, end in found.offsets[:first]) <= len(before)
+        return left != right and all(end <= len(before) for _, end in found.offsets[:first])
 
     def _near(self, before: str, after: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""

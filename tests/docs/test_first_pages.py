@@ -100,8 +100,7 @@ def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(
 def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differences():
     none, exact = python_source("none"), python_source("xl-256")
     saved = paired(none, exact)
-    base, last = (python_source(arm, "text_heads") for arm in ("xl-256", "xl-last"))
-    more = paired(base, last)
+    more = paired(*(python_source(arm, "text_heads") for arm in ("xl-256", "xl-last")))
     assert (saved.n, more.leaves_out_zero) == (3, True)
     gain = f"(−{saved.mean:.3f} ± {saved.half_width:.3f})"
     for page in (README, HOME):
