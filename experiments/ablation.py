@@ -109,7 +109,7 @@ class Ablation(ArmsCommand):
         setting = SETTINGS["near"]
         low, high = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
         return [
-            correct(f"answers about values set {a} to {b} positions ago", right_between(a, b))
+            correct(f"answers about values set {a} to {b} tokens ago", right_between(a, b))
             for a, b in ((low, high), (0, low))
         ]
 

@@ -48,7 +48,7 @@ def beyond_chance(low: int, high: int) -> Measure:
         found, chance = right_between(low, high)(result), result["chance"]
         return None if found is None else (found - chance) / (1 - chance)
 
-    return correct(f"set {low} to {high} positions ago", share)
+    return correct(f"set {low} to {high} tokens ago", share)
 
 
 @dataclass(frozen=True)

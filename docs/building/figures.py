@@ -223,7 +223,7 @@ def compression() -> Figure:
     figure, axes = panels(1, 1, 3.2)
     arms = arms_of("compression")
     for i, arm in enumerate(row["arm"] for row in arms):
-        if value := mean(seeds("ablation", arm, "answers about values set 192 to 384 positions ago")):
+        if value := mean(seeds("ablation", arm, "answers about values set 192 to 384 tokens ago")):
             bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
     names(axes, [arm["shown"].partition(" (removed")[0] for arm in arms])
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
@@ -256,7 +256,7 @@ def memories() -> Figure:
     figure, all_axes = panels(2, 3, 4.4, sharex=True, sharey=True)
     for axes, arm in zip(all_axes.flat, arms_of("memories"), strict=True):
         for name in ("transformer-xl", arm["arm"]):
-            measure = "recall, set {low} to {high} positions ago"
+            measure = "recall, set {low} to {high} tokens ago"
             points = by_distance("memories", "recall_two_layers", name, measure)
             curve(axes, points, name, scale=100, alpha=1.0 if name == arm["arm"] else 0.35)
         guesses(axes)

@@ -37,7 +37,7 @@ def about(experiment: str) -> dict[str, Any]:
 def seeds(experiment: str, arm: str, measure: str) -> Seeds:
     """What an ``arm`` came to by a ``measure``, by seed; empty if it was not measured. In a file of
     ``memformers recall``, ``correct, 192 – 384`` is the share of correct answers about values that were set
-    so many positions ago."""
+    so many tokens ago."""
     of_arm = [row for row in rows(experiment) if row["arm"] == arm]
     if of_arm and "asks" in of_arm[0]:
         low, high = (int(edge) for edge in measure.removeprefix("correct, ").split(" – "))

@@ -125,10 +125,10 @@ STREAMS = (("16, 4, 1/16", 1.5), ("8, 2, 1/8", 2.0), ("16, 4, 1/8", 3.0), ("24, 
 
 
 def in_slots(arm: str, stream: int, *, longer: bool = False) -> Seeds:
-    """Correct answers beyond chance about values set 192 to 383 positions ago, on a stream of the grid, after
+    """Correct answers beyond chance about values set 192 to 383 tokens ago, on a stream of the grid, after
     3 or, if ``longer``, 12 million tokens."""
     places = ("recall_grid_longer", "recall_grid_longer_both_losses") if longer else ("recall_grid",)
-    measured = [seeds(place, f"{arm}-{stream}", "set 192 to 384 positions ago") for place in places]
+    measured = [seeds(place, f"{arm}-{stream}", "set 192 to 384 tokens ago") for place in places]
     return next(filter(None, measured), {})
 
 
@@ -175,8 +175,8 @@ def both_losses() -> str:
 
 
 PER_CHARACTER, PER_BYTE = "bits per character", "bits per byte, 6,400,000 tokens"
-OF_ABLATION = (("correct beyond", "answers about values set 192 to 384 positions ago"),
-               ("correct within", "answers about values set 0 to 192 positions ago"),
+OF_ABLATION = (("correct beyond", "answers about values set 192 to 384 tokens ago"),
+               ("correct within", "answers about values set 0 to 192 tokens ago"),
                (PER_CHARACTER, PER_CHARACTER))  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def agents() -> str:
 
 
 def memories() -> str:
-    measures = (("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 positions ago"),
+    measures = (("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 tokens ago"),
                 ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
                 ("Python, bits per byte", "bits per byte, python-source"))  # fmt: skip
     columns = [Column(*measure, "Transformer-XL") for measure in measures]

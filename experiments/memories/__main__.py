@@ -77,7 +77,7 @@ class Memories(ArmsCommand):
             unit = Measure("bits per byte", "bits_per_byte") if task == PYTHON else BITS
             return [replace(unit, label=f"{unit.label}, {task}")]
         return [
-            correct(f"recall, set {a} to {b} positions ago", right_between(a, b))
+            correct(f"recall, set {a} to {b} tokens ago", right_between(a, b))
             for a, b in ((0, 192), (192, 384))
         ]
 

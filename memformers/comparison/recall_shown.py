@@ -144,7 +144,7 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
             )
             before, after = (f"\033[38;5;{COLOURS[place]}m", "\033[0m") if colours else ("", "")
             lines += [f"{before}{line}{after}" for line in shown_tokens]
-    rows = [["positions ago", "questions", *models]]
+    rows = [["tokens ago", "questions", *models]]
     for row in shown["shares"]:
         span = f"{row['from']} {DASH} {row['to']}"
         rows.append([span, f"{row['questions']:,}", *(f"{share:.0%}" for share in row["correct"])])

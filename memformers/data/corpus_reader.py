@@ -134,7 +134,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
-        raise UserError(f"{part.name} holds token ids already; leave out tokenizer and document_separator.")
+        raise UserError(f"{part.name} holds token ids already; omit tokenizer and document_separator.")
     assert not isinstance(part.file, bytes)
     ids, lengths = ids_in(part.file, part.name, spec.vocab_size)
     if not len(lengths):

@@ -54,7 +54,7 @@ def recall_segments(
     longest: Callable[[int], int] | None = None,
 ) -> Iterator[tuple[Segment, Tensor]]:
     """An endless sequence of segments of ``batch_size`` such streams, each with its distances ``[S, B]``: how
-    many positions ago the value of a question was set, or NOTHING where a token sets a key.
+    many tokens ago the value of a question was set, or NOTHING where a token sets a key.
 
     With probability ``stream.set_probability`` a token sets a key to a value, both drawn uniformly; otherwise
     it asks: it draws a band of distances (``NEAREST_BAND``) among those with a key, and one of its keys.
@@ -95,7 +95,7 @@ def draw_sets(
     rng: np.random.Generator, stream: RecallStream, newest: np.ndarray, position: np.ndarray, limit: int
 ) -> np.ndarray:
     """Which tokens at ``position [S]`` set a key, boolean ``[S, B]``; ``newest [B]`` is when each stream last
-    set one. If that is more than ``limit`` positions ago, no question is possible."""
+    set one. If that is more than ``limit`` tokens ago, no question is possible."""
     sets = rng.random((len(position), len(newest))) < stream.set_probability
     newest = newest.copy()
     for row, now in zip(sets, position, strict=True):

@@ -64,7 +64,7 @@ class Benchmark:
         for what, expected in (("documents", self.documents), ("tokens", of_words)):
             numbers = tuple(getattr(count, what) for count in counts.values())
             if expected and numbers != expected:
-                raise UserError(f"expected {expected} {what}, got {numbers}; is the corpus whole?")
+                raise UserError(f"expected {expected} {what}, got {numbers}; is the corpus complete?")
 
 
 BENCHMARKS = {

@@ -73,7 +73,7 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
         how = f"divided by tokenizer={store.info.tokenizer!r} already"
-        raise UserError(f"{path} is {how}; leave out tokenizer and document_separator.")
+        raise UserError(f"{path} is {how}; omit tokenizer and document_separator.")
     return store
 
 

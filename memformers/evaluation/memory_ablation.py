@@ -269,7 +269,7 @@ def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Pa
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
     if any(other != first for other in others):
-        raise UserError("these runs divide the text into different tokens; probe each run alone.")
+        raise UserError("these runs have different tokenizers; probe each run alone.")
     text, documents = held_out_tokens(corpus)
     models = {name: model for name, (model, _) in loaded.items()}
     with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:

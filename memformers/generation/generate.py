@@ -122,7 +122,7 @@ def generate(
         top_k: Likewise.
         top_p: Likewise.
         seed: The same seed gives the same text; None for another each time.
-        stop: The token at which a stream ends; it all ends when every stream has come to it.
+        stop: The token at which a stream ends; generation ends when all have reached it.
         batch: How many times a single prompt is continued.
 
     Yields:

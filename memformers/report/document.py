@@ -181,7 +181,7 @@ def write_recall_report(folder: Path) -> Report:
     names = [f"{low:,} – {high - 1:,}" for low, high in pairwise(edges_of(done[0]))]
     share = MEASURES["recall"].shown
     columns = zip(names, *(map(share, accuracy(arm)) for arm in done), strict=True)
-    head = ["positions since the value was set", *(arm.label for arm in done)]
+    head = ["tokens since the value was set", *(arm.label for arm in done)]
     parts += ["### Correct answers by distance", table(head, [*columns], numbers=True)]
     if controlled:
         rows = [
@@ -273,7 +273,7 @@ def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
     edges = [edge for edge in edges_of(arms[0]) if low <= edge <= high]  # of the whole bins between them
     if len(edges) < 2:
         return {}
-    far = f"set {edges[0]:,} to {edges[-1]:,} positions ago"
+    far = f"set {edges[0]:,} to {edges[-1]:,} tokens ago"
     label, of = f"correct answers about values that were {far}", right_between(edges[0], edges[-1])
     return {far: Measure(label, of, ".1f", " %", " points", 100, 1)}
 
@@ -296,7 +296,7 @@ def recall_claim(
 def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folder: Path) -> list[str]:
     """Correct answers by distance: of all ``arms``, and of each ``controlled`` one with a changed memory."""
     lines, seeds = line_styles([arm.name for arm in arms]), max(len(arm.results) for arm in arms)
-    x, y = "positions since the value was set", "answered correctly (%)"
+    x, y = "tokens since the value was set", "answered correctly (%)"
 
     def series(arm: ArmRuns, control: str, line: plotting.LineStyle, label: str) -> Series:
         points = [(i + 0.5, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]

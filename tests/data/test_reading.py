@@ -255,7 +255,7 @@ REFUSED = [
       for name, found in (("pg19 --vocab-size 256", r"\(1, 1, 1\)"), ("wikitext-103", r"\(27, 27, 27\)"))],
     ({"x.npy": NPY}, "", "x.npy .*the largest is 299, so at least 300"),
     ({"x.npy": NPY}, "--vocab-size 299", r"below vocab_size=299, got 299 at \d"),
-    ({"x.npy": NPY}, "--tokenizer word", "x.npy holds token ids already; leave out tokenizer"),
+    ({"x.npy": NPY}, "--tokenizer word", "x.npy holds token ids already; omit tokenizer"),
     ({"x/x.npy": NPY, "x/y.txt": b"a text"}, "", "x.npy holds token ids, and y.txt a text"),
     *[({name: raw} | others, "--vocab-size 300", words)
       for name, raw, words, others in (

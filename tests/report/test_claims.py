@@ -139,7 +139,7 @@ def test_a_claim_about_recall_names_the_distances_of_the_whole_bins_that_it_coun
         for name, reach in {"transformer-xl": 320, "compressive": 2112}.items()
     )
     [(far, measure)] = beyond_base([base, slots], base).items()
-    assert far == "set 512 to 2,048 positions ago"
+    assert far == "set 512 to 2,048 tokens ago"
     assert measure.of({"recall": recall}) == 0.3
     assert beyond_base([base], base) == {}
 
