@@ -30,7 +30,6 @@ from memformers.runs.folder import (
     alone_in,
     check_named,
     check_report,
-    compared_with,
     known_card,
     read_plan,
     refuse_overwrite,
@@ -247,15 +246,15 @@ def train_all(
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     """Make folders for the runs, and the ids by which a dashboard will know them as one group: under one
-    comment, each compared with the baseline of its seed."""
-    known = {name: known_card(folder / name) for name in runs}
-    new = {name: Card(f"comparison {folder.resolve().name}", name=name) for name in runs}
-    ids = {name: (known[name] or new[name]).run for name in runs}
+    comment."""
+    ids = {}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        if not known[name]:  # a resumed run keeps its card
-            other = ids.get(compared_with(runs, name), "")
-            write_json(folder / name / CARD, replace(new[name], compare_with=other))
+        card = known_card(folder / name)  # which a resumed run keeps
+        if not card:
+            card = Card(f"comparison {folder.resolve().name}", name=name)
+            write_json(folder / name / CARD, card)
+        ids[name] = card.run
     return ids
 
 

@@ -222,7 +222,7 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
         path.write_text(json.dumps(plan))
     tiny_ablation(folder, resume=True)
     (tmp_path / "report.md").write_text("mine")
-    with pytest.raises(UserError, match=r"report\.md that no run wrote"):
+    with pytest.raises(UserError, match=r"report\.md that memformers didn't write"):
         tiny_ablation(tmp_path)
     assert (tmp_path / "report.md").read_text() == "mine"
 
