@@ -28,7 +28,7 @@ def module_environment() -> dict[str, str]:
 
 
 def is_first() -> bool:
-    """Whether this is the only process, or the first that torchrun started, which prints and writes files."""
+    """Whether this is the only process, or the first that torchrun started, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

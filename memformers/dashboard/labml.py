@@ -2,9 +2,9 @@
 when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
 and the permission for https://app.labml.ai to call it.
 
-Records are files that are written atomically. They refer to each other, so where one can't be read, all are
-set aside: they are copies of what runs have in their folders. They are JSON, with marks for the types that
-labml stores besides plain values, and not pickles: a file that someone else wrote must not run code.
+Records are files that are written atomically, copies of what runs have in their folders. They are JSON, with
+marks for the types that labml stores besides plain values, and not pickles: a file that someone else wrote
+must not run code.
 """
 
 import base64
@@ -13,9 +13,7 @@ import logging
 import math
 import os
 import re
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,7 @@ os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
 
 import labml_app
 from labml_app import db, handlers, settings
-from labml_app.analyses.experiments.comparison import ComparisonPreferencesIndex
-from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPreferencesIndex
-from labml_app.analyses.series import Series
+from labml_app.analyses.experiments.metrics import MetricsAnalysis
 from labml_app.db import project, run, user
 from labml_app.utils import gen_token
 from labml_db import Index, Key, Model
@@ -54,11 +50,10 @@ PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
-ASIDE = "unreadable"  # the folder of the files that can't be read
 
 
 def to_text(record: Any) -> str:
-    return json.dumps(_marked(record), default=_to_json)
+    return json.dumps(record, default=_to_json)
 
 
 def from_text(text: str) -> dict[str, Any]:
@@ -66,14 +61,6 @@ def from_text(text: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"it holds a {type(record).__name__}, not a record")
     return record
-
-
-def _marked(value: Any) -> Any:
-    """``value`` with marks around dicts that look like a mark below: a run may send anything."""
-    if isinstance(value, dict):
-        items = {name: _marked(item) for name, item in value.items()}
-        return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
-    return [_marked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _to_json(value: Any) -> Any:
@@ -90,8 +77,6 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: dict[str, Any]) -> Any:
     match value:
-        case {"$dict": items}:
-            return dict(items)
         case {"$key": key}:
             return Key(key)
         case {"$set": items}:
@@ -101,97 +86,51 @@ def _from_json(value: dict[str, Any]) -> Any:
     return value
 
 
-class Records:
-    """The records of labml's models and indexes in ``folder``, which only this process uses. All are read
-    once, and set aside if one can't be, which ``say`` tells the user."""
+def use_records(folder: Path) -> None:
+    """Let labml keep its models and indexes in ``folder``, which only this process uses, and give it the user
+    and projects that it assumes. UserError for a record that can't be read."""
+    (folder / "indexes").mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob("*/.*"):  # of a dashboard that was killed
+        unfinished.unlink(missing_ok=True)
+    drivers = [RecordDriver(folder, model) for model in db.models]
+    Model.set_db_drivers(drivers)
+    Index.set_db_drivers([IndexDriver(folder, index) for index in db.indexes])
+    for driver in drivers:
+        for key in driver.get_all():
+            driver.load_dict(key)
+    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+    local = user.get_or_create_user("local", is_local_user=True)
+    if not local.projects:
+        new = project.Project(labml_token=gen_token())
+        new.save()
+        local.projects = [new.key]
+        local.save()
+        project.ProjectIndex.set(new.labml_token, new.key)
+    project.ProjectIndex.set(TOKEN, local.projects[0])
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
-        self.folder, self.say = folder, say
-        self.install()
-        for driver in self.drivers.values():
-            for key in driver.get_all():
-                driver.load_dict(key)
-        for index in self.indexes.values():
-            for key in index.get_all():
-                owner = self.drivers.get(key.partition(":")[0])
-                if owner is None or not owner.path(key).exists():
-                    self.found_broken(self.folder / "indexes", f"{key} is missing")
-        if self.is_damaged:
-            self.begin_again()
-        else:
-            self.add_user()
 
-    def install(self) -> None:
-        """Let labml use what is here, without unfinished files of a dashboard that was killed."""
-        self.is_damaged = False
-        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
-        for unfinished in self.folder.glob("*/.*"):
-            unfinished.unlink(missing_ok=True)
-        self.drivers = {model.__name__: RecordDriver(self, model) for model in db.models}
-        self.indexes = {index.__name__: IndexDriver(self, index) for index in db.indexes}
-        Model.set_db_drivers(list(self.drivers.values()))
-        Index.set_db_drivers(list(self.indexes.values()))
-
-    def begin_again(self) -> None:
-        aside = self.folder / ASIDE / f"{time.time_ns()}"
-        aside.mkdir(parents=True)
-        for path in self.folder.iterdir():
-            if path.is_dir() and path.name != ASIDE:
-                path.replace(aside / path.name)
-        again = "runs that go on come again, and --import brings others."
-        self.say(f"all records were set aside as {aside}; {again}")
-        self.install()
-        self.add_user()
-
-    def add_user(self) -> None:
-        """Give labml the user and projects that it assumes, with our token for the user's, and forget runs of
-        which a kill left only a part: they come again."""
-        project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
-        project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
-        local = user.get_or_create_user("local", is_local_user=True)
-        if not local.projects:
-            new = project.Project(labml_token=gen_token())
-            new.save()
-            local.projects = [new.key]
-            local.save()
-            project.ProjectIndex.set(new.labml_token, new.key)
-        project.ProjectIndex.set(TOKEN, local.projects[0])
-        home = project.get_project(TOKEN)
-        for run_id in list(self.indexes["RunIndex"].entries):
-            one = run.get(run_id)
-            state = one and one.status and one.status.load()
-            folders = [key.load().run_uuids for key in home.folders.values()]
-            listed = run_id in home.runs and any(run_id in uuids for uuids in folders)
-            if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
-                home.runs.pop(run_id, None)
-                run.RunIndex.delete(run_id)
-        home.save()
-
-    def read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            return from_text(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError) as error:
-            self.found_broken(path, error)
+def read_record(path: Path) -> dict[str, Any] | None:
+    try:
+        return from_text(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
-
-    def found_broken(self, path: Path, why: object) -> None:
-        if not self.is_damaged:
-            self.say(f"{path} couldn't be read: {why}")
-        self.is_damaged = True
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} can't be read: {error}. Delete {path.parents[1]}, whose files are copies, and bring the "
+            f"runs again with --import."
+        ) from None
 
 
 class RecordDriver(FileDbDriver):
-    def __init__(self, records: Records, model: Any):
-        super().__init__(None, model, records.folder / model.__name__)
-        self._records = records
+    def __init__(self, folder: Path, model: Any):
+        super().__init__(None, model, folder / model.__name__)
 
     def path(self, key: str) -> Path:
         return Path(self._db_path, f"{key}.json")
 
     def load_dict(self, key: str) -> dict[str, Any] | None:
-        return self._records.read(self.path(key))
+        return read_record(self.path(key))
 
     def save_dict(self, key: str, data: dict[str, Any]) -> None:
         write_text(self.path(key), to_text(data))
@@ -201,21 +140,19 @@ class RecordDriver(FileDbDriver):
 
 
 class IndexDriver(FileIndexDbDriver):
-    def __init__(self, records: Records, index: Any):
-        super().__init__(None, index, records.folder / "indexes" / f"{index.__name__}.json")
-        self.entries: dict[str, str] = records.read(self._index_path) or {}
-        self._cache = self.entries
+    def __init__(self, folder: Path, index: Any):
+        super().__init__(None, index, folder / "indexes" / f"{index.__name__}.json")
+        self._cache: dict[str, str] = read_record(self._index_path) or {}
 
     def _save_cache(self) -> None:
-        write_text(self._index_path, to_text(self.entries))
+        write_text(self._index_path, to_text(self._cache))
 
     def get_all(self) -> list[str]:
-        return list(self.entries.values())  # as labml's driver for MongoDB
+        return list(self._cache.values())  # as labml's driver for MongoDB
 
 
 def add_labml(app: FastAPI) -> None:
-    """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
-    yet."""
+    """Serve labml's page and its API at all addresses that ``app`` doesn't have yet."""
     static = Path(labml_app.__file__).parent / "static"
     files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
     html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)
@@ -231,7 +168,6 @@ def add_labml(app: FastAPI) -> None:
         return PlainTextResponse("Not found.", 404)
 
     app.add_api_route("/{path:path}", serve, response_class=Response)
-    Series.find_step_gap = smallest_gap
 
 
 def is_known(run_id: str) -> bool:
@@ -247,8 +183,8 @@ def is_packet(packet: Any) -> bool:
 
 
 async def track(request: Request, labml_token: str) -> Response:
-    """labml's own handler of a run's packets, with four changes: the sender doesn't wait for three seconds;
-    steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
+    """labml's own handler of a run's packets, with three changes: the sender doesn't wait for three seconds;
+    steps that came before add nothing; and the settings that the user chose are shown."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
     ranks = [int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank")]
@@ -257,7 +193,6 @@ async def track(request: Request, labml_token: str) -> Response:
     if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
-    before = list(tracked(run_id))
     if not is_known(run_id) and not any("name" in packet for packet in packets):
         missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
@@ -272,19 +207,13 @@ async def track(request: Request, labml_token: str) -> Response:
         if "started" in packet and (one := run.get(run_id)):
             one.start_time = packet["started"]
             one.save()
-    if (after := list(tracked(run_id))) != before:
-        choose_losses(run_id, before, after)
     return JSONResponse(answer)
-
-
-def tracked(run_id: str) -> dict[str, Any]:
-    metrics = MetricsAnalysis.get(run_id)
-    return dict(sorted(metrics.metrics.tracking.items())) if metrics else {}
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
     """Remove steps that the run has from a packet."""
-    known = tracked(run_id)
+    metrics = MetricsAnalysis.get(run_id)
+    known = metrics.metrics.tracking if metrics else {}
     for name, series in list(packet.get("track", {}).items()):
         last = known[name]["last_step"][-1] if name in known else -math.inf
         pairs = [(s, v) for s, v in zip(series["step"], series["value"], strict=True) if s > last]
@@ -292,37 +221,6 @@ def drop_known(run_id: str, packet: dict[str, Any]) -> None:
             series["step"], series["value"] = map(list, zip(*pairs, strict=True))
         else:
             del packet["track"][name]
-
-
-def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
-    """Draw the losses of a run unless the user chose otherwise. labml stores this choice by position, so it
-    applies to the wrong metrics if a comparison was opened before all metrics existed."""
-
-    def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
-        marks = dict(zip(before, choice, strict=False))  # 1 for a metric that is drawn
-        return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
-
-    if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
-        preferences.series_preferences = chosen(preferences.series_preferences, before, after)
-        if not preferences.base_series_preferences:
-            preferences.base_series_preferences = chosen([], [], list(tracked(preferences.base_experiment)))
-        preferences.save()
-    for preferences in (Key(key).load() for key in ComparisonPreferencesIndex.get_all()):
-        if preferences is not None and preferences.base_experiment == run_id:
-            preferences.base_series_preferences = chosen(preferences.base_series_preferences, before, after)
-            preferences.save()
-    if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
-        choice = dict(zip(after, preferences.series_preferences, strict=False))
-        preferences.series_preferences = chosen([choice.get(name, -1) for name in before], before, after)
-        preferences.save()
-
-
-def smallest_gap(series: Any) -> float:
-    """The smallest distance of points that labml doesn't average. It takes that of the first two, and so
-    averages evaluations that are a little closer, even if there are no more than it keeps."""
-    if len(series) <= series.max_buffer_length:
-        return 1.0
-    return max(1.0, float(np.diff(series.last_step).min()))
 
 
 def quiet_labml(log: Path) -> None:

@@ -34,7 +34,6 @@ REPORTED = ".report"
 RUNS = Path("runs")
 """Where new runs go."""
 RESULTS, TABLE = "results.json", "results.csv"
-"""The results of an experiment: over seeds, and of each training."""
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
 TOKENS, SECONDS = "tokens", "seconds"

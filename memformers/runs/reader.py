@@ -53,7 +53,6 @@ class Run:
         self.arm = folder.name
         """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
         self.label = ""
-        """The arm's other name in tables and figures."""
         self.planned: Planned | None = None
         self.metrics = Metrics(folder / METRICS)
         self.update()
@@ -65,7 +64,6 @@ class Run:
         self.is_alive = in_use(self.folder)
         self.config, self.facts, result, self.card = map(json_in, files, self._seen)
         self.result = result or None
-        """None for a run that didn't end well."""
 
     def check(self) -> None:
         """Raise UserError for a file without what a report reads in it."""

@@ -22,8 +22,7 @@ COMPARISONS = "/comparisons"
 """Where a dashboard has its pages of them."""
 ANSWER_SECONDS = 2.0
 DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
-"""The environment variables that tell a training, and its relay, which dashboard to use; the second is
-labml's own."""
+"""Environment variables that name the dashboard of a training; the second is labml's own."""
 
 
 def find_dashboard(dashboard: str) -> str:

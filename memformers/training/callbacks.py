@@ -53,7 +53,6 @@ class Validation:
         self.first = self._beginning(config.evaluation_tokens)
         self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
         self.predictable = len(self.tokens) - (len(self.documents) or 1)
-        """The number of tokens of the whole held-out text that can be predicted."""
 
     def _beginning(self, length: int) -> tuple[Ids, tuple[int, ...]]:
         """The first ``length`` tokens and their documents; all where nothing could be predicted."""
@@ -105,7 +104,6 @@ class Callbacks:
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
         self.last_at = 0
-        """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
         self.environment = describe_environment(self.model.device)

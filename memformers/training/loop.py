@@ -69,7 +69,6 @@ class TrainingState(Checked):
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     memory: Memory = field(default_factory=lambda: Memory(()))
-    """The memory that the streams' next segments read."""
     epoch: NonNegativeInt = 0
     """How many times the text has been read before."""
     position: NonNegativeInt = 0
@@ -84,7 +83,6 @@ class TrainingState(Checked):
     extended_at: NonNegativeInt = 0
     """How many tokens had been read when a finished training was extended; 0 if it never was."""
     evaluations: NonNegativeInt = 0
-    """Since then."""
     lowest_loss: float | None = None
     """Of these evaluations, in nats per token."""
     evaluations_without_improvement: NonNegativeInt = 0

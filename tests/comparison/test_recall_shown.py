@@ -62,10 +62,10 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
         place = place_of(ask["at"] - ask["distance"], ask, number)
         asks[place] += 1
         right[place] += ask["of"][number][0]
-    for place, shown_place in zip(memory_ablation.PLACES, PLACES, strict=True):
-        assert measured.asks_by_place[place] == asks[shown_place]
-        if asks[shown_place]:
-            assert measured.by_place[place] == right[shown_place] / asks[shown_place]
+    for place in PLACES:
+        assert measured.asks_by_place[place] == asks[place]
+        if asks[place]:
+            assert measured.by_place[place] == right[place] / asks[place]
     assert (asks["slots"] > 50) == (arm == "compressive")
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from labml_db import Key
 
-from memformers.dashboard.labml import Records, from_text, to_text
+from memformers.common.text import UserError
+from memformers.dashboard.labml import from_text, to_text, use_records
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics
 from memformers.runs.reader import find_runs
@@ -28,13 +29,14 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from memformers.dashboard.labml import Records
+from memformers.dashboard.labml import IndexDriver, RecordDriver, db
 
-records = Records(Path(sys.argv[1]), print)
+models, indexes = ({each.__name__: each for each in of} for of in (db.models, db.indexes))
+driver = RecordDriver(Path(sys.argv[1]), models["Computer"])
+index = IndexDriver(Path(sys.argv[1]), indexes["ComputerIndex"])
 for i in range(200):
-    values = {"values": np.full(20_000, float(i)), "number": i}
-    records.drivers["Computer"].save_dict(f"Computer:{i % 7}", values)
-    records.indexes["ComputerIndex"].set(str(i), f"Computer:{i % 7}")
+    driver.save_dict(f"Computer:{i % 7}", {"values": np.full(20_000, float(i)), "number": i})
+    index.set(str(i), f"Computer:{i % 7}")
     print(i, flush=True)
 """
 
@@ -114,7 +116,7 @@ def test_a_training_that_began_first_finds_a_dashboard_and_one_that_comes_back_m
         dashboard = last.enter_context(DashboardHere(records, port=dashboard.port))
         record(tracking, range(60, 90))
         answered(lambda: len(dashboard.curve(card.run)) == 89)
-        Records(tmp_path / "other", print)  # the run is forgotten, and comes again
+        use_records(tmp_path / "other")  # the run is forgotten, and comes again
         record(tracking, range(90, 100))
         answered(lambda: dashboard.runs() and len(dashboard.curve(card.run)) == 99)
         for name in ("loss.train", "loss.valid"):
@@ -158,15 +160,6 @@ def test_a_long_run_with_many_metrics_is_imported_within_what_a_request_may_hold
         assert dashboard.curve(run, "loss.valid") == expected(folder, "loss.valid")
 
 
-def test_records_that_are_closer_than_the_first_two_are_kept(quick_runs, tmp_path):
-    with Tracking(tmp_path, "run", {}, "off") as tracking:
-        for step in (100, 300, 490, 500):
-            tracking.record({"tokens": step, "loss.valid": float(step)})
-    with DashboardHere(tmp_path / "records") as dashboard:
-        bring_in([tmp_path], dashboard.url)
-        assert dashboard.curve(read_card(tmp_path).run, "loss.valid") == expected(tmp_path, "loss.valid")
-
-
 def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs, tmp_path):
     recorded(tmp_path / "runs" / "one")
     folder = tmp_path / "records"
@@ -193,23 +186,16 @@ def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lost", "text"),
+    ("name", "text"),
     [("User", ""), ("Project", '{"half": '), ("Project", "\x00\x01"), ("Project", '{"$array": "!"}'),
-     ("ProjectIndex", "[1]"), ("indexes", "")],
+     ("indexes", "[1]")],
 )  # fmt: skip
-def test_unreadable_records_are_set_aside_and_said(lost, text, tmp_path):
-    said = []
-    Records(tmp_path, said.append)
-    assert not said
-    broken = [*tmp_path.glob(f"{lost}/*.json"), *tmp_path.glob(f"indexes/{lost}.json")]
-    for path in broken:
+def test_a_record_that_cannot_be_read_is_one_line_that_says_what_to_do(name, text, tmp_path):
+    use_records(tmp_path)
+    for path in tmp_path.glob(f"{name}/*.json"):
         path.write_text(text)
-    records = Records(tmp_path, said.append)
-    assert broken
-    assert f"{broken[0].parent}" in said[0]
-    assert "set aside as" in said[-1]
-    assert not records.is_damaged
-    assert len([*(tmp_path / "unreadable").glob(f"*/{broken[0].parent.name}/{broken[0].name}")]) == 1
+    with pytest.raises(UserError, match=f"{tmp_path}/{name}/.*can't be read.*Delete {tmp_path}, .*--import"):
+        use_records(tmp_path)
 
 
 @pytest.mark.long

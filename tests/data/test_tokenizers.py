@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from itertools import accumulate
 
 import numpy as np
@@ -150,6 +151,32 @@ def test_any_tokenizer_gives_a_long_text_the_tokens_of_the_whole(before, cut, tm
     half = len(text) * 9 // 10
     for split, part in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
         assert split.tokens.tolist() == inner.encode(part, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_unigram_splits_a_long_text_like_the_whole_where_two_splits_are_equal(split, tmp_path, monkeypatch):
+    scores = {
+        "<unk>": 0,
+        "▁": -2.1,
+        "a": -8.59,
+        "b": -4.7,
+        "ab": -8.59 - 4.7,
+        "c": -8.89,
+        ".": -1.1,
+        "c.": -1.3,
+    }
+    inner = Inner(models.Unigram([*scores.items()], 0, False))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
+    inner.save(f"{tmp_path}/meta.json")
+    monkeypatch.setattr(files, "PIECE", 10_000)
+    text = ("c. c\nc. " * 99 + "ab ") * 99
+    path = write(tmp_path, {"x": text}) / "x"
+    found, half = dataset(path, tokenizer=f"{tmp_path}/meta.json"), len(text) * 9 // 10
+    for part, whole in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
+        assert part.tokens.tolist() == inner.encode(whole, add_special_tokens=False).ids
+    monkeypatch.setattr(tokenize_corpus, "MAX_UNCUT", 40_000)
+    with nullcontext() if split else refused("at most 40,000 bytes, got more; give the tokenizer a pre-tok"):
+        dataset(path, tokenizer=f"{tmp_path}/meta.json")
 
 
 def kept(folder, **data):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from experiments.benchmarks import __main__ as program
-from experiments.benchmarks import attention, decoding, measuring, peers, report, training
+from experiments.benchmarks import attention, decoding, measuring, peers, training
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, MODELS, OURS, Case
 from memformers import ModelConfig
 from memformers.common.files import read_json
-from memformers.kernels import naive
+from memformers.kernels import naive, sdpa
 
 HERE = Path(attention.__file__).parent
 
@@ -42,11 +42,10 @@ def test_labml_nn_agrees_with_ours_and_a_wrong_peer_is_caught(model):
 def test_sdpa_with_a_bias_agrees_with_the_definition_and_a_wrong_attention_is_caught():
     inputs = attention.random_inputs(13, queries=7)
     expected = attention.forward_and_backward(naive.relative_attention, inputs)
-    assert attention.check_parity(attention.sdpa, inputs, expected) < attention.TOLERANCE
+    assert attention.check_parity(sdpa.relative_attention, inputs, expected) < attention.TOLERANCE
+    wrong = partial(sdpa.relative_attention, v=torch.ones(attention.H, attention.E))
     with pytest.raises(ValueError, match="equal the definition differs"):
-        attention.check_parity(
-            lambda *q, u, s, **kv: attention.sdpa(*q, u=u, s=0 * s, **kv), inputs, expected
-        )
+        attention.check_parity(wrong, inputs, expected)
 
 
 @pytest.mark.long
@@ -76,7 +75,7 @@ def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
 
 
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
-    writers = {"results": report.write_speeds, "decoding": report.write_decoding}
+    writers = {"results": program.write_speeds, "decoding": program.write_decoding}
     for name, write in writers.items():
         write(read_json(HERE / f"{name}.json"), tmp_path)
         page = f"{name.upper()}.md"

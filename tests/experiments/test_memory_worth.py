@@ -5,10 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from experiments.memory_worth import __main__ as program
-from experiments.memory_worth.__main__ import MemoryWorth
-from experiments.memory_worth.arms import KINDS, LAST
-from experiments.memory_worth.word_distances import NEVER, NO_WORD, word_distances, word_groups
+from experiments import memory_worth as program
+from experiments.memory_worth import KINDS, NEVER, NO_WORD, VARIANTS, MemoryWorth, word_distances, word_groups
 from memformers.common.files import read_json
 from memformers.common.text import UserError
 from memformers.comparison.arms import settings_of
@@ -39,9 +37,8 @@ def measured(out, text, **changes):
     command = MemoryWorth(data=str(text), out=out, dashboard="off", **(usual | changes))
     command.run()
     with (out / "results.csv").open() as file:
-        rows = {
-            (row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in csv.DictReader(file)
-        }
+        found = list(csv.DictReader(file))
+    rows = {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in found}
     return command, (out / "report.md").read_text(), rows
 
 
@@ -88,22 +85,26 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
     rivals = MemoryWorth().rivals_of
     assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
     assert [*rivals("none")] == []
-    arms = {name: arm for name, arm in {**KINDS, **LAST}.items() if name != "xl-832"}
-    assert {keys(arm) for arm in LAST.values()} == {256}
-    assert keys(KINDS["xl-256"]) == 256
+    arms = {name: arm for name, arm in {**KINDS, **VARIANTS}.items() if name != "xl-832"}
+    assert {keys(arm) for arm in (*VARIANTS.values(), KINDS["xl-256"])} == {256}
     for name, arm in arms.items():
         if arm.rival:
             assert keys(arm) == keys(arms[arm.rival]), name
 
 
 def test_only_its_own_arms_can_be_named():
-    with pytest.raises(UserError, match=r"'other' is unknown; .*xl-full-length, and NAME: setting=value"):
+    with pytest.raises(UserError, match=r"'other' is unknown; .*full-length, and NAME: setting=value"):
         MemoryWorth(arms=("none", "other"))
 
 
 def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
     found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
-    assert found.tolist() == [NEVER] * 5 + [NO_WORD] * 2 + [NEVER] * 2 + [NO_WORD] * 2 + [11] * 5 + [
+    assert found.tolist() == [
+        *[NEVER] * 5,
+        *[NO_WORD] * 2,
+        *[NEVER] * 2,
+        *[NO_WORD] * 2,
+        *[11] * 5,
         -1,
         10,
         10,

@@ -50,6 +50,6 @@ def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_pa
     with path.open(encoding="utf-8") as file:
         found = {row["what"]: row["measured"] for row in csv.DictReader(file)}
     assert found["resumed after SIGKILL"] == "the same bits"
-    for what in ("divide into bytes: memory", "divide into subwords: memory", "evaluate: memory"):
+    for what in ("tokenize as bytes: memory", "tokenize as subwords: memory", "evaluate: memory"):
         assert 0 < int(found[what].removesuffix(" MiB").replace(",", "")) <= 500
     assert abs(int(found["… more than on a text of 1 MB"].removesuffix(" MiB"))) <= 100

@@ -1,14 +1,15 @@
 """What memory is worth on a long text: one network with memories of several kinds, at equal keys and at
 several budgets of training, against the network without memory.
 
-Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes. The
-text is the Python source code of this machine (``memformers prepare python-source``) in subwords, each file a
-document, unless ``--data`` names another one. Each budget is an experiment of its own, in ``FOLDER/TOKENS``.
-Finished training runs are kept; ``--resume`` continues, and adds budgets, arms and seeds.
+Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes. Each
+budget is an experiment in ``FOLDER/TOKENS``; ``--resume`` continues, and adds budgets, arms and seeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,14 +18,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
-from experiments.memory_worth.arms import ALL, KINDS
-from experiments.memory_worth.word_distances import word_distances, word_groups
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
+from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
+from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import UNTOUCHED
 from memformers.evaluation.memory_ablation import (
     choose_streams,
@@ -37,17 +38,59 @@ from memformers.runs.folder import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-BASE = TrainConfig(
-    model=MEMORIES, tokenizer="bpe", evaluation=EvaluationConfig(evaluations=2, final_tokens=1_000_000)
-)
-"""The training of all arms, without its memory. The end reads no more than a million held-out tokens."""
-MEASURED = "by_distance.json"
-"""In a run's folder: the loss by group, in nats per token."""
+EVALUATION = EvaluationConfig(evaluations=2, final_tokens=1_000_000)
+BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EVALUATION)
+MEASURED = "by_distance.json"  # in a run's folder: the loss by group, in nats per token
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
 """Tokens of each document that are read, and edges of the groups of distances, in tokens."""
 DISTANCE, ALL_TOKENS = "by_distance", "all"
-CONTROLS = ("memory swapped", "slots swapped")
-"""Ways to read that the report shows, beside that of the training."""
+CONTROLS = ("memory swapped", "slots swapped")  # beside reading as in training
+NEVER, NO_WORD = 0, -1  # distances of words that had not occurred, and of tokens outside of words
+NAME = re.compile(r"[^\W\d]\w*")  # a word, or a name of a program
+SHARED = asdict(TrainConfig(model=MEMORIES))
+
+
+def listed(arms: dict[str, tuple[str, ...]]) -> dict[str, Arm]:
+    """The arms by their names, each from its label, its settings, and the rival with equal keys, if any."""
+    return {
+        name: replace(parse_arm(f"{name}: {settings}", SHARED), label=label, rival="".join(rival))
+        for name, (label, settings, *rival) in arms.items()
+    }
+
+
+XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
+SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
+UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
+KINDS = listed({
+    "none": ("no memory", "model=transformer"),
+    "xl-64": ("64 positions", f"{XL}=64"),
+    "slots-32-32": ("32 positions, 32 slots", f"{COMPRESSIVE}=32 c_mem_len=32", "xl-64"),
+    "xl-256": ("256 positions", f"{XL}=256"),
+    "slots-64-192": ("64 positions, 192 slots", SLOTS, "xl-256"),
+    "slots-64-192-c2": ("64 positions, 192 slots, c = 2", f"{SLOTS} compression_rate=2", "xl-256"),
+    "slots-64-192-c8": ("64 positions, 192 slots, c = 8", f"{SLOTS} compression_rate=8", "xl-256"),
+    "more-positions": ("128 positions, 128 slots", f"{COMPRESSIVE}=128 c_mem_len=128", "xl-256"),
+    "most-positions": ("192 positions, 64 slots", f"{COMPRESSIVE}=192 c_mem_len=64", "xl-256"),
+    "most-positions-upper": ("192 positions, slots in the upper two layers", UPPER, "xl-upper"),
+    "most-positions-upper-c2": ("192 positions, slots in the upper two layers, c = 2",
+                                f"{UPPER} compression_rate=2", "most-positions-upper"),
+    "means-upper": ("192 positions, means in the upper two layers", f"{UPPER} compression=mean",
+                    "most-positions-upper"),
+    "xl-upper": ("192 positions, 320 in the upper two layers", f"{XL}=[192,192,320,320]", "xl-256"),
+    "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
+})  # fmt: skip
+"""Equal keys, c = 4 and all layers alike if not named otherwise; and what 192 slots cover, kept exactly."""
+VARIANTS = listed({
+    "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
+    "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
+    "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
+    "bptt": ("f_c learns from the next segment's loss", f"{SLOTS} compression_loss=none bptt=1",
+             "slots-64-192"),
+    "upper": ("slots in the upper two layers", f"{COMPRESSIVE}=64 c_mem_len=[0,0,384,384]", "slots-64-192"),
+    "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
+})  # fmt: skip
+"""One setting changed, with the same number of keys over all layers."""
+ALL = {**KINDS, **VARIANTS}
 
 
 @dataclass(frozen=True)
@@ -92,8 +135,7 @@ class MemoryWorth(ArmsCommand):
         }
 
     def measure(self, folder: Path) -> None:
-        """Write the losses by group of each finished run that has none, on the beginnings, of ``READ`` tokens
-        each, of the same held-out documents."""
+        """Write the losses by group of each run, on the beginnings of the same held-out documents."""
         runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
         for run in tqdm(runs, desc="losses by distance", unit="run"):
             model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
@@ -114,8 +156,6 @@ class MemoryWorth(ArmsCommand):
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
 
     def parts(self, tasks: Tasks) -> Parts:
-        """The bits per byte after each budget; after the largest, the losses by how far back a word last
-        began, and how much they rise when the memory is changed."""
         bits = Measure("bits per byte", "bits_per_byte")
         budgets = [
             Column(f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task, bits, arms)
@@ -126,20 +166,11 @@ class MemoryWorth(ArmsCommand):
         groups = dict.fromkeys(group for result in results for group in result.get(DISTANCE, ()))
         parts = {"": budgets}
         for control in (UNTOUCHED, *CONTROLS):
-            is_base = control == UNTOUCHED
-            title = (
-                f"Rise of the loss, {control}"
-                if not is_base
-                else "Loss by the tokens since the word last began"
-            )
-            parts[title] = [
-                Column(
-                    group if is_base else f"{group}, {control}",
-                    Measure(group, loss_of(group, control)),
-                    largest,
-                )
-                for group in groups
-            ]
+            title, more = f"Rise of the loss, {control}", f", {control}"
+            if control == UNTOUCHED:
+                title, more = "Loss by the tokens since the word last began", ""
+            measures = {f"{group}{more}": Measure(group, loss_of(group, control)) for group in groups}
+            parts[title] = [Column(name, measure, largest) for name, measure in measures.items()]
         return parts
 
 
@@ -154,6 +185,31 @@ def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None
 
 def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
     return {"tokens": int(which.sum()), **{name: loss[which].mean().item() for name, loss in losses.items()}}
+
+
+def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, ``[T]``."""
+    newest: dict[str, int] = {}
+    found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
+    for word, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = begin - newest.get(word, begin)
+        newest[word] = begin
+    return found
+
+
+def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
+    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
+    ends = list(accumulate(map(len, pieces)))
+    for match in NAME.finditer("".join(pieces)):
+        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
+
+
+def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
+    """The group of each of ``distances``, and names: by edges, first occurrences, and tokens of no word."""
+    names = [*(f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)), f"{edges[-1]:,} or more"]
+    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
+    group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
+    return group, [*names, "first", "no word"]
 
 
 if __name__ == "__main__":
