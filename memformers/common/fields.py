@@ -119,6 +119,8 @@ def matches(value: Any, kind: Any) -> bool:
         return isinstance(value, origin) and all(matches(x, args[0]) for x in value)
     if origin is dict:
         return isinstance(value, dict) and all(matches(x, args[1]) for x in value.values())
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(n in value and matches(value[n], of) for n, of in kind.items())
     if kind in (int, float):
         return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     checked = kind in (str, bool, NoneType, Path) or (isinstance(kind, type) and is_dataclass(kind))

@@ -230,7 +230,7 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
         place = folder if (folder / FACTS).is_file() else folder / name
         if place.resolve().name != name or newest_checkpoint(place) != checkpoint:
             return None
-    return probe
+    return probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None  # of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:

@@ -69,7 +69,7 @@ NOT_FELT = [
 
 @pytest.mark.parametrize(
     ("fault", "place", "count"),
-    [pytest.param(fault, *place, marks=[pytest.mark.long] * (i % 4 != first))
+    [pytest.param(fault, *place, marks=[pytest.mark.long] * (i % 7 != first))
      for first, fault in enumerate(("SIGTERM", "full disk")) for i, place in enumerate(PLACES)]
     + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3)],
 )  # fmt: skip
