@@ -31,11 +31,9 @@ from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import NotFiniteError, TrainingState
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
-OPENING_TOKENS = 4096
-"""The prompt of samples is looked for in this many tokens of the held-out text."""
+OPENING_TOKENS = 4096  # of the held-out text, in which the prompt of samples is looked for
 SAMPLE_SEED = 0
 EVALUATION_STREAMS = 16
-
 
 Measured = tuple[Evaluation, dict[str, float]]
 """An evaluation, and its loss in units that can be compared between tokenizers."""

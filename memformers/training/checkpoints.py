@@ -168,8 +168,10 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words."""
-    # As JSON has them, which knows no tuples.
-    old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
+    # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
+    configs = (asdict(TrainConfig()), before, now)
+    usual, old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in configs)
+    old = {name: value for name, value in usual.items() if name in new} | old
     may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names -= {name for name in names if name.rpartition(".")[2] in may_change}
