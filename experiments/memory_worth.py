@@ -41,8 +41,7 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 EVALUATION = EvaluationConfig(evaluations=2, final_tokens=1_000_000)
 BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EVALUATION)
 MEASURED = "by_distance.json"  # in a run's folder: the loss by group, in nats per token
-READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of each document that are read, and edges of the groups of distances, in tokens."""
+READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)  # tokens of a document; of groups of distances
 DISTANCE, ALL_TOKENS = "by_distance", "all"
 CONTROLS = ("memory swapped", "slots swapped")  # beside reading as in training
 NEVER, NO_WORD = 0, -1  # distances of words that had not occurred, and of tokens outside of words

@@ -90,8 +90,7 @@ class Recipes(ArmsCommand):
 
 
 def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of several short training runs, in turn. Recipes whose steps
-    have the same work are measured once, so that noise doesn't give one of them more tokens."""
+    """By several short training runs, in turn. Recipes whose steps have the same work share a speed."""
     work = {arm.name: "default" if arm.settings.keys() <= NO_WORK else arm.name for arm in arms}
     of_work, short = {work[arm.name]: arm for arm in reversed(arms)}, list[Arm]()
     for arm in of_work.values():

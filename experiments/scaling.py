@@ -32,8 +32,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 TERAFLOPS, GIGABYTES = 400.0, 50.0
 """Assumed: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
 RANKS = (1, 8)
-HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
-        "GiB on each of 8", "hours"]  # fmt: skip
+HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on 1 GPU",
+        "hours on 1 GPU", "GiB on each of 8 GPUs", "hours on 8 GPUs"]  # fmt: skip
 
 
 def count(config: TrainConfig) -> Counter[str]:

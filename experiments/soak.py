@@ -114,8 +114,7 @@ def faults(soak: Soak) -> list[Fault]:
 
 
 def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
-    """Train in ``folder`` from the newest checkpoint to the end or to a ``fault``. Returns the step it
-    started from, the last step before the fault, and how it ended."""
+    """Train to the end or a ``fault``. Returns the steps of start and fault, and how it ended."""
     (step, kind, rank), tokens = fault or (0, "", 0), soak.steps * TOKENS_A_STEP
     command = [
         *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),

@@ -11,9 +11,6 @@ import torch
 from filelock import FileLock
 from hypothesis import settings
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-
 # No test's run may appear on a dashboard of the user's.
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
@@ -79,8 +76,8 @@ def quick_runs(monkeypatch):
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
-    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
+    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 4)
+    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 2)
     monkeypatch.setattr(text, "PROBED", 64)
 
 

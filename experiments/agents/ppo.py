@@ -302,8 +302,7 @@ def evaluate(
 
 
 def train_agent(folder: Path) -> None:
-    """Train the run in ``folder``, evaluate it, and write ``result.json``; weights are kept whatever
-    happens."""
+    """Train the run in ``folder``, evaluate it, and write ``result.json``. Weights are always kept."""
     settings = read_json(folder / CONFIG)
     run = AgentTask().parse(settings, str(folder / CONFIG))
     train, B, S = run.train, run.train.batch_size, run.train.model.segment_len

@@ -66,8 +66,7 @@ def measure(memory_len: int, *, repeats: int) -> Result:
 
 
 def extra_memory(name: str, memory_len: int) -> int | None:
-    """The most bytes that one forward and backward pass needs besides its inputs, after a small one for
-    PyTorch's own initialization; call it in a separate process."""
+    """The most bytes of one pass besides its inputs, after a small one; call it in another process."""
     torch.manual_seed(0)
     attention = IMPLEMENTATIONS[name]
     forward_and_backward(attention, random_inputs(64, queries=64))

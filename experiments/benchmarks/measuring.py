@@ -60,8 +60,7 @@ def in_turns(
 
 
 def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said: str) -> Result:
-    """Seconds of every side in every round, and the floating-point operations a second of ``torch.mm``
-    between, at their highest: the matrices are in caches, and the output is allocated."""
+    """Seconds of every side, and the highest rate of ``torch.mm`` between: matrices are in caches."""
     size, rates = 1024, list[float]()
     a, b, out = (torch.randn(size, size) for _ in range(3))
 

@@ -27,7 +27,9 @@ os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
 
 import labml_app
 from labml_app import db, handlers, settings
-from labml_app.analyses.experiments.metrics import MetricsAnalysis
+from labml_app.analyses.experiments.comparison import ComparisonPreferencesIndex
+from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPreferencesIndex
+from labml_app.analyses.series import Series
 from labml_app.db import project, run, user
 from labml_app.utils import gen_token
 from labml_db import Index, Key, Model
@@ -88,13 +90,15 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 def use_records(folder: Path) -> None:
     """Let labml keep its models and indexes in ``folder``, which only this process uses, and give it the user
-    and projects that it assumes. UserError for a record that can't be read."""
+    and projects that it assumes, without runs of which a kill left only a part: they are sent again.
+    UserError for a record that can't be read."""
     (folder / "indexes").mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*/.*"):  # of a dashboard that was killed
         unfinished.unlink(missing_ok=True)
     drivers = [RecordDriver(folder, model) for model in db.models]
     Model.set_db_drivers(drivers)
-    Index.set_db_drivers([IndexDriver(folder, index) for index in db.indexes])
+    indexes = {index.__name__: IndexDriver(folder, index) for index in db.indexes}
+    Index.set_db_drivers(list(indexes.values()))
     for driver in drivers:
         for key in driver.get_all():
             driver.load_dict(key)
@@ -108,6 +112,19 @@ def use_records(folder: Path) -> None:
         local.save()
         project.ProjectIndex.set(new.labml_token, new.key)
     project.ProjectIndex.set(TOKEN, local.projects[0])
+    home = project.get_project(TOKEN)
+    listed = [
+        run_id for key in home.folders.values() for run_id in key.load().run_uuids if run_id in home.runs
+    ]
+    for run_id in list(indexes["RunIndex"].entries):
+        one = run.get(run_id)
+        state = one and one.status and one.status.load()
+        if not (state and state.run_status and state.run_status.load()) or (
+            one.rank == 0 and run_id not in listed
+        ):
+            home.runs.pop(run_id, None)
+            run.RunIndex.delete(run_id)
+    home.save()
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -142,13 +159,14 @@ class RecordDriver(FileDbDriver):
 class IndexDriver(FileIndexDbDriver):
     def __init__(self, folder: Path, index: Any):
         super().__init__(None, index, folder / "indexes" / f"{index.__name__}.json")
-        self._cache: dict[str, str] = read_record(self._index_path) or {}
+        self.entries: dict[str, str] = read_record(self._index_path) or {}
+        self._cache = self.entries
 
     def _save_cache(self) -> None:
-        write_text(self._index_path, to_text(self._cache))
+        write_text(self._index_path, to_text(self.entries))
 
     def get_all(self) -> list[str]:
-        return list(self._cache.values())  # as labml's driver for MongoDB
+        return list(self.entries.values())  # as labml's driver for MongoDB
 
 
 def add_labml(app: FastAPI) -> None:
@@ -168,6 +186,7 @@ def add_labml(app: FastAPI) -> None:
         return PlainTextResponse("Not found.", 404)
 
     app.add_api_route("/{path:path}", serve, response_class=Response)
+    Series.find_step_gap = smallest_gap
 
 
 def is_known(run_id: str) -> bool:
@@ -183,8 +202,8 @@ def is_packet(packet: Any) -> bool:
 
 
 async def track(request: Request, labml_token: str) -> Response:
-    """labml's own handler of a run's packets, with three changes: the sender doesn't wait for three seconds;
-    steps that came before add nothing; and the settings that the user chose are shown."""
+    """labml's own handler of a run's packets, with four changes: the sender doesn't wait for three seconds;
+    steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
     ranks = [int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank")]
@@ -193,6 +212,7 @@ async def track(request: Request, labml_token: str) -> Response:
     if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
+    before = list(tracked(run_id))
     if not is_known(run_id) and not any("name" in packet for packet in packets):
         missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
@@ -207,13 +227,19 @@ async def track(request: Request, labml_token: str) -> Response:
         if "started" in packet and (one := run.get(run_id)):
             one.start_time = packet["started"]
             one.save()
+    if (after := list(tracked(run_id))) != before:
+        choose_losses(run_id, before, after)
     return JSONResponse(answer)
+
+
+def tracked(run_id: str) -> dict[str, Any]:
+    metrics = MetricsAnalysis.get(run_id)
+    return dict(sorted(metrics.metrics.tracking.items())) if metrics else {}
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
     """Remove steps that the run has from a packet."""
-    metrics = MetricsAnalysis.get(run_id)
-    known = metrics.metrics.tracking if metrics else {}
+    known = tracked(run_id)
     for name, series in list(packet.get("track", {}).items()):
         last = known[name]["last_step"][-1] if name in known else -math.inf
         pairs = [(s, v) for s, v in zip(series["step"], series["value"], strict=True) if s > last]
@@ -221,6 +247,37 @@ def drop_known(run_id: str, packet: dict[str, Any]) -> None:
             series["step"], series["value"] = map(list, zip(*pairs, strict=True))
         else:
             del packet["track"][name]
+
+
+def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
+    """Draw the losses of a run unless the user chose otherwise. labml stores this choice by position, so it
+    applies to the wrong metrics if a comparison was opened before all metrics existed."""
+
+    def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
+        marks = dict(zip(before, choice, strict=False))  # 1 for a metric that is drawn
+        return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
+
+    if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
+        preferences.series_preferences = chosen(preferences.series_preferences, before, after)
+        if not preferences.base_series_preferences:
+            preferences.base_series_preferences = chosen([], [], list(tracked(preferences.base_experiment)))
+        preferences.save()
+    for preferences in (Key(key).load() for key in ComparisonPreferencesIndex.get_all()):
+        if preferences is not None and preferences.base_experiment == run_id:
+            preferences.base_series_preferences = chosen(preferences.base_series_preferences, before, after)
+            preferences.save()
+    if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
+        choice = dict(zip(after, preferences.series_preferences, strict=False))
+        preferences.series_preferences = chosen([choice.get(name, -1) for name in before], before, after)
+        preferences.save()
+
+
+def smallest_gap(series: Any) -> float:
+    """The smallest distance of points that labml doesn't average. It takes that of the first two, and so
+    averages evaluations that are a little closer, even if there are no more than it keeps."""
+    if len(series) <= series.max_buffer_length:
+        return 1.0
+    return max(1.0, float(np.diff(series.last_step).min()))
 
 
 def quiet_labml(log: Path) -> None:

@@ -57,7 +57,7 @@ def recall_segments(
     many positions ago the value of a question was set, or NOTHING where a token sets a key.
 
     With probability ``stream.set_probability`` a token sets a key to a value, both drawn uniformly; otherwise
-    it asks: it draws a band of distances ([`NEAREST_BAND`][]) among those with a key, and one of its keys.
+    it asks: it draws a band of distances (``NEAREST_BAND``) among those with a key, and one of its keys.
     ``longest`` returns the longest distance of a question in a segment that begins at the given position; if
     no key was set so recently, a token sets one.
     """

@@ -111,7 +111,7 @@ class SubwordTokenizer(Tokenizer):
         found = self.inner.encode(before + after, add_special_tokens=False)
         first = sum(start < len(before) for start, _ in found.offsets)
         left, right = found.word_ids[:first][-1:], found.word_ids[first:][:1]
-        return left != right and max(end for _, end in found.offsets[:first]) <= len(before)
+        return left != right and all(end <= len(before) for _, end in found.offsets[:first])
 
     def _near(self, before: str, after: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""
@@ -178,7 +178,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
-    """The first of ``texts`` that have [`LEARNED_WORDS`][]; there may be more of them than memory."""
+    """The first of ``texts`` that have ``LEARNED_WORDS``; there may be more of them than memory."""
     known: set[str] = set()
     size = 0
     for text in texts:

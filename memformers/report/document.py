@@ -37,7 +37,7 @@ from memformers.report.markdown import (
     table,
     write_page,
 )
-from memformers.report.plotting import Panel, Series, curves, line_styles, text_figures
+from memformers.report.plotting import CONTROL_LINES, Panel, Series, curves, line_styles, text_figures
 from memformers.report.sections import (
     bars,
     claims,
@@ -59,14 +59,7 @@ IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_p
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 SLOTS = "compressive"
 """The arm of a recall experiment that is compared with the base, a Transformer-XL with equal keys."""
-LINE_OF_A_CONTROL = {
-    "untouched": plotting.BLACK | {"linestyle": "-", "marker": "o"},
-    "slots zeroed": plotting.GREEN,
-    "slots swapped": plotting.SKY,
-    "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
-    "memory swapped": plotting.AMBER,
-}
-UNTOUCHED = next(iter(LINE_OF_A_CONTROL))
+UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 
 
@@ -323,8 +316,8 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
         axes.axvspan(memory, end, color="#000000", alpha=0.05, linewidth=0)
 
     def controls(arm: ArmRuns) -> Panel:
-        drawn = [(control, LINE_OF_A_CONTROL[control]) for control in controls_of(arm)]
-        many = [series(arm, control, line, control) for control, line in drawn]
+        of_control = CONTROL_LINES | {UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"}}
+        many = [series(arm, control, of_control[control], control) for control in controls_of(arm)]
         return Panel(y, many, arm.label, partial(draw_slots, arm=arm))
 
     by_arm = Panel(y, [series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms], "", draw_reaches)

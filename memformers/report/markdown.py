@@ -126,7 +126,8 @@ def in_terminal(parts: Sequence[str], width: int = TERMINAL) -> str:
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
     """The first column is made narrower where the table is wider than ``width``."""
-    least = [max(map(len, head.split()), default=0) for head in rows[0]]
+    rows = [[unbroken(cell).replace("\N{WORD JOINER}", "") for cell in row] for row in rows]
+    least = [max(map(len, head.split(" ")), default=0) for head in rows[0]]
     widths = [max(low, *(len(row[i]) for row in rows[1:]), 0) for i, low in enumerate(least)]
     widths[0] = max(least[0], 12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
     lines = []
@@ -141,7 +142,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
             lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
         if row is rows[0]:
             lines.append("  ".join("-" * w for w in widths))
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -52,6 +52,11 @@ PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
 LINE_STYLES = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
                "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
 """Those of arms with these names, in every figure and on the live page."""
+CONTROL_LINES = {
+    "slots zeroed": GREEN, "slots swapped": SKY, "memory zeroed": ORANGE | {"linestyle": ":"},
+    "memory swapped": AMBER,
+}  # fmt: skip
+"""Those of changed memories."""
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:

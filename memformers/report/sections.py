@@ -16,7 +16,7 @@ from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
-from memformers.report.plotting import bits, line_styles
+from memformers.report.plotting import CONTROL_LINES, bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
 from memformers.runs.reader import Run, differing_settings
 
@@ -31,7 +31,6 @@ TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
 """The options that make an experiment on each task a trial."""
 SWITCHES = ("--quick", "--resume")
 """Options without a value."""
-CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
 
 
 def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
@@ -200,7 +199,7 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
     rows, findings = [], []
     for run, arm in probed.items():
         costs = {name: Mean.from_json(mean) for name, mean in ablation["costs"][run].items()}
-        cells = [measure.cell(costs.get(control)) for control in CONTROLS]
+        cells = [measure.cell(costs.get(control)) for control in CONTROL_LINES]
         rows.append([arm.label, measure.shown(ablation["loss"][run]), *cells])
         for part in ("slots", "memory"):
             if f"{part} zeroed" in costs:
@@ -208,7 +207,7 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
                 show = measure.shown_difference
                 findings.append(prose("finding", label=arm.label, part=part, show=show, **means))
     parts += [prose("ablation", unit=measure.label, of=ablation)]
-    parts.append(table(["model", "loss", *CONTROLS], rows, numbers=True))
+    parts.append(table(["model", "loss", *CONTROL_LINES], rows, numbers=True))
     return [*parts, bullets(findings or [prose("no_memory")])]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from memformers.common.files import read_json
 from memformers.comparison.experiment import plan_runs
-from memformers.runs.folder import Planned, read_card
+from memformers.runs.folder import Planned
 from tests.processes import check_plain, run
 from tests.report.fake_runs import fake_comparison
 
@@ -57,7 +57,7 @@ def test_a_broken_card_costs_a_run_only_its_place_in_dashboards(trained, compari
     before, now = (read_json(place / "run.json") for place in (trained, folder))
     assert now == before | {"command": now["command"]}
     plan_runs({"transformer": Planned("transformer", 0)}, comparison)
-    assert read_card(comparison / "transformer").name == "transformer"
+    assert read_json(comparison / "transformer" / "labml.json")["run"]
     (folder / "result.json").unlink()
     (folder / "run.json").write_text("{}")
     assert run("train", "--resume", folder).said("run.json is broken: expected corpus to be")

@@ -108,7 +108,8 @@ def tiny(arguments):
     if command in SERVES:
         return [command, "--help"]
     if command == "recall":  # its settings are tiny here
-        return arguments if "--quick" not in arguments else [*arguments, "--tokens", "300"]
+        arms = ["--arms", "compressive"] if not {"--arms", "--show"} & {*arguments} else []
+        return [*arguments, *arms, *["--tokens", "300"] * ("--quick" in arguments)]
     if "--help" in arguments or "--resume" in arguments:
         return [*arguments, "--tokens", "1200"] if "--tokens" in arguments else arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []

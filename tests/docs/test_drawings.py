@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from docs.building.drawings import DRAWINGS, LABEL, compressed, exactly, reached, rolled, svg
-from docs.building.results import ROOT
 from memformers.models.config import MemorySizes
 from tests.builders import MODELS, small_lm
 from tests.texts import read
@@ -24,26 +23,14 @@ def test_the_drawn_reach_is_that_of_a_model(model, float64):
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_a_drawing_is_the_same_each_time_and_has_no_english_label_in_another_language(name):
+def test_a_drawing_has_no_english_label_in_another_language(name):
     figure = DRAWINGS[name]()
-    drawn = svg(figure)
-    assert drawn == svg(DRAWINGS[name]())
-    assert drawn.count("<path") > 20
     for language in ("zh-Hans", "si"):
         labels = LABEL.findall(svg(figure, language))
         assert len(labels) > 9
         words = set(re.findall("[A-Za-z-]{2,}", " ".join(labels)))
         assert words <= {"Transformer-XL", "Compressive", "Transformer"}
         assert any(ord(letter) > 0xD00 for label in labels for letter in label)
-
-
-@pytest.mark.parametrize("name", ["equal_keys", "belt"])
-def test_a_picture_can_be_read_in_light_and_in_dark(name):
-    drawn = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
-    light, dark = (re.findall(r"--(\w+):", css) for css in re.findall(r"svg{([^}]*)}", drawn))
-    assert len(light) > 5
-    assert light == dark
-    assert min(map(int, re.findall(r"font(?:-size)?:(\d+)px", drawn))) >= 12
 
 
 @pytest.mark.parametrize("sizes", [(0,), (8,), (4, 4, 4), (4, 2, 4)])

@@ -89,6 +89,13 @@ def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
     assert compared >= 10
 
 
+def test_the_readme_is_short_and_has_the_words_that_people_search_for():
+    searched = ["recurrence over segments", "memory carried across batches", "truncated backpropagation"]
+    searched += ["reset per row", "KV cache", "long context", "drop-in for `nn.GRU` and `nn.LSTM`"]
+    assert [words for words in searched if words not in README] == []
+    assert len(README.split()) <= 750
+
+
 @pytest.mark.parametrize("page", sorted(RESULTS.keys() - {"commands", "index", "speed"}))
 def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(page):
     headline = re.search(r"\n\n\*\*(.+?)\*\*", RESULTS[page], re.DOTALL)[1]
@@ -100,8 +107,7 @@ def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(
 def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differences():
     none, exact = python_source("none"), python_source("xl-256")
     saved = paired(none, exact)
-    base, last = (python_source(arm, "text_heads") for arm in ("xl-256", "xl-last"))
-    more = paired(base, last)
+    more = paired(*(python_source(arm, "text_heads") for arm in ("xl-256", "xl-last")))
     assert (saved.n, more.leaves_out_zero) == (3, True)
     gain = f"(−{saved.mean:.3f} ± {saved.half_width:.3f})"
     for page in (README, HOME):

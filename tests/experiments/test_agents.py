@@ -30,8 +30,9 @@ def settings(name="transformer-xl", task="t-maze-3"):
     return settings_of(ARMS[name], asdict(TINY) | {"agent": asdict(AgentSettings(task, evaluated=12))})
 
 
-def walk(maze, turn, steps):
-    """What a walker saw, earned and ended, who turns as ``turn`` says of the sign."""
+def walk(turn, steps):
+    """The signs of mazes, and what a walker saw, earned and ended, who turns as ``turn`` says of the sign."""
+    maze = TMaze(32, 4)
     seen, _ = maze.reset(seed=0)
     signs, found = seen.copy(), []
     for _ in range(steps):
@@ -43,17 +44,14 @@ def walk(maze, turn, steps):
 
 
 def test_a_t_maze_pays_for_the_turn_that_the_sign_said_and_shows_it_once():
-    signs, found = walk(TMaze(32, 4), lambda sign: 1 + sign[:, 1], 5)
-    assert set(signs[:, :2].sum(1)) == {1}
-    assert set(signs[:, 1]) == {0, 1}
+    signs, found = walk(lambda sign: 1 + sign[:, 1], 5)
+    assert (set(signs[:, :2].sum(1)), set(signs[:, 1])) == ({1}, {0, 1})
     assert not any(seen[:, :2].any() for seen, *_ in found)
     *before, (_, reward, terminated, _) = found
     assert not any(x.any() for step in before for x in step[1:])
-    assert terminated.all()
-    assert (reward == 1).all()
-    _, found = walk(TMaze(32, 4), lambda sign: 2 - sign[:, 1], 6)
-    assert found[4][2].all()
-    assert not found[4][1].any()
+    assert (reward * terminated == 1).all()
+    _, found = walk(lambda sign: 2 - sign[:, 1], 6)
+    assert (found[4][2] & (found[4][1] == 0)).all()
     assert (found[5][0][:, :2].sum(1) == 1).all(), "the step after an end begins anew, whatever the action"
 
 
@@ -125,9 +123,7 @@ class Countdown(TMaze):
         return super().step(actions)[0], (1 + 4 * begins).numpy(), ended.numpy(), (ended & False).numpy(), {}
 
 
-def test_each_stream_counts_as_many_episodes_and_those_that_never_end_are_failures_of_their_length(
-    monkeypatch,
-):
+def test_each_stream_counts_the_same_number_of_episodes_and_those_that_never_end_are_failures(monkeypatch):
     monkeypatch.setattr(ppo, "make", lambda task, number: Countdown(number, 3))
     monkeypatch.setattr(ppo, "MAX_STEPS", 20)
     agent, run, _ = beginning()

@@ -26,10 +26,14 @@ SIZES = ModelConfig(
     c_mem_len=10, compression_rate=4,
 )  # fmt: skip
 COMPRESSIVE = {"model": "compressive"}
-CASES = [
+XL, SIZED = (
     {"model": "transformer-xl", "positions": "learned", "dropout": 0.1},
+    {"segment_len": 24, "mem_len": 24},
+)
+CASES = [
     COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
-    COMPRESSIVE | {"segment_len": 24, "mem_len": 24, "c_mem_len": 3, "compression_rate": 3},
+    pytest.param(XL, marks=pytest.mark.long),
+    pytest.param(COMPRESSIVE | SIZED | {"c_mem_len": 3, "compression_rate": 3}, marks=pytest.mark.long),
 ]
 
 
@@ -81,6 +85,7 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     assert found["memories"] == held(memories)
 
 
+@pytest.mark.long
 def test_all_layers_follow_from_one_and_two():
     config = training(n_layers=3, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
     found, whole = step_of(config, 1), count(config)

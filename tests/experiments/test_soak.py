@@ -6,18 +6,8 @@ import sys
 
 import pytest
 
-from experiments.soak import Soak, faults, in_ram, write_words
+from experiments.soak import Soak, faults, in_ram
 from tests.processes import run_module
-
-
-@pytest.mark.parametrize("size", [1_001, 3_000_000])
-def test_a_text_has_the_size_that_was_asked_for_and_is_utf_8(size, tmp_path):
-    for name in ("a", "b"):
-        write_words(tmp_path / name, size)
-    raw = (tmp_path / "a").read_bytes()
-    assert size - 1 <= len(raw) <= size
-    assert raw == (tmp_path / "b").read_bytes()
-    assert "þ" in raw.decode()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="psutil tells the PSS of a process on Linux only")
