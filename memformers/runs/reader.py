@@ -224,13 +224,12 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     further since then."""
     if not (folder / PROBE).exists():
         return None
-    kinds = {"checkpoints": dict[str, str], "memory_ablation": dict[str, Any] | None}
-    probe = read_json(folder / PROBE, kinds)
+    probe = read_json(folder / PROBE, {"checkpoints": dict[str, str]})
     for name, checkpoint in probe["checkpoints"].items():
         place = folder if (folder / FACTS).is_file() else folder / name
         if place.resolve().name != name or newest_checkpoint(place) != checkpoint:
             return None
-    return probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None  # of an earlier version
+    return probe if "costs" in (probe.get("memory_ablation") or ("costs",)) else None  # of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:
