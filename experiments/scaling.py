@@ -131,8 +131,8 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> T
 
 def row_of(name: str) -> list[str]:
     preset, costs = read_preset(name), []
-    model = replace(preset.config.model, vocab_size=preset.vocab_size)
-    config = replace_nested(preset.config, model=model, precision="bfloat16", device="cuda")
+    model = replace(preset["config"].model, vocab_size=preset["vocab_size"])
+    config = replace_nested(preset["config"], model=model, precision="bfloat16", device="cuda")
     for ranks in RANKS:
         step = step_of(config, ranks)
         seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)
@@ -140,7 +140,7 @@ def row_of(name: str) -> list[str]:
         hours = seconds * config.tokens / tokens / 3600
         costs += [f"{step['bytes'] / 2**30:,.1f}", f"{hours:,.0f}"]
     sizes = f"{step['parameters'] / 1e6:,.0f}", f"{config.tokens / 1e9:,.1f}"
-    return [name, preset.reaches, *sizes, *costs]
+    return [name, preset["reaches"], *sizes, *costs]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from memformers.training.config import TrainConfig
 from tests.builders import small_lm
 from tests.processes import check_plain, run
 
-INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "60"))
+INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "40"))
 """How many inputs all of this module tries."""
 LETTERS = "abcdefghij\n"
 MODELS = {

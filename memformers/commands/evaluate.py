@@ -31,8 +31,22 @@ from memformers.runs.reader import read_runs
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MovedText:
+    data: str = ""
+    """Where the text is that was trained on, if it was moved."""
+    validation: str = ""
+    """Where the text to validate on is, if the run named it and it was moved."""
+    test: str = ""
+    """Where the text to test on is, if the run named it and it was moved."""
+
+    @property
+    def moved(self) -> dict[str, str]:
+        return {"data": self.data, "validation": self.validation, "test": self.test}
+
+
 @dataclass(frozen=True)
-class Evaluate(ModelCommand):
+class Evaluate(ModelCommand, MovedText):
     """Measure how well a trained model predicts a whole text, with the memory carried along.
 
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
@@ -44,8 +58,6 @@ class Evaluate(ModelCommand):
     """A text file; - is standard input. Or documents: a folder of texts, a .jsonl file, or a .parquet or .csv
     table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: the text of
     the run."""
-    data: str = ""
-    """Where the text is that the run was trained on, if it was moved; in place of --text."""
     split: Literal["", "train", "validation", "test"] = ""
     """Which split of the text; empty: the test part, or the validation part if there is none."""
     text_field: str = "text"
@@ -79,8 +91,8 @@ class Evaluate(ModelCommand):
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
-        if self.text and self.data:
-            raise UserError("--text and --data name two texts; leave out one of them.")
+        if self.text and any(self.moved.values()):
+            raise UserError("--text names another text than the run's; leave out --data and the like.")
         if self.text:
             name = tokenizer.name if tokenizer.name in OWN else "bpe"
             how = self.document_separator, self.text_field, name
@@ -88,7 +100,7 @@ class Evaluate(ModelCommand):
         elif self.document_separator or self.text_field != "text":
             raise UserError("text_field and document_separator are for the file of --text; name it, too.")
         elif self.checkpoint and (self.checkpoint / FACTS).is_file():
-            corpus = common_corpus(read_runs(self.checkpoint), self.data)
+            corpus = common_corpus(read_runs(self.checkpoint), **self.moved)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
                     f"{corpus.info.source} has other tokens than in the training; name a text with --text."
@@ -148,7 +160,7 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Probe(CustomMemories):
+class Probe(CustomMemories, MovedText):
     """Measure how much memory helps trained models, and add the result to their report.
 
     Example: memformers probe runs/…
@@ -159,8 +171,6 @@ class Probe(CustomMemories):
     tokens: Count = 65_536
     """The approximate number of held-out tokens to predict, with the unmodified memory and with each changed
     part; more tokens give narrower intervals."""
-    data: str = ""
-    """Where the text is that the models were trained on, if it was moved."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
@@ -168,5 +178,5 @@ class Probe(CustomMemories):
         from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
 
         self.check_memories([run.config["model"]["model"] for run in read_runs(self.folder)])
-        probe(self.folder, self.tokens, choose_device(self.device), self.data)
+        probe(self.folder, self.tokens, choose_device(self.device), **self.moved)
         say_report(write_report(self.folder), probe_answer(self.folder))

@@ -68,7 +68,7 @@ class ModelCommand(Checked, CustomMemories):
 def reading_bar(doing: str, tokens: int, model: MemoryLM) -> Progress:
     """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
     is_short = tokens <= 50 * model.config.segment_len
-    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
+    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, hidden=is_short)
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ class Generate(ModelCommand):
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
-        """Continue the prompt; then, if ``interactive``, each line of the user's. A signal ends it between
-        two tokens, or while it waits for a line."""
+        """Continue the prompt, then, if ``interactive``, each line of the user's."""
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)

@@ -74,8 +74,6 @@ class Prepare(Checked):
         if out.exists():
             raise UserError(f"{out} exists already; name a new folder as --out.")
         card = read_info(prepare(spec, out, sources=sources))
-        if card.source != (data or corpus):  # another process wrote it while this one waited
-            raise UserError(f"{out} was made from {card.source} meanwhile; name another folder as --out.")
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""
             text = f", {counts.characters:,} characters, {counts.words:,} words" * (card.tokenizer != "ids")

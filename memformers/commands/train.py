@@ -84,8 +84,7 @@ class Train(TrackedCommand):
 
 
 def parse_train(arguments: list[str], default: Train | None = None, prog: str | None = None) -> Train:
-    """The arguments of a training run, on top of ``default`` or of the preset that they name; if it resumes a
-    run, on top of that run's config, so that only the named settings can differ."""
+    """The arguments of a training, on top of the preset that they name, or of the run that they resume."""
     default = default or Train()
 
     def parsed(config: TrainConfig) -> Train:
@@ -94,7 +93,7 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
         return train
 
     preset = last_value("--preset", arguments)
-    train = parsed(read_preset(preset).config if preset else default.config)
+    train = parsed(read_preset(preset)["config"] if preset else default.config)
     if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
         if train.init_from:
             raise UserError(
@@ -122,7 +121,6 @@ class Check:
     Example: memformers check compressive --compression dilated
     """
 
-    first: ClassVar = ("model",)
     config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL))
     """The network and its memory."""
 

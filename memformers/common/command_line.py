@@ -1,6 +1,7 @@
 """Parse command lines, and end a program with one line for errors that the user can correct."""
 
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -10,14 +11,12 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import is_dataclass, replace
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from memformers.common.fields import annotations_of
 from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
 
@@ -62,7 +61,7 @@ def parse_arguments(
     kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
     """The dataclass ``kind`` from the command line, on top of ``default``. Help lists the options that are
-    ``first`` in ``kind`` before the others of their group.
+    ``first`` in ``kind`` before the others of their group, and those of inner groups at the top too.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -71,12 +70,17 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
-    switches, words = switches_of(kind), sys.argv[1:] if arguments is None else arguments
-    words, errors = [as_switch(word, switches) for word in words], io.StringIO()
+    words, usual = sys.argv[1:] if arguments is None else arguments, dict(usual_values(default or kind))
+    words, errors = [as_switch(word, usual) for word in words], io.StringIO()
     extra = {} if default is None else {"default": default}
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
+    inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
+    if inner[1:]:
+        values = ("" if usual[name] is None else usual[name] for name in inner)
+        shown = (f"--{n.replace('_', '-')} {value}".rstrip() for n, value in zip(inner, values, strict=True))
+        extra["description"] = f"{inspect.getdoc(kind)}\n\nMost used, with their defaults: {', '.join(shown)}"
     try:
-        with contextlib.redirect_stderr(errors), option_rules(getattr(kind, "first", ())):
+        with contextlib.redirect_stderr(errors), option_rules(first):
             return tyro.cli(kind, args=words, prog=prog, config=config, **extra)
     except SystemExit as end:
         cause = end.__context__
@@ -88,17 +92,18 @@ def parse_arguments(
         raise
 
 
-def switches_of(kind: Any) -> set[str]:
-    """The names of the options of the dataclass ``kind``, and of those in it, that are on or off."""
-    kinds = annotations_of(kind)
-    inner = [switches_of(of) for of in kinds.values() if is_dataclass(of)]
-    return {name for name, of in kinds.items() if of is bool}.union(*inner)
+def usual_values(config: Any) -> Iterator[tuple[str, Any]]:
+    """The options of a dataclass, or of an instance, and of those in it, with their values."""
+    for field in fields(config):
+        usual = field.default_factory() if callable(field.default_factory) else None
+        value = getattr(config, field.name, usual)
+        yield from usual_values(value) if is_dataclass(value) else [(field.name, value)]
 
 
-def as_switch(word: str, switches: Container[str]) -> str:
+def as_switch(word: str, usual: Mapping[str, Any]) -> str:
     """``--x`` for ``--x=True`` and ``--no-x`` for ``--x=False``, as programs that try settings write it."""
     match = re.fullmatch(r"--([\w-]+)=(true|false)", word, re.IGNORECASE)
-    if not match or match[1].replace("-", "_") not in switches:
+    if not match or not isinstance(usual.get(match[1].replace("-", "_")), bool):
         return word
     return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
 
@@ -153,8 +158,7 @@ def last_value(option: str, arguments: Sequence[str]) -> str:
 
 
 def command_as_given() -> str:
-    """The command line of this process, quoted so that it runs again, without ``--dashboard``, whose address
-    may be private."""
+    """The command line of this process, quoted, without ``--dashboard``, whose address may be private."""
     program, *arguments = sys.argv
     if module := getattr(sys.modules["__main__"], "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
@@ -180,10 +184,10 @@ def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
 
 
 def whole_number(text: str) -> int:
-    """The whole number that ``text`` is, as Python writes it, or as 1e6 or 2000.0; else ValueError."""
+    """The whole number that ``text`` is, also as 1e6 or 2000.0; else ValueError."""
     with contextlib.suppress(ValueError):
         return int(text)
-    is_number = re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?", text)
-    if is_number and (number := Fraction(text)).denominator == 1:  # exact, as a float is not
-        return int(number)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
     raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")

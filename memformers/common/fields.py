@@ -1,10 +1,4 @@
-"""Settings and arguments that are checked against their annotations: their type, and a range beside it.
-
-@dataclass(frozen=True)
-class Config(Checked):
-    heads: Count = 4
-    dropout: Annotated[float, Range(0, below=1)] = 0.0
-"""
+"""Settings and arguments that are checked against their annotations: their type, and a range beside it."""
 
 import inspect
 import math
@@ -20,7 +14,10 @@ from memformers.common.text import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+NAMES = {
+    int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None",
+    Any: "present",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,7 @@ def replace_nested(config: T, **settings: Any) -> T:
 
 
 def check_keys(data: Mapping[str, Any], kinds: Mapping[str, Any], source: str) -> None:
-    """Raise UserError, which names the ``source``, unless ``data`` has values of these ``kinds``, each an
-    annotation or again such a dict; other keys are allowed."""
+    """Raise UserError, which names the ``source``, unless ``data`` has values of these ``kinds``."""
     for name, kind in kinds.items():
         if name not in data or not matches(data[name], kind):
             got = reprlib.repr(data[name]) if name in data else "nothing"
@@ -141,6 +137,4 @@ def describe_type(kind: Any) -> str:
         return "one of " + ", ".join(map(repr, args))
     if origin is tuple:
         return f"a tuple, each {describe_type(args[0])}"
-    if isinstance(kind, dict):
-        return f"an object with {', '.join(kind)}"
     return NAMES.get(kind, f"of type {getattr(kind, '__name__', kind)}")

@@ -28,7 +28,6 @@ class Mean:
         return self.n >= MIN_FOR_A_CLAIM and abs(self.mean) > self.half_width
 
     def to_json(self) -> dict[str, float | int | None]:
-        """The fields by name; a half width of NaN is None, since JSON has no NaN."""
         half_width = None if math.isnan(self.half_width) else self.half_width
         return {"mean": self.mean, "half_width": half_width, "n": self.n}
 
@@ -54,9 +53,8 @@ def mean_of_known(numbers: Iterable[float | None]) -> Mean | None:
 
 
 def mean_of_groups(sums: Sequence[float], counts: Sequence[int]) -> Mean:
-    """The mean of all numbers in independent groups, each of which has ``counts`` numbers that add up to
-    ``sums``, with the interval of a ratio, over the groups that have any: of (sum − mean · count) / mean
-    count. For equal counts that is the interval of the groups' means."""
+    """The mean of all numbers in independent groups, of which each has ``counts`` numbers that add up to
+    ``sums``, with the interval of a ratio: of (sum − mean · count) / mean count, over groups with numbers."""
     groups = [(total, count) for total, count in zip(sums, counts, strict=True) if count]
     mean_count = fmean(count for _, count in groups)
     mean = mean_of([total for total, _ in groups]).mean / mean_count
@@ -77,8 +75,7 @@ def mean_of_moments(
 
 def paired(ours: Mapping[K, float | None], base: Mapping[K, float | None]) -> Mean | None:
     """The mean of ``ours`` minus ``base`` over the keys for which both have a number; None without one. Arms
-    of one seed start with the same weights where they share modules, and read the same segments in the same
-    order, so their difference varies less than each of them."""
+    of one seed share weights and segments, so their difference varies less than each of them."""
     both = ((number, base.get(key)) for key, number in ours.items())
     return mean_of_known(None if a is None or b is None else a - b for a, b in both)
 

@@ -23,34 +23,30 @@ PACKAGES = ("memformers-torch", "torch", "einops", "labml", "labml-helpers", "nu
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one. Raises UserError if
-    there is no such device here, or if it stores no numbers."""
+    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.zeros(1, device=name).device
-    except NotImplementedError:  # PyTorch was built without it, and says so in fifty lines
-        reason = "this PyTorch doesn't have it"
+        number = torch.zeros(1, device=name)
+        number.item()  # which meta doesn't have
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-    else:
-        if device.type != "meta":
-            return device
-        reason = "it keeps shapes and no numbers"
-    raise UserError(f"device={name!r} can't be used here: {reason}; use auto, cpu or, with a GPU, cuda.")
+        raise UserError(
+            f"device={name!r} can't be used here: {reason}; use auto, cpu or, with a GPU, cuda."
+        ) from None
+    return number.device
 
 
 def multiplies_bfloat16_faster(device: torch.device) -> bool:
-    """Whether ``device`` multiplies matrices much faster in bfloat16 than in float32: GPUs since Ampere, and
-    processors with instructions for it. Nothing is timed: on a busy machine, the same training would be
-    computed once in one precision and once in the other."""
+    """Whether ``device`` has instructions for bfloat16. Nothing is timed: on a busy machine, a training would
+    be computed once in one precision and once in the other."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo("flags")))
 
 
 def cpuinfo(name: str) -> str:
-    """What Linux says of the processor under this ``name``; empty elsewhere."""
+    """What Linux says of the processor; empty elsewhere."""
     lines = CPUINFO.read_text() if CPUINFO.exists() else ""
     return match[1] if (match := re.search(rf"^{name}\s*:\s*(.*)$", lines, re.MULTILINE)) else ""
 
@@ -84,11 +80,12 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of this package's files, with "-dirty" after it where tracked files differ from it; None
-    where git doesn't track them, as in an installed package."""
+    """The commit of this package's files, with "-dirty" if they differ; None where git doesn't track them."""
     here, output = Path(__file__), ""
-    is_tracked = f"ls-files --error-unmatch {here.name}"
-    for command in (is_tracked, "describe --always --dirty --abbrev=12 --exclude=*"):
+    for command in (
+        f"ls-files --error-unmatch {here.name}",
+        "describe --always --dirty --abbrev=12 --exclude=*",
+    ):
         git = ["git", "-C", str(here.parent), *command.split()]
         try:
             output = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout

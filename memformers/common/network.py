@@ -24,13 +24,12 @@ def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
     return parts._replace(netloc=host).geturl(), opener
 
 
-def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and body that ``url`` returns, after ``body``, JSON, is posted if it is given. OSError, with
-    the reason, if there is no answer within ``seconds``."""
+def get(url: str, seconds: float) -> tuple[int, bytes]:
+    """The status and body that ``url`` returns; OSError, with the reason, if there is no answer within
+    ``seconds``."""
     try:
         address, opener = split_login(url)
-        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-        with opener.open(request, timeout=seconds) as response:
+        with opener.open(address, timeout=seconds) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, b""
@@ -38,10 +37,9 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
         raise OSError(str(getattr(error, "reason", "") or repr(error))) from error
 
 
-def ask_json(url: str, seconds: float, question: Any = None) -> Any:
-    """The JSON that ``url`` returns, after ``question`` is posted if given; OSError for anything else."""
-    body = None if question is None else json.dumps(question).encode()
-    status, answer = get(url, seconds, body)
+def ask_json(url: str, seconds: float) -> Any:
+    """The JSON that ``url`` returns; OSError for anything else."""
+    status, answer = get(url, seconds)
     if status != 200:
         raise OSError(f"it answers with an error, {status}")
     try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import memformers
 
@@ -21,15 +21,14 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def module_environment() -> dict[str, str]:
-    """The environment for a child process that imports the package from the same place as this process; from
-    Python 3.11 on, never from the current folder."""
+    """The environment for a child process that imports the package from the same place as this process."""
     root = str(Path(memformers.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def is_first() -> bool:
-    """Whether this is the only process, or the first that torchrun started, which prints and writes files."""
+    """Whether this is the only process, or the first that torchrun started, which prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -40,12 +39,11 @@ def run_modules(
     environment: Mapping[str, str],
     begin: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[int, int]]:
-    """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
-    the index and the exit code of each when it has ended. ``begin`` gets the index before a command starts.
+    """Run ``commands``, each a module and its arguments, at most ``jobs`` at a time; yields the index and the
+    exit code of each when it has ended. ``begin`` gets the index before a command starts.
 
-    Ctrl-C, SIGTERM or SIGHUP ends the running processes with SIGTERM, at which they save a checkpoint;
-    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them. If this
-    process is killed, they get SIGTERM.
+    Ctrl-C, SIGTERM, SIGHUP, or the end of this process ends them with SIGTERM, at which they save a
+    checkpoint; KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them.
     """
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}
@@ -76,16 +74,15 @@ def run_modules(
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process when the parent has ended, however: standard input is a pipe whose other
-    end only the parent has."""
+    """Send SIGTERM to this process when its parent ends, which has the other end of standard input."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A block in which a signal has this handler. Does nothing outside of the main thread, which alone gets
-    signals, or if the signal is ignored or handled by other than Python code."""
+    """A block in which a signal has this handler, in the main thread, which alone gets signals, and unless it
+    is ignored or handled by other than Python code."""
     is_main = threading.current_thread() is threading.main_thread()
     changes = is_main and signal.getsignal(number) not in (None, signal.SIG_IGN)
     before = signal.signal(number, handler) if changes else None
@@ -98,8 +95,7 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_as_exit() -> Iterator[None]:
-    """A block in which SIGTERM or SIGHUP raises SystemExit with the conventional code. A second one is
-    ignored: a terminal that is closed often sends two."""
+    """A block in which SIGTERM or SIGHUP raises SystemExit; a closing terminal often sends a second one."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -121,11 +117,6 @@ class Stopped(BaseException):
         return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
 
 
-class Ranks(Protocol):
-    def highest(self, number: int) -> int:
-        """The highest ``number`` of all ranks, each of which calls this."""
-
-
 class StopSignals(contextlib.ExitStack):
     """A context that notes the signals that end a process: Ctrl-C, kill, and a terminal that was closed. A
     second Ctrl-C ends it at once. ``alone`` says whether this process works without other ranks."""
@@ -141,17 +132,15 @@ class StopSignals(contextlib.ExitStack):
             self.enter_context(handling(signal.Signals[name], self._note))
         return self
 
-    def check(self, ranks: Ranks | None = None) -> None:
-        """Raise [`Stopped`][] if a signal has come to this process, or to any of the ``ranks``, all of which
-        must call this, since one that stopped by itself would leave the others waiting for it."""
-        number = self.received or 0
-        if number := ranks.highest(number) if ranks else number:
+    def check(self, highest: Callable[[int], int] = int) -> None:
+        """Raise [`Stopped`][] if a signal has come. Several ranks must all call this, with what gives the
+        ``highest`` of their numbers: one that stopped by itself would leave the others waiting for it."""
+        if number := highest(self.received or 0):
             raise Stopped(signal.Signals(number))
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block that a signal may end anywhere, by [`Stopped`][]; but several ranks can only stop together,
-        where they call [`check`][]."""
+        """A block that a signal may end anywhere, by [`Stopped`][]; but several ranks stop in [`check`][]."""
         self._at_once = self.alone
         try:
             if self.alone:

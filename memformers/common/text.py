@@ -1,6 +1,5 @@
 """What people read: errors, numbers with their nouns, text that is safe in a terminal, and progress."""
 
-import os
 import sys
 from typing import Any, TextIO
 
@@ -11,13 +10,11 @@ USER_MODULES: set[str] = set()
 
 
 class UserError(ValueError):
-    """An error that the user can correct, in one line: what was expected, what was received, how to fix it.
-    Any other ValueError that reaches the command line is a bug, and shows its traceback."""
+    """An error that users can correct, in one line: what was expected, what was received, how to fix it."""
 
 
 class TrainingsFailed(UserError):
-    """Some trainings of an experiment failed, which the message names. The others finished and are in the
-    report."""
+    """Some trainings of an experiment failed, which the message names; the others are in the report."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -32,8 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with U+FFFD instead of control characters other than line breaks, which could control a
-    terminal."""
+    """``text`` with U+FFFD instead of characters that could control a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
@@ -43,24 +39,11 @@ def stream() -> TextIO:
 
 
 class Progress(tqdm):  # type: ignore[type-arg]
-    """A progress bar; where standard error is a log, a line for each tenth of the total instead."""
+    """A progress bar, in a terminal; a log gets only what [`say`][] says, unless it is ``hidden``."""
 
-    tenth = 0
-
-    def __init__(self, **options: Any):
-        self.in_log = not stream().isatty()
-        if self.in_log:
-            options["file"] = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-            options["bar_format"] = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{postfix}"
-        super().__init__(miniters=0, **options)
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        tenth = int(10 * self.n / self.total) if self.total else 0
-        if not self.in_log:
-            super().display(msg, pos)
-        elif tenth > self.tenth:
-            self.tenth = tenth
-            print(self, file=stream(), flush=True)
+    def __init__(self, hidden: bool = False, **options: Any):
+        self.hidden = hidden
+        super().__init__(miniters=0, disable=hidden or not stream().isatty(), **options)
 
     def show(self, words: str, done: float | None = None) -> None:
         """Show ``words`` behind the bar, and how much is ``done``; drawn a few times a second at most."""
@@ -68,5 +51,5 @@ class Progress(tqdm):  # type: ignore[type-arg]
         self.update(0 if done is None else min(done, self.total or done) - self.n)
 
     def say(self, line: str) -> None:
-        if not self.disable:
+        if not self.hidden:
             self.write(line, file=stream())

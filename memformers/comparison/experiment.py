@@ -30,7 +30,6 @@ from memformers.runs.folder import (
     alone_in,
     check_named,
     check_report,
-    compared_with,
     known_card,
     read_plan,
     refuse_overwrite,
@@ -245,14 +244,10 @@ def train_all(
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:
     """Make folders for the runs, and the cards with which dashboards show them as one group."""
-    known = {name: known_card(folder / name) for name in runs}
-    new = {name: Card(f"comparison {folder.resolve().name}", name=name) for name in runs}
-    ids = {name: (known[name] or new[name]).run for name in runs}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        if not known[name]:  # a resumed run keeps its card
-            other = ids.get(compared_with(runs, name), "")
-            write_json(folder / name / CARD, replace(new[name], compare_with=other))
+        if not known_card(folder / name):  # a resumed run keeps its card
+            write_json(folder / name / CARD, Card(f"comparison {folder.resolve().name}", name=name))
 
 
 def train_alone(task: Task) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import platformdirs
 
-from memformers.common.files import atomic_write, checksum
+from memformers.common.files import atomic_write, checksum, user_path
 from memformers.common.network import get
 from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
@@ -131,7 +131,7 @@ class Sources:
     def cache_path(self, spec: CorpusSpec) -> Path:
         """Where the cache has these tokens: a folder of its own for each corpus and way to divide it, and in
         it one for each state of its files."""
-        paths = [*self.paths, *([Path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
+        paths = [*self.paths, *([user_path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
         how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
         files = [[str(path.resolve()) for path in paths], [part.split for part in self.parts], how]
         states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]

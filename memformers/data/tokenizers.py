@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memformers.common.files import read_json, write_json
+from memformers.common.files import read_json, user_path, write_json
 from memformers.common.text import UserError
 from memformers.data.files import CONTEXT, NOT_UTF8, Ids, bytes_of, check_utf8
 from memformers.data.tokenizer import (
@@ -248,6 +248,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a file, or in the ``tokenizer.json`` of a folder."""
+    path = user_path(path)
     path = path / TOKENIZER if path.is_dir() or path.suffix != ".json" else path
     data = read_json(path)
     name, vocabulary = data.get("tokenizer"), data.get("vocabulary")

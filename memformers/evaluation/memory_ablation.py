@@ -250,10 +250,10 @@ def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tu
     return tuple(asks), tuple(c / n if n else None for c, n in zip(correct, asks, strict=True))
 
 
-def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Path:
+def probe(folder: Path, tokens: int, device: torch.device, **moved: str) -> Path:
     """Measure how much memory helps the models in ``folder``, a run's or a comparison's, on about ``tokens``
     tokens of their held-out text, and write the checkpoints and the [`MemoryAblation`][] into its
-    ``probe.json``; returns the path. ``data`` names the text if it was moved. Of several seeds, the first of
+    ``probe.json``; returns the path. ``moved`` is as in [`common_corpus`][]. Of several seeds, the first of
     each arm that has a checkpoint is measured.
 
     Raises UserError where there is no checkpoint, and for runs on different texts or with different
@@ -265,7 +265,7 @@ def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Pa
             runs.setdefault(run.arm, run)
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
-    corpus = common_corpus(list(runs.values()), data)
+    corpus = common_corpus(list(runs.values()), **moved)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
     if any(other != first for other in others):
@@ -291,14 +291,14 @@ def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
     return torch.from_numpy(tokens.astype(np.int64)), tuple(documents.tolist())
 
 
-def common_corpus(runs: Sequence[Run], data: str = "") -> TokenDataset:
-    """The text that all ``runs`` were trained on, now in ``data`` if it was moved; UserError if it has
-    changed since, or differs between runs."""
+def common_corpus(runs: Sequence[Run], **moved: str) -> TokenDataset:
+    """The text that all ``runs`` were trained on, its ``data``, ``validation`` and ``test`` now where these
+    say if they were ``moved``; UserError if it has changed since, or differs between runs."""
     first = runs[0].config
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
     known = {name.rpartition(".")[2]: value for name, value in flatten(first)}
     settings = {name: known[name] for name in fields if name in known}  # earlier versions have fewer
-    settings["data"] = data or settings["data"]
+    settings |= {name: place for name, place in moved.items() if place}
     if (tokenizer := runs[0].folder / TOKENIZER).is_file():  # one that was not made from the text
         settings["tokenizer"] = str(tokenizer)
     corpus = dataset_of(CorpusSpec(**settings, vocab_size=first["model"]["vocab_size"]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memformers.common.files import IS_READ
+from memformers.common.files import IS_READ, user_path
 from memformers.common.text import USER_MODULES, UserError
 
 Kind = TypeVar("Kind", bound=type)
@@ -80,7 +80,7 @@ def name_of(model: Any) -> str:
 def load_class(import_path: str) -> type:
     """The class at ``FILE.py:Class`` or ``package.module:Class``; else UserError, or the module's error."""
     module_name, _, name = import_path.rpartition(":")
-    path, is_file = Path(module_name).resolve(), module_name.endswith(".py")
+    path, is_file = user_path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():
         raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
     module_name = f"memformers_own_{path.with_suffix('')}" if is_file else module_name

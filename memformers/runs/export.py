@@ -11,34 +11,22 @@ from memformers.common.text import UserError
 from memformers.runs.folder import TOKENS, read_metrics
 from memformers.runs.reader import Run, find_runs, number
 
-Tracker = tuple[Callable[[dict[str, float], int], object], Callable[[], object]]
-"""What adds values at a number of tokens, and what ends it."""
 
-
-def to_tensorboard(run: Run, folder: Path) -> Tracker:
-    writer = import_tracker("tensorboard.summary").Writer(str(folder))
-    return lambda values, step: [writer.add_scalar(*value, step) for value in values.items()], writer.close
-
-
-def to_wandb(run: Run, folder: Path) -> Tracker:
-    """A run of wandb's under the id that it has in labml; ``WANDB_MODE=offline`` keeps it in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copy = import_tracker("wandb").init(
+def start_copy(to: str, run: Run, folder: Path) -> tuple[Callable[..., object], Callable[[], object]]:
+    """What adds values at a number of tokens to the tracker ``to``, and what ends it."""
+    try:
+        tracker: Any = importlib.import_module("wandb" if to == "wandb" else "tensorboard.summary")
+    except ImportError as error:
+        raise UserError(f"{to} is not installed ({error}): pip install {to}") from None
+    if to == "tensorboard":
+        writer = tracker.Writer(str(folder))
+        return lambda values, step: [writer.add_scalar(n, x, step) for n, x in values.items()], writer.close
+    folder.mkdir(parents=True, exist_ok=True)  # where WANDB_MODE=offline keeps it
+    copy = tracker.init(
         project="memformers", name=run.folder.name, group=run.folder.parent.name, id=run.identity or None,
         config=run.settings, dir=str(folder), resume="allow", reinit="create_new",
     )  # fmt: skip
     return copy.log, copy.finish
-
-
-TRACKERS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
-
-
-def import_tracker(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise UserError(f"{package} is not installed ({error}): pip install {package}") from None
 
 
 def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
@@ -50,7 +38,7 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
     if to == "tensorboard" and (existing := [copy for copy in copies.values() if copy.exists()]):
         raise UserError(f"{existing[0]} exists already; remove it, or name another --out.")
     for run, copy in copies.items():
-        log, finish = TRACKERS[to](run, copy)
+        log, finish = start_copy(to, run, copy)
         for record in read_metrics(run.folder):
             log({n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}, int(record[TOKENS]))
         final = {name: number(value) for name, value in (run.result or {}).items()}

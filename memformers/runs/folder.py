@@ -1,19 +1,5 @@
-"""A run is a folder that holds everything about one training:
-
-config.json      the TrainConfig
-run.json         corpus, parameters, hardware, versions, command, git commit
-metrics.jsonl    every record
-labml.json       the card: the id, name and status by which dashboards know the run
-labml.log        labml's output
-tokenizer.json   the tokenizer, if it was not made from the text
-checkpoints/     from which the training resumes; see memformers.training.checkpoints
-sample.txt       text written at the end
-result.json      the last evaluation, time, peak memory and the prompt of the sample
-probe.json       what a probe measured; a comparison's is beside its runs' folders
-.lock            held by the process that trains
-.report          marks a report that may be written again
-
-An experiment is a folder with a plan, ``experiment.json``, and the folders of its runs.
+"""A run is a folder that holds everything about one training; ``docs/quick-start.md`` lists its files. An
+experiment is a folder with a plan, ``experiment.json``, and the folders of its runs.
 """
 
 import contextlib
@@ -25,7 +11,6 @@ import secrets
 import time
 import uuid
 import warnings
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +34,6 @@ REPORTED = ".report"
 RUNS = Path("runs")
 """Where new runs go."""
 RESULTS, TABLE = "results.json", "results.csv"
-"""The results of an experiment: over seeds, and of each training."""
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
 TOKENS, SECONDS = "tokens", "seconds"
@@ -63,10 +47,7 @@ def new_folder(name: str) -> Path:
 
 
 def check_named(folder: Path) -> None:
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:  # safetensors could write files there but not read them
-        raise UserError(f"the name {str(folder)!r} is not UTF-8; choose another name.") from None
+    str(folder).encode()  # UnicodeError for a name in which safetensors can write files, but not read them
     if folder == Path():
         raise UserError("out='' is the current folder; name a folder for the run.")
 
@@ -75,23 +56,19 @@ def refuse_overwrite(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if (folder / name).exists():
             raise UserError(
-                f"{folder} has a {name} that no run wrote and that would be overwritten; name a new folder."
+                f"{folder} has a {name} that memformers didn't write and that would be overwritten; rename "
+                f"it, or name a new folder."
             )
 
 
 def check_report(folder: Path) -> None:
-    """Raise UserError if ``folder`` has files that its report would replace and that no report wrote."""
-    names = (REPORT, PAGE, FIGURES, RESULTS, TABLE)
-    existing = [name for name in names if (folder / name).exists()]
-    if existing and not (folder / REPORTED).exists():
-        raise UserError(
-            f"{folder} has a {existing[0]} that no report wrote and that would be lost; rename it."
-        )
+    if not (folder / REPORTED).exists():
+        refuse_overwrite(folder, (REPORT, PAGE, FIGURES, RESULTS, TABLE))
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, seconds: float = 1.0) -> Iterator[None]:
-    """A block in which no other process trains in ``folder``, which is created."""
+    """A block in which no other process trains in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = locked(folder / LOCK, seconds)
@@ -106,11 +83,11 @@ def in_use(folder: Path) -> bool:
     try:
         if (folder / LOCK).exists():
             with FileLock(folder / LOCK, timeout=0):
-                return False
+                pass
     except (Timeout, NotImplementedError):  # it is locked, or the file system has no locks that would tell
         return True
     except OSError:
-        return False
+        pass
     return False
 
 
@@ -137,29 +114,22 @@ class Card:
 
     comment: str
     """The line below the name, which the search also covers."""
-    compare_with: str = ""
-    """The id of the run with which labml's comparison shows this one; empty for none."""
     name: str = ""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The id, the same in every session of the run, so that all sessions form one curve."""
     started: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
-    given: tuple[str, ...] = ()
-    """The settings that the user chose."""
     status: str = ""
     """How the run ended, such as "completed"; empty while it runs."""
     ended: float = 0.0
 
 
-def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
+def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
     """The card of a training that starts or continues, without settings that its model doesn't use."""
-    card = known_card(folder) or Card(folder.resolve().name)
-    unused = ["unused", *config.get("unused", ())]
+    card, unused = known_card(folder) or Card(folder.resolve().name), ["unused", *config.get("unused", ())]
     used = {name: value for name, value in config.items() if name not in unused}
-    card = replace(
-        card, name=card.name or name, started=card.started or time.time(), config=used, given=tuple(given),
-        status="",
-    )  # fmt: skip
+    started = card.started or time.time()
+    card = replace(card, name=card.name or name, started=started, config=used, status="")
     write_json(folder / CARD, card)
     return card
 
@@ -221,14 +191,12 @@ class Plan:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan of the experiment in ``folder``, or None; UserError if it can't be read."""
     path = folder / EXPERIMENT
     return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
 
 
 def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
-    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair. A
-    run has the name of its arm, and beyond the first seed the seed."""
+    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair."""
     return {
         arm if seed == seeds[0] else f"{arm}-seed{seed}": Planned(arm, seed) for seed in seeds for arm in arms
     }
@@ -238,108 +206,82 @@ def baseline_of(arms: Sequence[str]) -> str:
     return BASELINE if BASELINE in arms else arms[0]
 
 
-def compared_with(runs: Mapping[str, Planned], name: str) -> str:
-    """The run of the same seed with which a dashboard compares the run ``name``: the baseline's, or for that
-    the first other one; empty if there is none."""
-    same_seed = {run.arm: other for other, run in runs.items() if run.seed == runs[name].seed}
-    del same_seed[runs[name].arm]
-    return same_seed[baseline_of(list(same_seed))] if same_seed else ""
-
-
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """All records of a run but a last line that a crash truncated; UserError for a broken one."""
     metrics = Metrics(folder / METRICS)
-    records = list(metrics.read())
+    metrics.read()
     metrics.check()
-    return records
+    return metrics.records
 
 
 Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
 class Metrics:
-    """The records of the ``metrics.jsonl`` at ``path``, in columns; each [`read`][] adds what is new. A line
-    without its end is read later, one without ``tokens`` is skipped, and values that are not exact numbers
-    are left out. A file that was shortened or replaced is read again from its start."""
+    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds what is new. A line without its
+    end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left out.
+    A file that was shortened or replaced is read again from its start."""
 
     def __init__(self, path: Path):
         self.path = path
         self._forget(None)
 
     def _forget(self, file: tuple[int, int] | None) -> None:
-        self._file, self.offset, self.lines, self.rows = file, 0, 0, 0
+        self._file, self.offset, self.lines = file, 0, 0
+        self.records: list[dict[str, float]] = []
         self.changed = 0.0
         """When the file changed last, in seconds since 1970."""
         self.broken = ""
         """What is wrong with the first broken line."""
-        self._columns: dict[str, array[float]] = {}
         self._points: dict[tuple[str, str], Points] = {}
 
-    def read(self) -> Iterator[dict[str, float]]:
-        """The records that were appended since the last call, to be read to their end."""
+    def read(self) -> list[dict[str, float]]:
+        """The records that were appended since the last call."""
         if not self.path.is_file():
-            return self._forget(None)
+            self._forget(None)
+            return []
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
             inode = status.st_dev, status.st_ino
             if self._file != inode or status.st_size < self.offset:
                 self._forget(inode)
-            self.changed = status.st_mtime
+            self.changed, before = status.st_mtime, len(self.records)
             file.seek(self.offset)
             for line in file:
-                if not line.endswith(b"\n"):
-                    return None
-                self.lines += 1
-                record = self._add(line)
-                self.offset += len(line)
-                if record is not None:
-                    yield record
-
-    def update(self) -> None:
-        for _ in self.read():
-            pass
+                if line.endswith(b"\n"):
+                    self._add(line)
+        return self.records[before:]
 
     def check(self) -> None:
         if self.broken:
             raise UserError(self.broken)
 
-    def _add(self, line: bytes) -> dict[str, float] | None:
+    def _add(self, line: bytes) -> None:
+        self.offset, self.lines = self.offset + len(line), self.lines + 1
         data: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             data = json.loads(line)
-        record = {k: v for k, v in data.items() if is_exact(v)} if isinstance(data, dict) else {}
+        data = data if isinstance(data, dict) else {}
+        exact = (k for k, v in data.items() if isinstance(v, float) or (type(v) is int and abs(v) < 1 << 53))
+        record = {name: data[name] for name in exact}
         if TOKENS not in record or len(record) < len(data):
             text = reprlib.repr(line.decode(errors="replace"))
             where = f"{self.path}, line {self.lines:,}"
             self.broken = self.broken or f"{where}: expected a record, got {text}; remove the line."
-        if TOKENS not in record:
-            return None
-        for name, value in record.items():
-            column = self._columns.setdefault(name, array("d"))
-            column.extend([math.nan] * (self.rows - len(column)))
-            column.append(value)
-        self.rows += 1
-        self._points.clear()
-        return record
+        if TOKENS in record:
+            self.records.append(record)
+            self._points.clear()
 
     @property
-    def names(self) -> list[str]:
-        return [name for name in self._columns if name not in (TOKENS, SECONDS)]
+    def names(self) -> set[str]:
+        return {name for record in self.records for name in record} - {TOKENS, SECONDS}
 
     def points(self, name: str, over: str = TOKENS) -> Points:
         """Tokens, places on the axis ``over``, and finite values of a metric: the last record of each number
         of tokens."""
         if known := self._points.get((name, over)):
             return known
-        columns = [np.array(self._columns.get(column, ()), float) for column in (TOKENS, over, name)]
-        tokens, places, values = (
-            np.pad(column, (0, self.rows - len(column)), constant_values=math.nan) for column in columns
-        )
-        order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens) & np.isfinite(places))[::-1]
-        kept = order[np.unique(tokens[order], return_index=True)[1]]
-        return self._points.setdefault((name, over), (tokens[kept], places[kept], values[kept]))
-
-
-def is_exact(value: Any) -> bool:
-    """Whether a value from JSON is a number that a float can hold."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53)
+        rows = [[record.get(n, math.nan) for n in (TOKENS, over, name)] for record in self.records]
+        newest = {row[0]: row for row in rows if all(map(math.isfinite, row))}
+        table = np.array(sorted(newest.values()), float).reshape(-1, 3)
+        return self._points.setdefault((name, over), (table[:, 0], table[:, 1], table[:, 2]))

@@ -30,46 +30,18 @@ from memformers.runs.folder import (
     read_plan,
 )
 
-CONFIG_HAS = {
-    "model": {"model": str, "positions": str, "embedding": str, "compression": str},
-    "data": str, "tokens": int, "seed": int,
+CONFIG_HAS = ("model", "data", "tokens", "seed")
+"""What a report reads in ``config.json``, and below in the other files."""
+FACTS_HAVE = ("corpus", "parameters", "memory", "keys", "attention_operations", "environment")
+PROGRESS = ("tokens", "seconds", "evaluation_seconds", "peak_memory_bytes")
+RESULTS_HAVE = {
+    "recall": (*PROGRESS, "recall", "within_reach", "controls"),
+    "agent": (*PROGRESS, "success", "controls"),
+    "text": (
+        *PROGRESS, "loss", "bits_per_character", "accuracy", "evaluated_tokens", "loss_by_position", "prompt",
+    ),
 }  # fmt: skip
-"""What a report or a probe reads in ``config.json``, and below in the other files, by the kind of value."""
-FACTS_HAVE = {
-    "corpus": {"name": str, "source": str},
-    "parameters": int,
-    "memory": {"one_layer": int, "all_layers": int},
-    "keys": float,
-    "attention_operations": int,
-    "environment": {
-        "python": str, "platform": str, "packages": dict[str, str], "device": str, "threads": int | None,
-    },
-}  # fmt: skip
-TEXT_FACTS_HAVE = FACTS_HAVE | {
-    "corpus": {
-        "name": str, "source": str, "characters": int, "sha256": str, "stands_in_for_tiny_shakespeare": bool,
-    },
-}  # fmt: skip
-PROGRESS = {
-    "tokens": int, "seconds": float, "evaluation_seconds": float, "peak_memory_bytes": int | None,
-}  # fmt: skip
-RESULT_HAS = PROGRESS | {
-    "loss": float, "bits_per_character": float, "accuracy": float, "evaluated_tokens": int,
-    "loss_by_position": list[float], "prompt": str,
-}  # fmt: skip
-BY_DISTANCE = {
-    "edges": list[int], "accuracy": list[float | None], "asks": list[int],
-    "by_place": dict[str, float | None], "asks_by_place": dict[str, int],
-}  # fmt: skip
-RECALL_RESULT_HAS = PROGRESS | {
-    "recall": BY_DISTANCE, "within_reach": float | None, "controls": dict[str, Any],
-}  # fmt: skip
-TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "recall": (FACTS_HAVE, RECALL_RESULT_HAS),
-    "agent": (FACTS_HAVE, PROGRESS | {"success": float, "controls": dict[str, Any]}),
-    "text": (TEXT_FACTS_HAVE, RESULT_HAS),
-}
-"""What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
+"""By the task of a run; all but a text have a part of this name in ``config.json``."""
 PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped"
 
 
@@ -81,27 +53,23 @@ class Run:
         self.arm = folder.name
         """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
         self.label = ""
-        """The arm's other name in tables and figures."""
         self.planned: Planned | None = None
         self.metrics = Metrics(folder / METRICS)
         self.update()
 
     def update(self) -> None:
-        self.metrics.update()
+        self.metrics.read()
         files = [self.folder / name for name in (CONFIG, FACTS, RESULT, CARD)]
         self._seen = [*map(status_of, files)]
         self.is_alive = in_use(self.folder)
         self.config, self.facts, result, self.card = map(json_in, files, self._seen)
         self.result = result or None
-        """None for a run that didn't end well."""
 
     def check(self) -> None:
         """Raise UserError for a file without what a report reads in it."""
-        of_facts, of_result = TASKS[self.task]
-        read_json(self.folder / CONFIG, CONFIG_HAS)
-        read_json(self.folder / FACTS, of_facts)
-        if (self.folder / RESULT).exists():
-            read_json(self.folder / RESULT, of_result)
+        for name, keys in {CONFIG: CONFIG_HAS, FACTS: FACTS_HAVE, RESULT: RESULTS_HAVE[self.task]}.items():
+            if name != RESULT or (self.folder / RESULT).exists():
+                read_json(self.folder / name, dict.fromkeys(keys, Any))
         self.metrics.check()
 
     @property
@@ -127,7 +95,7 @@ class Run:
 
     @property
     def task(self) -> str:
-        return next((task for task in TASKS if task in self.config), "text")
+        return next((task for task in RESULTS_HAVE if task in self.config), "text")
 
     @property
     def budget(self) -> float:
@@ -181,9 +149,8 @@ class Run:
 
 
 class Runs:
-    """All runs in ``folder``, started or only planned: the run that it is, or those in its sub-folders. In an
-    experiment, all arms of one seed come before those of the next; otherwise the run with the least memory
-    first. Runs that were not planned together get the names of their models, if these differ."""
+    """All runs in ``folder``, or the run that it is, started or only planned: in the order of the plan, else
+    by memory. Runs that were not planned together get the names of their models, if these differ."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -222,8 +189,7 @@ class Runs:
 
 
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
-    """The runs in ``folder`` that have started, in the order of [`Runs`][]; UserError for what a report of
-    this ``task`` can't read."""
+    """The runs in ``folder`` that have started; UserError for what a report of this ``task`` can't read."""
     read_plan(folder)
     runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
     if not runs:
@@ -231,18 +197,15 @@ def read_runs(folder: Path, task: str = "text") -> list[Run]:
     for run in runs:
         run.check()
     if other := next((run for run in runs if run.task != task), None):
-        instead = f"name the folder of that, which has {EXPERIMENT}"
-        if (folder / EXPERIMENT).exists():
-            instead = "the program that made it measures and reports it; run that again with --resume"
         raise UserError(
-            f"{other.folder} is a part of an experiment on {other.task}, not on {task}; {instead}."
+            f"{other.folder} is a part of an experiment on {other.task}, not on {task}; name the folder with "
+            f"its {EXPERIMENT}, or run the program that made it again with --resume."
         )
     return runs
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders of all runs with metrics in ``folder``, a run, a comparison, or a folder of these, in the
-    order in which they started."""
+    """The folders of all runs with metrics in ``folder``, a run, a comparison, or several, by their start."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
     runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
     if not runs:
@@ -252,7 +215,8 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
     """The facts of a training on a text."""
-    return read_json(folder / FACTS, TEXT_FACTS_HAVE) if (folder / FACTS).exists() else None
+    path = folder / FACTS
+    return read_json(path, dict.fromkeys(FACTS_HAVE, Any)) if path.exists() else None
 
 
 def read_probe(folder: Path) -> dict[str, Any] | None:
@@ -260,16 +224,12 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     further since then."""
     if not (folder / PROBE).exists():
         return None
-    probed = read_json(folder / PROBE, {"checkpoints": dict[str, str]})["checkpoints"]
-    places = {name: folder if (folder / FACTS).is_file() else folder / name for name in probed}
-    is_current = all(
-        place.resolve().name == name and newest_checkpoint(place) == probed[name]
-        for name, place in places.items()
-    )
-    if not probed or not is_current:
-        return None
-    probe = read_json(folder / PROBE, {"memory_ablation": dict[str, Any] | None})
-    return probe if "costs" in (probe["memory_ablation"] or ("costs",)) else None  # of an earlier version
+    probe = read_json(folder / PROBE, {"checkpoints": dict[str, str]})
+    for name, checkpoint in probe["checkpoints"].items():
+        place = folder if (folder / FACTS).is_file() else folder / name
+        if place.resolve().name != name or newest_checkpoint(place) != checkpoint:
+            return None
+    return probe if "costs" in (probe.get("memory_ablation") or ("costs",)) else None  # of an earlier version
 
 
 def newest_checkpoint(folder: Path) -> str:
@@ -307,8 +267,7 @@ def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
-    """The share of their training that ``runs`` have done, and about how many seconds are left; None while no
-    run is trained."""
+    """The share of their training that ``runs`` have done, and about how many seconds are left, if known."""
     runs = list(runs)
     done, budget = sum(run.tokens for run in runs), sum(run.budget for run in runs)
     spent = sum(run.last(name) or 0.0 for run in runs for name in ("seconds", "evaluation_seconds"))

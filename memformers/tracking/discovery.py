@@ -1,6 +1,5 @@
-"""How runs and dashboards find each other, by files of this machine's user: the dashboard that was started
-last has its address and process in ``dashboard.json``, and each run or comparison leaves a note of its
-folder, for dashboards that run or are started later."""
+"""How runs and dashboards find each other, by files of this machine's user: ``dashboard.json`` has the
+address of the dashboard that was started last, and each run or comparison leaves a note of its folder."""
 
 import contextlib
 import hashlib
@@ -23,14 +22,12 @@ COMPARISONS = "/comparisons"
 """Where a dashboard has its pages of them."""
 ANSWER_SECONDS = 2.0
 DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
-"""The environment variables that tell a training, and its relay, which dashboard to use; the second is
-labml's own."""
+"""Environment variables that name the dashboard of a training; the second is labml's own."""
 
 
 def find_dashboard(dashboard: str) -> str:
-    """Where a run is sent: to a labml server's address, ``http://host:port/api/v1/token``; nowhere, "off"; or
-    "auto", to any dashboard on this machine. An empty ``dashboard`` means what the environment says, else
-    "auto"; another word is a UserError."""
+    """Where a run is sent: a labml server's address, ``http://host:port/api/v1/token``; "off"; or "auto", any
+    dashboard on this machine. An empty ``dashboard`` means what the environment says, else "auto"."""
     name = dashboard or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
     if name not in (AUTO, OFF) and not name.startswith(("http://", "https://")):
         raise UserError(f"dashboard={name!r} must be auto, off or an address with http:// or https://.")
@@ -90,23 +87,19 @@ def comparison_id(folder: Path) -> str:
 
 
 def note_comparison(folder: Path) -> None:
-    """Let dashboards on this machine show the runs in ``folder``, and delete the notes of folders that are
-    gone. Raises OSError where the note can't be written."""
+    """Let dashboards on this machine show the runs in ``folder``."""
     notes = state_folder() / "comparisons"
     notes.mkdir(parents=True, exist_ok=True)
-    for identity, other in noted_comparisons().items():
-        if not other.is_dir():
-            (notes / f"{identity}.json").unlink(missing_ok=True)
     write_json(notes / f"{comparison_id(folder)}.json", {"folder": str(folder.resolve())})
 
 
 def noted_comparisons() -> dict[str, Path]:
-    """The folders of all comparisons, by their ids, newest first."""
+    """The folders of all comparisons that are still there, by their ids, newest first."""
     notes = []
     for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, UserError):
             folder = Path(read_json(note, {"folder": str})["folder"])
-            if comparison_id(folder) == note.stem:
+            if folder.is_dir() and comparison_id(folder) == note.stem:
                 notes.append((note.stat().st_mtime, note.stem, folder))
     return {identity: folder for _, identity, folder in sorted(notes, reverse=True)}
 

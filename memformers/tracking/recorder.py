@@ -2,8 +2,7 @@
 
 ``metrics.jsonl`` is the source of truth: one JSON object per line, flushed when it is recorded. Unless the
 dashboard is off, a second process, the relay, copies it to labml's own files and to a labml server. Whatever
-labml or a server does (wait, retry, fail, keep a copy of all output), no training stops, slows down or
-crashes. The relay ends by itself when the training is killed.
+these do, no training stops, slows down or crashes. The relay ends when the training is killed.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ import threading
 import time
 import traceback
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -26,16 +25,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memformers.common.command_line import command_here
-from memformers.common.network import ask_json, split_login
+from memformers.common.network import split_login
 from memformers.common.processes import module_command, module_environment
 from memformers.runs import folder as runs
 from memformers.tracking import discovery
-from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, DASHBOARD, LABML_URL, OFF, page_address
+from memformers.tracking.discovery import AUTO, DASHBOARD, LABML_URL, OFF, page_address
 
 LABML = "labml"
 """The folder of labml's own files, in a run's."""
 POLL_SECONDS, RETRY_SECONDS = 2.0, 3.0
-"""The time between two looks at the metrics, and before labml starts again after an error."""
+"""Between two looks at the metrics, and before labml starts again after an error."""
 DRAIN_SECONDS, IMPORT_SECONDS = 3.0, 60.0
 """How long labml may take after the last record, and for a whole run; then the relay ends."""
 UNSENT = 3
@@ -46,26 +45,22 @@ KINDS = {"": "in progress", "completed": "completed", "crashed: KeyboardInterrup
 
 @dataclass
 class Tracking:
-    """Records a run's metrics, as a context: entered before the first step, left after the last.
-
-    ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested dicts,
-    ``dashboard`` what [`find_dashboard`][memformers.tracking.discovery.find_dashboard] takes. An address may
-    contain a token, so it is never written to a file. ``given`` are the dotted names of the hyper-parameters
-    that the user chose, which labml's page shows first.
-    """
+    """Records a run's metrics, as a context around its first and last step: ``name`` is what labml calls it,
+    ``config`` its hyper-parameters as nested dicts, ``dashboard`` what
+    [`find_dashboard`][memformers.tracking.discovery.find_dashboard] takes. An address may contain a token, so
+    it is never written to a file."""
 
     folder: Path
     name: str
     config: Mapping[str, Any]
     dashboard: str = ""
-    given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.dashboard = discovery.find_dashboard(self.dashboard)
 
     def __enter__(self) -> "Tracking":
         self._file = open(self.folder / runs.METRICS, "a", encoding="utf-8")
-        card = runs.open_card(self.folder, self.name, dict(runs.flatten(self.config)), self.given)
+        card = runs.open_card(self.folder, self.name, dict(runs.flatten(self.config)))
         self._relay = None
         if self.dashboard == OFF:
             return self
@@ -109,9 +104,8 @@ def _warn(message: str) -> None:
 
 
 def start_relay(folder: Path, dashboard: str, files: Path | None = None) -> "subprocess.Popen[bytes]":
-    """Start the process that copies the run in ``folder`` to labml until its standard input ends. labml's own
-    files go into the run's folder; or, for the import of a run, into ``files``. Raises OSError if no process
-    can be started."""
+    """Start the process that copies the run in ``folder`` to labml until its standard input ends; labml's own
+    files are in the run's folder, or, to import a run, in ``files``. OSError if none can be started."""
     arguments = map(str, (folder, files or folder / LABML))
     with open(folder / runs.LOG, "a", encoding="utf-8") as log:
         return subprocess.Popen(
@@ -137,9 +131,8 @@ def import_run(folder: Path, api: str) -> bool:
 
 
 def relay(folder: Path, files: Path) -> int:
-    """Copy a run's records to labml until standard input ends, then end within DRAIN_SECONDS; returns the
-    exit code. labml starts again, from the first record, when a new dashboard is found or after a server's
-    error; our dashboard ignores what it has already."""
+    """Copy a run's records to labml until standard input ends; returns the exit code. At a new dashboard or a
+    server's error, labml starts again from the first record; our dashboard ignores what it has already."""
     ended, is_import = threading.Event(), files != folder / LABML
 
     def wait_for_end() -> None:
@@ -168,8 +161,7 @@ def restart() -> None:
 
 
 def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Event) -> None:
-    """Track the run in ``folder`` as an experiment of labml's until it has ``ended``. RuntimeError for a
-    server that refuses it."""
+    """Track the run as an experiment of labml's until it ends; RuntimeError if a server refuses it."""
     from labml import experiment, tracker
     from labml.internal.experiment import experiment_singleton
 
@@ -184,7 +176,7 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
     labml = experiment_singleton()
     if labml.app_experiment:
         labml.app_experiment.data["started"] = card.started  # which our dashboard shows
-    metrics, is_over, is_paired = runs.Metrics(folder / runs.METRICS), False, not (api and card.compare_with)
+    metrics, is_over = runs.Metrics(folder / runs.METRICS), False
     while not is_over:
         is_over = ended.wait(POLL_SECONDS)
         for record in metrics.read():
@@ -192,7 +184,6 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
             tracker.save(int(record[runs.TOKENS]), values)
         metrics.check()
         check_accepted(labml)
-        is_paired = is_paired or pair(card, api)
         if dashboard == AUTO and not is_over and discovery.running() not in ({}, running):
             restart()
     status = runs.read_card(folder).status
@@ -200,8 +191,6 @@ def copy_to_labml(folder: Path, files: Path, dashboard: str, ended: threading.Ev
     while [thread for thread in threading.enumerate() if not thread.daemon][1:]:  # labml's, which still send
         check_accepted(labml)
         time.sleep(0.05)
-    if not is_paired:
-        pair(card, api)
 
 
 def check_accepted(labml: Any) -> None:
@@ -232,21 +221,7 @@ def create_experiment(card: runs.Card, folder: Path, files: Path, api: str) -> N
     )  # fmt: skip
     names = runs.short_names(card.config)
     config = {names[name]: value for name, value in card.config.items()}
-    experiment.configs(config, {names[name]: card.config[name] for name in card.given if name in names})
-
-
-def pair(card: runs.Card, api: str) -> bool:
-    """Let labml's comparison show a run and its baseline beside each other, unless the user chose other runs;
-    whether the server has both."""
-    home = f"{api.rstrip('/').rpartition('/')[0]}/compare/preferences"
-    try:
-        both = {run: ask_json(f"{home}/{run}", ANSWER_SECONDS) for run in (card.run, card.compare_with)}
-        for (run, preferences), other in zip(both.items(), reversed(both), strict=True):
-            if not preferences["base_experiment"]:
-                ask_json(f"{home}/{run}", ANSWER_SECONDS, {**preferences, "base_experiment": other})
-    except (OSError, KeyError, TypeError):  # it isn't there yet, or the server isn't ours
-        return False
-    return True
+    experiment.configs(config, config)  # the second: labml's page hides the others at first
 
 
 if __name__ == "__main__":

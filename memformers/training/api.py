@@ -22,7 +22,7 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, flatten, new_folder, read_metrics
+from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
@@ -41,9 +41,6 @@ from memformers.training.run import (
     with_vocabulary,
     write_run_files,
 )
-
-DERIVED = ("model.vocab_size", "step.precision")
-"""Settings that the text and the device determine, not the user."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,7 @@ class TrainedModel:
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """Every record of the training, in order. All have ``tokens`` and ``seconds``; some have
-        ``loss.train`` and others ``loss.valid``, in nats per token."""
+        """Every record, in order: ``tokens``, ``seconds``, ``loss.train`` or ``loss.valid`` in nats, …"""
         return read_metrics(self.folder)
 
     @cached_property
@@ -105,8 +101,7 @@ def train(
     """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard.
 
     Ctrl-C, the stop button of a notebook, SIGTERM and SIGHUP end the training after the current step and its
-    checkpoint, by KeyboardInterrupt or by SystemExit with 128 and the signal's number. Afterwards, the random
-    states of the process are as before.
+    checkpoint, by KeyboardInterrupt or SystemExit. Afterwards, the process's random states are as before.
 
     Args:
         config: What to train, on which text and for how long.
@@ -124,8 +119,8 @@ def train(
         The trained model with its tokenizer and what was measured.
 
     Raises:
-        ValueError: For a text, config or folder that can't be used, another training in this process, and a
-            training that diverged ([`memformers.training.loop.NotFiniteError`][]).
+        ValueError: For a text, config or folder that can't be used, another training in this process, and
+            divergence ([`memformers.training.loop.NotFiniteError`][]).
         OSError: If the folder can't be written.
 
     Examples:
@@ -151,7 +146,7 @@ def train(
         if before and config.step.precision == "auto":
             config = replace_nested(config, precision=before.step.precision)
         if before and ranks.all_gather(is_finished(config, folder))[0]:
-            if config.data != before.data:  # another text is refused
+            if (config.data, config.text) != (before.data, before.text):  # another text is refused
                 read_text(config, folder, ranks)
             ranks.say(f"{folder} is already finished; nothing is left to train.")
             return TrainedModel(folder, config.step.device)
@@ -168,10 +163,10 @@ def train(
             if resume:
                 state = restore_newest(folder, model, state, config, ranks)
             ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
-            tracking = Tracking(folder, name, asdict(config) | facts, dashboard, chosen(config))
+            tracking = Tracking(folder, name, asdict(config) | facts, dashboard)
             bar = Progress(
                 desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
-                unit_scale=True, disable=not ranks.first,
+                unit_scale=True, hidden=not ranks.first,
             )  # fmt: skip
             with tracking if ranks.first else nullcontext(), bar:
                 write = tracking.record if ranks.first else lambda record: None
@@ -193,13 +188,6 @@ def train(
     return TrainedModel(folder, config.step.device)
 
 
-def chosen(config: TrainConfig) -> list[str]:
-    """The dotted names of the settings that the user chose."""
-    usual = dict(flatten(asdict(TrainConfig())))
-    settings = flatten(asdict(config))
-    return [name for name, value in settings if name not in DERIVED and value != usual.get(name)]
-
-
 def evaluate(
     model: MemoryLM, tokenizer: Tokenizer, text: str | Sequence[str], *, streams: int = 16
 ) -> dict[str, float]:
@@ -210,8 +198,7 @@ def evaluate(
         tokenizer: Its tokenizer.
         text: A text; or several documents, each of which is read from an empty memory.
         streams: The number of parallel streams into which a text is cut. Each starts with an empty memory, so
-            fewer streams are stricter, and slower. Of documents, how many are read in parallel, which doesn't
-            change the result.
+            fewer are stricter, and slower. Of documents, how many are read in parallel, with the same result.
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;

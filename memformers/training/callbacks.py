@@ -25,26 +25,24 @@ from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_read
 from memformers.generation.generate import Sampling, continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
+from memformers.training.checkpoints import keep_best_and_newest, save_checkpoint
 from memformers.training.config import TrainConfig, config_as_saved
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import NotFiniteError, TrainingState
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
-OPENING_TOKENS = 4096
-"""The prompt of samples is looked for in this many tokens of the held-out text."""
+OPENING_TOKENS = 4096  # of the held-out text, in which the prompt of samples is looked for
 SAMPLE_SEED = 0
 EVALUATION_STREAMS = 16
-
 
 Measured = tuple[Evaluation, dict[str, float]]
 """An evaluation, and its loss in units that can be compared between tokenizers."""
 
 
 class Validation:
-    """The held-out text of ``text``: every evaluation of a training reads its first
-    ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all, or the
-    first ``config.final_tokens``. With several ``ranks``, each reads a part of the streams, or documents."""
+    """The held-out text: the evaluations of a training read its first ``evaluation_tokens`` tokens, in which
+    a document may be cut, and the last one all, or the first ``final_tokens``. With several ``ranks``, each
+    reads a part of the streams, or documents."""
 
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.tokenizer, self.ranks = text.tokenizer, ranks
@@ -53,11 +51,9 @@ class Validation:
         self.first = self._beginning(config.evaluation_tokens)
         self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
         self.predictable = len(self.tokens) - (len(self.documents) or 1)
-        """The number of tokens of the whole held-out text that can be predicted."""
 
     def _beginning(self, length: int) -> tuple[Ids, tuple[int, ...]]:
-        """The first ``length`` tokens, and the lengths of their documents; all where nothing can be
-        predicted."""
+        """The first ``length`` tokens and their documents; all where nothing could be predicted."""
         lengths = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), length), prepend=0)
         if max(lengths.tolist() or [length]) < 2:
             return self.tokens, tuple(self.documents.tolist())
@@ -106,22 +102,18 @@ class Callbacks:
         self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
         self.last_at = 0
-        """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
         self.environment = describe_environment(self.model.device)
-        self.shown = ""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
-        self.shown = f"{metrics['bits_per_character.train']:.3f} {self.unit}"
-        self.bar.show(self.shown, state.tokens)
+        self.bar.show(f"{metrics['bits_per_character.train']:.3f} {self.unit}", state.tokens)
 
     def evaluate(self, state: TrainingState) -> None:
-        """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
-        nothing is recorded."""
+        """Evaluate the held-out text, and show a sample; a signal ends it, and nothing is recorded."""
         began = time.perf_counter()
         with self.signals.at_once():
             evaluation, in_units = self._evaluation(final=False)
@@ -148,7 +140,7 @@ class Callbacks:
             state.evaluations_without_improvement += 1
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {glimpse}"
         self.bar.say(disp_trim(line, shutil.get_terminal_size().columns))
-        self.bar.show(self.shown)
+        self.bar.show(f"held out: {bits:.3f} {self.unit}")
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
@@ -160,19 +152,19 @@ class Callbacks:
             due = bool(self.ranks.highest(is_old))
         if due:
             self.save(state)
-        self.signals.check(self.ranks)
+        self.signals.check(self.ranks.highest)
 
     def save(self, state: TrainingState) -> None:
         state.read_losses(self.ranks)  # a checkpoint must not contain the weights after a bad step
         if (state.tokens, state.evaluations) == self.saved:
             return
-        about = About(
-            config=config_as_saved(self.config),
-            environment=self.environment,
-            records=state.records,
-            validation_loss=self.last[0].loss if self.last and self.last_at == state.tokens else None,
-            peak_memory_bytes=self._peak_memory(),
-        )
+        about = {
+            "config": config_as_saved(self.config),
+            "environment": self.environment,
+            "records": state.records,
+            "validation_loss": self.last[0].loss if self.last and self.last_at == state.tokens else None,
+            "peak_memory_bytes": self._peak_memory(),
+        }
         checkpoints = self.folder / CHECKPOINTS
         if self.ranks.first:
             sync(self.folder / METRICS)
@@ -233,7 +225,7 @@ class Callbacks:
 
     def _evaluation(self, final: bool) -> Measured:
         def progress(fraction: float) -> None:
-            self.signals.check(self.ranks)
+            self.signals.check(self.ranks.highest)
             self.bar.show(f"evaluating, {fraction:.0%}")
 
         return self.validation.evaluate(self.model, final, progress)
@@ -255,8 +247,7 @@ class Callbacks:
 
 
 def opening(text: str) -> str:
-    """The prompt of samples: the held-out ``text``, which may start within a line, up to the end of the first
-    line with a letter or digit, or the last part of that."""
+    """The ``text``, which may start within a line, to the end of its first line with a letter or digit."""
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]

@@ -1,26 +1,14 @@
-"""Checkpoints of a training: folders from which it resumes as if it had never stopped.
-
-checkpoints/000000204800/     named after the tokens seen
-  config.json, model.safetensors, tokenizer.json     the model, as from_pretrained takes it
-  optimizer.safetensors       the optimizers' state, each tensor under its parameter's name
-  memory.safetensors          memory and compressed memory of the streams, a tensor a layer
-  state.json                  steps, tokens, the streams' position, the sums of the next record
-  random.json                 random states of each process
-  training.json               the run's config, versions, the held-out loss
-  manifest.json               size and SHA-256 of each of these
-checkpoints/best              a link to the one of the lowest held-out loss
-
-Nothing in them is a pickle, and nothing is ever unpickled.
+"""Checkpoints of a training: folders, named after the tokens seen, from which it resumes as if it had never
+stopped; ``docs/checkpoints.md`` lists their files. Nothing is a pickle, and nothing is ever unpickled.
 """
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -39,33 +27,16 @@ from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import TrainingState, has_ended
-from memformers.training.optimizers import Muon, Optimizers
+from memformers.training.optimizers import Optimizers
 
-OPTIMIZER_STATE: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
-    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
-    Muon: ("momentum",),
-}
-"""The state of a parameter, zeros at first."""
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
 MAY_CHANGE_ON_RESUME = {
-    "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
-    "parallel", "accumulate", "activation_checkpointing",
+    "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
+    "keep_checkpoints", "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that affect results only by rounding. Of data, the content is compared. With dropout,
+"""Settings that affect results only by rounding. Of texts, the content is compared. With dropout,
 ``accumulate`` may not change, since the parts of a batch draw their own random numbers."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What a checkpoint records in addition to the state of the training."""
-
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    records: int
-    validation_loss: float | None
-    """In nats per token; None if there was no evaluation."""
-    peak_memory_bytes: int | None = None
 
 
 def save_checkpoint(
@@ -73,11 +44,10 @@ def save_checkpoint(
     model: MemoryLM,
     tokenizer: Tokenizer,
     state: TrainingState,
-    about: About,
+    about: dict[str, Any],
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint, which appears as ``folder`` when it is complete and on the disk. All ``ranks`` must
-    call this."""
+    """Write a checkpoint, which appears whole. All ``ranks`` must call this."""
     assert not state.unread  # nobody knows whether these steps were finite
     memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
     randomness = ranks.all_gather(random_states())
@@ -85,7 +55,9 @@ def save_checkpoint(
         return
     with files.atomic_dir(folder) as temporary:
         model.save_pretrained(temporary)
-        save_tensors(optimizer_tensors(model, state.optimizers), temporary / OPTIMIZER)
+        states = optimizer_states(model, state.optimizers).items()
+        tensors = {f"{name}/{key}": x for name, of in states for key, x in of.items()}
+        save_tensors(tensors, temporary / OPTIMIZER)
         save_tensors(memory, temporary / MEMORY)
         save_tokenizer(tokenizer, temporary)
         elsewhere = ("optimizers", "memory", "unread", "records", "peak_memory_bytes")
@@ -99,64 +71,47 @@ def read_checkpoint(
     folder: Path,
     model: MemoryLM,
     optimizers: Optimizers,
-    batch_size: int,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Read the checkpoint in ``folder`` into ``model``, the ``optimizers`` and the random states; returns its
-    state, with the memory of this rank's part of ``batch_size`` streams. UserError if it can't be used."""
+    state. UserError if it can't be used; what its manifest lists is as it was written, and not checked."""
     files.check_manifest(folder)
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
-    try:
-        weights, averages, memory_data = (load_file(folder / n) for n in (WEIGHTS, OPTIMIZER, MEMORY))
-    except SafetensorError as error:
-        raise UserError(f"{folder} can't be read: {error}") from None
-    stored = weights | averages
-    tensors = {**model.state_dict(), **optimizer_tensors(model, optimizers)}
-    want, got = ({name: tuple(x.shape) for name, x in of.items()} for of in (tensors, stored))
-    if wrong := sorted(name for name in {*want, *got} if want.get(name) != got.get(name)):
-        name = wrong[0]
-        raise UserError(
-            f"{folder} belongs to another model: expected {name} to be {want.get(name)}, got {got.get(name)}."
-        )
-    try:
-        memory = memory_from_tensors(memory_data, model.config.n_layers)
-        memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
-        model.check_memory(memory, batch_size // ranks.size)
-    except (ValueError, IndexError) as error:
-        raise UserError(f"the memory in {folder} can't be used: {error}") from None
+    weights, averages, memory_data = (load_file(folder / n) for n in (WEIGHTS, OPTIMIZER, MEMORY))
+    memory = memory_from_tensors(memory_data, model.config.n_layers)
+    memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
     numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": memory}
     state = config_from_dict(TrainingState, numbers, str(folder / STATE))
-    randomness = read_json(folder / RANDOM, {"ranks": list[dict[str, Any]]})["ranks"]
+    randomness = read_json(folder / RANDOM)["ranks"]
     if len(randomness) != ranks.size and (model.config.dropout or not randomness):
         raise UserError(
             f"{folder / RANDOM} was made by {len(randomness)} processes, now there are {ranks.size}; with "
             f"dropout={model.config.dropout}, each draws its own numbers, so start {len(randomness)}."
         )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(stored[name])
-    set_random_states(randomness[ranks.rank if len(randomness) == ranks.size else 0])
+    model.load_state_dict(weights)
+    averages_of = optimizer_states(model, optimizers)
+    for name, tensor in averages.items():
+        parameter, _, key = name.rpartition("/")
+        averages_of[parameter][key] = tensor.to(model.device)
+    states = randomness[ranks.rank if len(randomness) == ranks.size else 0]
+    cpu, *gpus = (
+        torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
+        for digits in (states["torch"], *states["cuda"])
+    )
+    torch.set_rng_state(cpu)
+    if len(gpus) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(gpus)
     return state
 
 
-def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """The tensors of the optimizers as ``parameter/name``, zeros for a parameter that had no gradient yet."""
+def optimizer_states(model: nn.Module, optimizers: Optimizers) -> dict[str, dict[str, Tensor]]:
+    """The state of each parameter that learns, by its name; empty before its first gradient."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if parameter not in of:  # it doesn't learn
-            continue
-        state = of[parameter].state[parameter]
-        for key in () if state else OPTIMIZER_STATE[type(of[parameter])]:
-            scalar = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state[key] = scalar if key == "step" else torch.zeros_like(parameter)
-        tensors |= {f"{name}/{key}": tensor for key, tensor in state.items()}
-    return tensors
+    return {name: of[p].state[p] for name, p in model.named_parameters() if p in of}
 
 
 def random_states() -> dict[str, Any]:
-    """PyTorch's random states, on the CPU and on every GPU."""
     gpus = torch.cuda.get_rng_state_all()
     return {
         "torch": bytes(torch.get_rng_state().tolist()).hex(),
@@ -164,32 +119,18 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """Restore [`random_states`][], those of GPUs only where their number is the same."""
-    try:
-        cpu, *gpus = (
-            torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
-            for digits in (states["torch"], *states["cuda"])
-        )
-        torch.set_rng_state(cpu)
-        if len(gpus) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(gpus)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the random states can't be used: {error!r}") from None
-
-
-def read_about(folder: Path) -> About:
+def read_about(folder: Path) -> dict[str, Any]:
     files.check_manifest(folder, (ABOUT,))
-    return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
+    return read_json(folder / ABOUT)
 
 
 def keep_best_and_newest(parent: Path, newest: int) -> None:
-    """Link to the best checkpoint in ``parent``, if the file system has links, and delete all others but the
-    ``newest`` ones."""
+    """Link to the best checkpoint in ``parent``, if the file system has links; delete all others but the
+    ``newest``."""
     folders, losses = numbered(parent), {}
     for folder in folders:
         with contextlib.suppress(ValueError):
-            if (loss := read_about(folder).validation_loss) is not None:
+            if (loss := read_about(folder)["validation_loss"]) is not None:
                 losses[folder] = loss
     if best := min(losses, key=losses.__getitem__, default=None):
         temporary, link = parent / f"{files.UNFINISHED}{BEST}", parent / BEST
@@ -213,7 +154,6 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
-    """Raise UserError for another ``config`` than that of the run in ``folder``, if there is one."""
     if not (folder / CONFIG).exists():
         return
     before = read_train_config(folder)
@@ -227,11 +167,10 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The settings in which two configs would train differently, in words; empty if there are none."""
+    """The settings in which two configs would train differently, in words."""
     # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
-    usual, old, new = (
-        dict(flatten(json.loads(json.dumps(config)))) for config in (asdict(TrainConfig()), before, now)
-    )
+    configs = (asdict(TrainConfig()), before, now)
+    usual, old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in configs)
     old = {name: value for name, value in usual.items() if name in new} | old
     may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
@@ -267,21 +206,21 @@ def restore_newest(
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
-    """Read the newest usable checkpoint of ``folder``, a run of this ``config`` and text, into ``model`` and
-    the optimizers of ``state``; returns its state. Later records are removed. Without any checkpoint, the
-    training starts from the beginning; where none can be used, or one can't be read now, nothing changes."""
+    """Read the newest usable checkpoint of ``folder``, if there is one, into ``model`` and the optimizers of
+    ``state``; returns its state. Later records are removed. If none can be used, nothing changes."""
     checkpoints = folder / CHECKPOINTS
 
     def read(path: Path) -> TrainingState:
-        restored = read_checkpoint(path, model, state.optimizers, config.batch_size, ranks)
+        restored = read_checkpoint(path, model, state.optimizers, ranks)
         about = read_about(path)
-        restored.records, restored.peak_memory_bytes = about.records, about.peak_memory_bytes or 0
-        made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
+        restored.records, restored.peak_memory_bytes = about["records"], about["peak_memory_bytes"] or 0
+        made_with = config_from_dict(TrainConfig, about["config"], str(path / ABOUT))
         if made_with.tokens != config.tokens:
             if not has_ended(restored, made_with):
                 raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
             if restored.tokens < config.tokens:
-                restored.extend()
+                restored.extended_at, restored.evaluations = restored.tokens, 0
+                restored.lowest_loss, restored.evaluations_without_improvement = None, 0
         return restored
 
     ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
@@ -309,7 +248,7 @@ def restore_newest(
 
 
 def cut_metrics(folder: Path, records: int) -> int:
-    """Keep the first ``records`` lines of a run's metrics; returns how many there are."""
+    """Keep the first ``records`` lines of a run's metrics; returns their number."""
     path = folder / METRICS
     if not path.exists():
         return 0

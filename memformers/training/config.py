@@ -286,35 +286,14 @@ def config_as_saved(config: TrainConfig) -> dict[str, Any]:
     return asdict(replace(config, tokenizer=TOKENIZER) if from_file else config)
 
 
-@dataclass(frozen=True)
-class Preset:
-    """The training of one row of a paper's table, as near as this library comes to it: a file of the folder
-    ``presets``. Attention probabilities are dropped at the rate of all other activations, and every layer has
-    its own u and v."""
-
-    source: str
-    assumed: str
-    """Which settings are not published, and where these are from; empty if there are none."""
-    reaches: str
-    """What the paper reports."""
-    parameters: int | None
-    """In millions, in the paper's table; None if it has none."""
-    vocab_size: int
-    """Of its corpus, which a training counts itself."""
-    settings: dict[str, Any]
-    """Those that differ from a training's defaults, as ``config.json`` has them."""
-
-    @property
-    def config(self) -> TrainConfig:
-        """The training, before its text is known."""
-        return config_from_dict(TrainConfig, self.settings, "a preset")
-
-
 def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.json"))
 
 
-def read_preset(name: str) -> Preset:
+def read_preset(name: str) -> dict[str, Any]:
+    """The training of one row of a paper's table: its ``config``, and what ``presets/`` says of it. Attention
+    drops probabilities at the rate of all other activations, and every layer has its own u and v."""
     if name not in (known := preset_names()):
         raise UserError(f"preset={name!r} is unknown; use one of {', '.join(known)}.")
-    return config_from_dict(Preset, read_json(PRESETS / f"{name}.json"), name)
+    preset = read_json(PRESETS / f"{name}.json")
+    return preset | {"config": config_from_dict(TrainConfig, preset["settings"], name)}

@@ -94,8 +94,7 @@ SINGLE_PROCESS = Distributed()
 
 @contextmanager
 def process_group(config: TrainConfig) -> Iterator[Distributed]:
-    """A block in which the processes that torchrun started, if it did, train together as ``config`` says;
-    OSError where another process has ended."""
+    """A block in which the processes that torchrun started train together; OSError if another has ended."""
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     parts, device = size * config.step.accumulate, config.step.device
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
@@ -134,8 +133,8 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
 
 
 def end_rank() -> None:
-    """End this process with exit code 0, if torchrun started it. PyTorch 2.13 holds gloo's threads until
-    Python ends, whose own end now and then aborts a process that has such threads."""
+    """End a process of torchrun's with exit code 0. PyTorch 2.13 holds gloo's threads until Python ends, and
+    its end now and then aborts a process that has such threads."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

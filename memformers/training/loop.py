@@ -41,7 +41,6 @@ class Window:
     tokens: int = 0
     compressions: int = 0
     compression_grads: int = 0
-    """Steps in which the compression functions had a gradient."""
     loss: float = 0.0
     reconstruction_loss: float = 0.0
     grad_norm: float = 0.0
@@ -70,7 +69,6 @@ class TrainingState(Checked):
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     memory: Memory = field(default_factory=lambda: Memory(()))
-    """The memory that the streams' next segments read."""
     epoch: NonNegativeInt = 0
     """How many times the text has been read before."""
     position: NonNegativeInt = 0
@@ -85,29 +83,22 @@ class TrainingState(Checked):
     extended_at: NonNegativeInt = 0
     """How many tokens had been read when a finished training was extended; 0 if it never was."""
     evaluations: NonNegativeInt = 0
-    """Since then."""
     lowest_loss: float | None = None
     """Of these evaluations, in nats per token."""
     evaluations_without_improvement: NonNegativeInt = 0
     records: NonNegativeInt = 0
-    """How many lines of metrics are written."""
     peak_memory_bytes: NonNegativeInt = 0
     """Of any process that has trained this."""
     window: Window = field(default_factory=Window)
     unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
-    def extend(self) -> None:
-        self.extended_at, self.evaluations = self.tokens, 0
-        self.lowest_loss, self.evaluations_without_improvement = None, 0
-
     @property
     def progress(self) -> dict[str, float]:
         return {n: getattr(self, n) for n in ("step", "tokens", "seconds", "evaluation_seconds")}
 
     def read_losses(self, ranks: Distributed = SINGLE_PROCESS) -> None:
-        """Add the newest steps' losses, over all ``ranks``, to the window; this waits for the device. Raises
-        [`NotFiniteError`][] if one of them is not finite: the weights can't be used any more."""
+        """Add the newest steps' losses, over all ``ranks``, to the window; this waits for the device."""
         if not self.unread:
             return
         of_parts, norms = (torch.stack(column).cpu().double() for column in zip(*self.unread, strict=True))
@@ -144,10 +135,9 @@ def train_steps(
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
-    ``maybe_checkpoint`` is called before each step and may stop the training by raising an exception. With a
-    ``state`` from an earlier call, ``segments`` must begin at its position. With several ``ranks``, each gets
-    the segments of all streams. Raises [`NotFiniteError`][] at the first record, evaluation or checkpoint
-    after a step that diverged.
+    ``maybe_checkpoint`` is called before each step and may end the training by an exception. ``segments``, of
+    the streams of all ``ranks``, must begin at the position of ``state``. Raises [`NotFiniteError`][] at the
+    first record, evaluation or checkpoint after a step that diverged.
     """
     config = with_precision(config, model.device, ranks)
     state = state or TrainingState(build_optimizers(model, config))
@@ -193,9 +183,8 @@ def train_step(
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Learn from this rank's part of a ``segment``, in ``config.step.accumulate`` parts, one after the other.
-    Every prediction of all parts and ranks has the same weight in the loss, and every part the same in the
-    auxiliary loss."""
+    """Learn from this rank's part of a ``segment``, in ``accumulate`` parts, one after the other. All
+    predictions have the same weight in the loss, and all parts the same in the auxiliary loss."""
     device, parts = next(model.parameters()).device, config.step.accumulate
     tensors = [x for x in (segment.inputs, segment.targets, segment.doc_starts) if x is not None]
     if ranks.size > 1:
@@ -239,9 +228,8 @@ def train_step(
 
 
 def clip(model: MemoryLM, max_norm: float) -> Tensor:
-    """Scale two gradients down to ``max_norm``, each on its own: that of the compression functions, which
-    learn from the reconstruction loss, and that of all other parameters. Returns the norms ``[2]`` before,
-    that of the other parameters first; 0 for compression functions without a gradient."""
+    """Scale the gradients of the compression functions, which learn from another loss, and of all other
+    parameters, each down to ``max_norm``. Returns their norms ``[2]`` before, the compressions' last."""
     f_c = dict.fromkeys(p for compress in model.transformer.compressions for p in compress.parameters())
     others = [p for p in model.parameters() if p not in f_c]
     norm = nn.utils.clip_grad_norm_(others, max_norm)
@@ -250,8 +238,8 @@ def clip(model: MemoryLM, max_norm: float) -> Tensor:
 
 
 def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:
-    """``memory`` with only the newest keys of each layer, at most the fraction ``share`` of those that its
-    ``sizes`` allow: first positions, in whole slots, then slots, which are older."""
+    """``memory`` with only the newest ``share`` of the keys that the ``sizes`` of each layer allow: first
+    positions, in whole slots, then slots, which are older."""
 
     def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
         pairs = zip(tensors, lengths, strict=bool(tensors))

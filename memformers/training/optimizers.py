@@ -22,9 +22,8 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
-    """AdamW for all parameters; or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW
-    for the others: vocabulary, positions, biases, norms and compression functions. Weight decay applies only
-    to the weights of linear maps and convolutions."""
+    """AdamW, or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW for all others. Only
+    the weights of linear maps and convolutions decay."""
     learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)
     muon: dict[Tensor, None] = {}
     if config.optim.optimizer == "muon":

@@ -43,8 +43,7 @@ TRAINING = threading.Lock()
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
-    """A block that trains, after which the random states are as before; UserError where another thread
-    trains, which would draw from the same ones."""
+    """A block that trains, after which the random states are as before; UserError where another one runs."""
     if not TRAINING.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
     try:
@@ -66,7 +65,7 @@ def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
 def with_init(
     config: TrainConfig, init: MemoryLM | str | Path | None, folder: Path, ranks: Distributed
 ) -> tuple[TrainConfig, MemoryLM | None]:
-    """``config`` with the network and the tokenizer of the initial weights, and their model, if any."""
+    """``config`` with the network and the tokenizer of the initial weights, and their model."""
     if init is None:
         return config, None
     model, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
@@ -92,8 +91,8 @@ def with_init(
 
 
 def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
-    """The model and the tokenizer in a folder, or of the package by its name. Lengths without use, which the
-    arms of an experiment share, are at their defaults."""
+    """The model and the tokenizer in a folder, or of the package by its name; lengths without use are at
+    their defaults."""
     is_packaged, cpu = name in packaged_names() and not Path(name).exists(), torch.device("cpu")
     model, tokenizer = load_packaged(name, cpu) if is_packaged else load_checkpoint(user_path(name), cpu)
     settings = (f for f in fields(model.config) if f.name in SHARED_SETTINGS)
@@ -120,7 +119,7 @@ def find_text(config: TrainConfig) -> TokenDataset:
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on, checked. A tokenizer that was not made from it is kept in ``folder``."""
+    """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
     text = ranks.rank_zero_first(lambda: find_text(config))
     source, tokenizer = text.info.source, text.info.tokenizer
     ranks.check_alike(

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from memformers.common.command_line import cli_errors, command_as_given, parse_arguments, whole_number
+from memformers.common.command_line import cli_errors, command_as_given, parse_arguments
 from memformers.common.fields import Checked, Count
 from memformers.common.text import UserError
 from tests.processes import ended, start
@@ -97,7 +97,6 @@ def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any
     assert parse_arguments(Outer, ["--color", "red"], default=made).inner.width == 15
     for words in (["64", "64", "832"], ["64,64,832"]):
         assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)
-    assert whole_number("9007199254740993e0") == 9007199254740993, "which no float is"
     with pytest.raises(UserError, match=r"width=0; the default is 3\.$"):
         parse_arguments(Outer, ["--width", "0"])
 

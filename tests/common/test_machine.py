@@ -13,7 +13,7 @@ from memformers.common.text import UserError
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("meta", "no numbers"), ("xla", "doesn't have it"), ("hpu", "No module"), ("warp", "Expected one of"),
+    [("meta", "on meta tensors"), ("xla", "'XLA' backend"), ("hpu", "No module"), ("warp", "Expected one of"),
      ("", "empty")],
 )  # fmt: skip
 def test_a_device_that_holds_no_numbers_here_is_one_line_that_says_what_to_do(name, reason):

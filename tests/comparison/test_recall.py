@@ -138,7 +138,7 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
     with pytest.raises(UserError, match="has finished, so there is nothing"):
         write_report(folder)
     (folder / "experiment.json").unlink()
-    with pytest.raises(UserError, match=r"name the folder of that, which has experiment\.json"):
+    with pytest.raises(UserError, match=r"name the folder with its experiment\.json"):
         write_report(folder)
 
 

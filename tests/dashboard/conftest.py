@@ -2,6 +2,7 @@
 
 import json
 import threading
+import urllib.request
 from array import array
 from base64 import b64decode
 from pathlib import Path
@@ -15,7 +16,6 @@ pytest.importorskip("labml_app", reason="the dashboard's extra is not installed"
 import uvicorn
 
 from memformers.common.files import write_json
-from memformers.common.network import ask_json
 from memformers.dashboard.labml import use_records
 from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
@@ -49,7 +49,10 @@ class Client:
         return int(self.url.rpartition(":")[2])
 
     def ask(self, path, question=None):
-        return ask_json(self.url + path, 20.0, question)
+        body = None if question is None else json.dumps(question).encode()
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20.0) as answer:
+            return json.load(answer)
 
     def runs(self):
         return self.ask("/api/v1/runs/null")["runs"]

@@ -215,10 +215,8 @@ def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
     plan_runs(runs_of(MODELS, [0]), folder)
     with DashboardHere(tmp_path / "records") as dashboard:
         for model in MODELS:
-            given = ["model.mem_len", "model.d_model"]
-            with Tracking(
-                folder / model, model, settings, discovery.api_address(dashboard.url), given
-            ) as tracking:
+            api = discovery.api_address(dashboard.url)
+            with Tracking(folder / model, model, settings, api) as tracking:
                 for step in range(1, 31):
                     tracking.record({"tokens": 100 * step, "loss.train": math.exp(-step / 9)})
                 for step in (10, 20, 30):

@@ -12,10 +12,9 @@ import pytest
 from labml_db import Key
 
 from memformers.common.text import UserError
-from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.labml import from_text, to_text, use_records
 from memformers.dashboard.pages import bring_in
-from memformers.runs.folder import read_card, read_metrics, runs_of
+from memformers.runs.folder import read_card, read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announce, api_address, comparison_id, sent_to
 from memformers.tracking.recorder import Tracking
@@ -71,7 +70,7 @@ def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to
     with command(folder, "--host", "0.0.0.0", end=signal.SIGINT) as dashboard:
         assert sent_to("auto") == api_address(dashboard.url)
         settings = {"model": {"mem_len": 7, "dropout": 0.0}}
-        with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
+        with Tracking(tmp_path, "my-model", settings) as tracking:
             (listed,) = answered(dashboard.runs)
             page = f"{dashboard.url}/comparisons/{comparison_id(tmp_path)}"
             assert capsys.readouterr().out == f"dashboard: {page}\n"
@@ -82,9 +81,8 @@ def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to
         assert listed["run_status"]["status"] == "completed"
         data = dashboard.ask(f"/api/v1/run/{listed['run_uuid']}")
         assert (data["is_claimed"], data["is_project_run"]) == (True, True)
-        mem_len, dropout = data["configs"]
+        (mem_len, _) = data["configs"]
         assert {"key": "mem_len", "value": 7, "is_explicitly_specified": True}.items() <= mem_len.items()
-        assert not dropout["is_explicitly_specified"]
         second = run("dashboard", "--folder", folder, "--port", 0)
         assert second.said(f"belongs to the dashboard that runs at {dashboard.url}")
         assert len(second.err.splitlines()) == 1
@@ -154,18 +152,13 @@ def test_a_long_run_with_many_metrics_is_imported_within_what_a_request_may_hold
         assert dashboard.curve(run, "loss.valid") == expected(folder, "loss.valid")
 
 
-def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(quick_runs, tmp_path):
-    plan_runs(runs_of(["a", "b"], [0]), tmp_path)
-    ids = {name: read_card(tmp_path / name).run for name in "ab"}
+def test_records_that_are_closer_than_the_first_two_are_kept(quick_runs, tmp_path):
+    with Tracking(tmp_path, "run", {}, "off") as tracking:
+        for step in (100, 300, 490, 500):
+            tracking.record({"tokens": step, "loss.valid": float(step)})
     with DashboardHere(tmp_path / "records") as dashboard:
-        for name, names, bases in (("a", "a", [""]), ("b", "ab", [ids["b"], ids["a"]])):
-            with Tracking(tmp_path / name, name, {}, "off") as tracking:
-                for step in (100, 300, 490, 500):  # the last two are closer than the first two
-                    tracking.record({"tokens": step, "loss.valid": float(step)})
-            bring_in([tmp_path / name], dashboard.url)
-            assert dashboard.curve(ids[name], "loss.valid") == expected(tmp_path / name, "loss.valid")
-            asked = [dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in names]
-            assert [preferences["base_experiment"] for preferences in asked] == bases
+        bring_in([tmp_path], dashboard.url)
+        assert dashboard.curve(read_card(tmp_path).run, "loss.valid") == expected(tmp_path, "loss.valid")
 
 
 @pytest.mark.parametrize(

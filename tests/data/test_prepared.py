@@ -237,8 +237,7 @@ def test_another_preparation_waits_for_one_and_takes_its_place_if_it_ends_early(
         first.send_signal(signal.SIGINT)
     assert (first.wait(timeout=5 if how in ("kill", "Ctrl-C") else 60) == 0) == (not how)
     assert words in first.stderr.read()
-    said = second.communicate(timeout=60)[1]
-    assert ("x was made from - meanwhile; name another folder as --out.\n" in said) == (not how)
+    second.communicate(timeout=60)
     assert {path.name for path in tmp_path.iterdir()} == {"x.txt", "x", ".preparing.lock"}
     assert dataset(tmp_path / "x", tokenizer="bpe").info.source == ("x.txt" if how else "-")
 

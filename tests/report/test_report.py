@@ -148,7 +148,7 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_
 def test_a_report_replaces_an_earlier_one_and_no_file_of_the_user(name, tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4]})
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UserError, match=f"{re.escape(name)} that no report wrote"):
+    with pytest.raises(UserError, match=f"{re.escape(name)} that memformers didn't write"):
         write_report(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
     assert not (tmp_path / "figures").exists()

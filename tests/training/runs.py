@@ -20,7 +20,7 @@ from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training import api
-from memformers.training.checkpoints import About, save_checkpoint
+from memformers.training.checkpoints import save_checkpoint
 from memformers.training.loop import train_steps
 from memformers.training.run import build_model, spec_of
 from tests.builders import small_training
@@ -71,9 +71,10 @@ def letters():
     return CharacterTokenizer("".join(map(chr, range(256))))
 
 
-def about(**changes: Any) -> About:
+def about(**changes: Any) -> dict[str, Any]:
     """What a checkpoint says of itself, of no run in particular."""
-    return About(**({"config": {}, "environment": {}, "records": 0, "validation_loss": None} | changes))
+    facts = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
+    return facts | {"peak_memory_bytes": 0} | changes
 
 
 CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)

@@ -7,12 +7,9 @@ from torch import nn
 from memformers.common.fields import replace_nested
 from memformers.models.language_model import MemoryLM
 from memformers.training.optimizers import (
-    COEFFICIENTS,
-    STEPS,
     Muon,
     build_optimizers,
     learning_rate_schedule,
-    orthogonalized,
 )
 from tests.builders import MODELS, small_training
 
@@ -28,17 +25,6 @@ def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
     found = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
     assert found == pytest.approx([0, *parts, parts[-1]])
     assert learning_rate_schedule(replace_nested(config, warmup=0.0), 1_000)(0) == 1.0
-
-
-def test_orthogonalizing_applies_the_quintic_to_the_singular_values_and_leaves_zeros():
-    for shape in ((3, 5, 7), (2, 7, 5), (1, 4, 4), (2, 1, 6)):
-        matrices = torch.randn(shape, dtype=torch.float64)
-        u, sigma, v = torch.linalg.svd(matrices, full_matrices=False)
-        (a, b, c), x = COEFFICIENTS, sigma / sigma.norm(dim=1, keepdim=True)
-        for _ in range(STEPS):
-            x = a * x + b * x**3 + c * x**5
-        torch.testing.assert_close(orthogonalized(matrices), u @ (x[:, :, None] * v), rtol=1e-9, atol=1e-9)
-    assert not orthogonalized(torch.zeros(2, 3, 5)).any()
 
 
 def steps_of(optimizer, weights, count=4):
@@ -84,14 +70,3 @@ def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps
     assert decaying | others == set(names.values()) - muon
     assert decaying == {n for n in names.values() if n == "head.weight" or n.endswith("compress.conv.weight")}
     assert "embed.weight" in others
-
-
-def test_adamw_takes_the_linear_maps_of_a_users_own_compression_function():
-    config = small_training(model="compressive")
-    lm = MemoryLM(config.model)
-    for layer in lm.transformer.layers:
-        layer.compress = nn.Linear(config.model.d_model, config.model.d_model)
-    adamw, muon = ({id(p) for g in o.param_groups for p in g["params"]} for o in build_optimizers(lm, config))
-    own = {id(layer.compress.weight) for layer in lm.transformer.layers}
-    assert muon
-    assert own <= adamw - muon

@@ -193,28 +193,15 @@ def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_t
                 with_vocabulary(config, 53)
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(hidden, capsys):
-    with Progress(total=1000, disable=hidden, mininterval=0) as bar:
-        for step in range(1, 101):
-            bar.show("loss 2.5", 10 * step)
-            bar.show("evaluating, 50%")
-        bar.show("loss 2.5", 1010)
-        assert bar.n <= 1000, "the last step goes beyond"
-        bar.say("a line")
-    lines = capsys.readouterr().err.splitlines()
-    tenths = [str(n) for n in range(10, 101, 10)]
-    assert [line.partition("%")[0] for line in lines] == [*tenths, "a line"] * (not hidden)
-
-
-def test_a_notebook_shows_progress_as_output_and_not_as_errors(capsys, monkeypatch):
+def test_a_log_gets_only_what_is_said_and_a_notebook_has_it_as_output_and_not_as_errors(capsys, monkeypatch):
     kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
-    monkeypatch.setattr(sys, "stderr", errors := kind())
-    with Progress(total=10, mininterval=0) as bar:
-        bar.show("loss 2.5", 5)
-        bar.say("a line")
-    assert errors.getvalue() == ""
-    assert capsys.readouterr().out.splitlines()[-1] == "a line"
+    for notebook in (False, True):
+        monkeypatch.setattr(sys, "stderr", kind() if notebook else sys.stderr)
+        for hidden in (True, False):
+            with Progress(hidden, total=10, mininterval=0) as bar:
+                bar.show("loss 2.5", 5)
+                bar.say("a line")
+        assert capsys.readouterr() == (("a line\n", "") if notebook else ("", "a line\n"))
 
 
 @pytest.mark.parametrize(

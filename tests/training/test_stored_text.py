@@ -1,7 +1,6 @@
 """Trainings on folders of tokens, and on words and subwords."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,29 +62,6 @@ def test_a_training_on_tokens_from_the_disk_is_that_on_the_text(text, tmp_path, 
     assert found(train_run(config, tmp_path / "large", resume=True)) == found(direct)
     kept = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
     assert len(kept) == 1, "prepared once"
-
-
-@pytest.mark.parametrize("separator", ["\n\n", ""])
-def test_a_text_is_evaluated_alike_in_memory_and_on_the_disk(separator, text, tmp_path, monkeypatch):
-    config, held_out = config_on(text, tokenizer="bpe", tokens=64), tmp_path / "held_out.txt"
-    run = train_run(replace(config, model=replace(config.model, vocab_size=300)), tmp_path / "run")
-    held_out.write_text(SHORT[-1000:].lstrip() + "naïve")
-
-    def evaluated(source):
-        given = ["--document-separator", separator] * (source == held_out)
-        numbers = evaluate(run, tmp_path / "out", "--text", source, *given)
-        for document in numbers.get("documents", ()):
-            del document["name"]
-        return numbers
-
-    in_memory = evaluated(held_out)
-    assert in_memory["bits_per_byte"] > 0
-    assert ("documents" in in_memory) == bool(separator)
-    monkeypatch.setattr(tokenize_corpus, "BIG", 0)
-    assert evaluated(held_out) == in_memory
-    other = prepare(CorpusSpec(str(held_out)), tmp_path / "other")
-    with pytest.raises(UserError, match="another tokenizer"):
-        evaluated(other)
 
 
 @pytest.mark.parametrize(
