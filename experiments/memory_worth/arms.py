@@ -2,8 +2,10 @@
 
 from dataclasses import asdict, replace
 
+from experiments.memories.selective import Selective
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.text import MEMORIES
+from memformers.models.registry import name_of
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
@@ -63,4 +65,29 @@ VARIANTS = listed({
                        "xl-256"),
 })  # fmt: skip
 """One setting changed, with the same number of keys over all layers."""
-ALL = {**KINDS, **LAST, **VARIANTS}
+HALVES = {
+    "selective": ("that are like no newer one", f"model={name_of(Selective)}"),
+    "slots": ("slots", "model=compressive"),
+    "means": ("means", "model=compressive compression=mean"),
+}
+
+
+def last_layer(keys: int, halves: tuple[str, ...] = tuple(HALVES)) -> dict[str, Arm]:
+    """Arms whose last layer has so many keys, all newest or half of them of a kind, with and without a token
+    shift; other layers have 64 positions."""
+    n, found = keys // 2, {f"last-{keys}": (f"last layer: {keys} newest", f"{XL}=[64,64,64,{keys}]")}
+    for kind in halves:
+        label, model = HALVES[kind]
+        lengths = f"mem_len=[64,64,64,{n}] c_mem_len=[0,0,0,{n}]"
+        found[f"last-{n}-{kind}"] = (f"last layer: {n} newest, {n} {label}", f"{model} {lengths}")
+    return listed({
+        f"{name}{'-shift' * shift}": (
+            label + ", token shift" * shift, settings + " token_shift=true" * shift,
+            name if shift else "" if name == f"last-{keys}" else f"last-{keys}",
+        )
+        for name, (label, settings) in found.items() for shift in (0, 1)
+    })  # fmt: skip
+
+
+SHIFTED = listed({"xl-256-shift": ("256 positions, token shift", f"{POSITIONS} token_shift=true", "xl-256")})
+ALL = {**KINDS, **LAST, **last_layer(256), **last_layer(832, ("selective",)), **SHIFTED, **VARIANTS}
