@@ -1,8 +1,7 @@
 """The Compressive Transformer's ablation (Rae et al. 2020), on a text and on a stream with known answers:
 compression functions, and what they learn from.
 
-Run it with ``make ablation`` or ``python -m experiments.ablation``. Each arm is trained from each seed on
-both tasks; only the memory differs.
+Run it with ``make ablation`` or ``python -m experiments.ablation``.
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,7 @@ from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
-"""The training of each arm on the text, without its memory; slots are there from the first steps on."""
+TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)  # slots are there from the first steps
 RECALL_TOKENS = 1_000_000
 ROWS = {
     "transformer-xl": ("Transformer-XL, equal keys", None),
@@ -44,14 +42,12 @@ ROWS = {
     "upper-half": ("conv., upper layers only", None),
     "gated": ("conv., attention, gated", None),
 }
-"""The arms by their names, in the paper's order: the label, and the paper's bits per character on enwik8, if
-it has this arm (Rae et al. 2020, arXiv 1911.05507)."""
+"""The arms in the paper's order: the label, and the paper's bits per character on enwik8, if it has it."""
 PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits)
 
 
 def arms_of(model: ModelConfig) -> list[Arm]:
-    """The arms with the lengths of ``model``, with two exceptions: Transformer-XL has equal keys in its
-    memory alone, and the one with slots only in the upper half of the layers has half the slots."""
+    """With the lengths of ``model``; Transformer-XL has equal keys, slots in half the layers are half."""
     arms = [
         *paper_ablation(model),
         xl("transformer-xl", keys_of_layers(model)),

@@ -1,5 +1,4 @@
-"""An experiment as a list of arms: the command that trains each of them on each task, and the report of all
-tasks: a table of means, one of differences between rivals, and a figure."""
+"""An experiment as a list of arms: the command that trains each of them on each task, and their report."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,39 +25,33 @@ from memformers.report.sections import costs_table, facts_of, facts_table, warni
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
 from memformers.runs.reader import Run, read_runs
 
-QUICK_TOKENS = 16_384
-"""Tokens of each training run with --quick."""
+QUICK_TOKENS = 16_384  # of each training run with --quick
 METHOD = (
     "± is half the width of a 95 % interval over seeds, by Student's t. Differences are paired by seed; one "
     "whose interval contains zero is grey. By chance, one interval in twenty leaves out zero. The report of "
     "each task, with its settings and curves, is in the folder of its name."
 )
-COSTS = {
+COSTS = {  # by their names in the report's table, and in a run's facts
     "keys per layer, without the segment's": "keys", "state per stream": "state_bytes",
     "attention operations per token": "attention_operations", "parameters": "parameters",
 }  # fmt: skip
-"""What a memory costs, by the names of the report's table, and as a run's facts name it."""
-Tasks = Mapping[str, Sequence[ArmRuns]]
-"""The arms of each task that has begun, by its name."""
+Tasks = Mapping[str, Sequence[ArmRuns]]  # the arms of each task that has begun
 
 
 def write_rows(path: Path, data: Mapping[str, Any]) -> None:
-    """Write ``data`` as JSON with a line for each element of a list in it, and for each other value."""
+    """Write ``data`` as JSON with a line for each value and for each element of a list."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=plain)
 
-    values = {
-        k: "[\n" + ",\n".join(map(line, v)) + "\n]" if isinstance(v, list) else line(v)
-        for k, v in data.items()
-    }
-    write_text(path, "{\n" + ",\n".join(f"{line(key)}: {value}" for key, value in values.items()) + "\n}\n")
+    lists = {k: "[\n" + ",\n".join(map(line, v)) + "\n]" for k, v in data.items() if isinstance(v, list)}
+    values = [f"{line(key)}: {lists.get(key) or line(value)}" for key, value in data.items()]
+    write_text(path, "{\n" + ",\n".join(values) + "\n}\n")
 
 
 @dataclass(frozen=True)
 class Column:
-    name: str
-    """In the tables and in the files of results; no other column of the experiment has it."""
+    name: str  # which no other column of the experiment has
     measure: Measure
     arms: Sequence[ArmRuns]
 
@@ -70,8 +63,7 @@ class Column:
         return found[name].minus(found[rival], self.measure.of) if len(found) == 2 else None
 
 
-Parts = Mapping[str, Sequence[Column]]
-"""The tables of a report: their columns, by the title above them. The first one has no title."""
+Parts = Mapping[str, Sequence[Column]]  # the columns of each table, by its title; the first one has none
 
 
 @dataclass(frozen=True)
@@ -80,12 +72,9 @@ class ArmsCommand(ExperimentCommand):
 
     title: ClassVar[str]
     method: ClassVar[str]
-    base: ClassVar[str]
-    """The rival of arms that name no other one."""
+    base: ClassVar[str]  # the rival of arms that name no other one
     known: ClassVar[Sequence[Arm]] = ()
-    """The list of arms, in the order of the report, where it doesn't depend on other settings."""
-    usual: ClassVar[Sequence[str]] = ()
-    """The arms that are trained if none is named; empty: the whole list."""
+    usual: ClassVar[Sequence[str]] = ()  # the arms that are trained if none is named; empty: all
     arms: tuple[str, ...] = ()
     """Which arms: names from the list of the experiment, or your arms, such as 'mine:
     model=transformer-xl mem_len=320'. If none is given, those that the experiment is about."""
@@ -111,15 +100,14 @@ class ArmsCommand(ExperimentCommand):
         return cls.known
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        """The experiments by their tasks, the names of their sub-folders of ``folder``."""
+        """By their tasks, the names of their sub-folders of ``folder``."""
         raise NotImplementedError
 
     def measures(self, task: str) -> Sequence[Measure]:
-        """What the arms of a task are compared by; no other task has a measure of the same label."""
+        """What the arms of a task are compared by; labels differ between tasks."""
         raise NotImplementedError
 
     def parts(self, tasks: Tasks) -> Parts:
-        """What the report shows of the tasks."""
         return {"": [Column(m.label, m, arms) for task, arms in tasks.items() for m in self.measures(task)]}
 
     def measure(self, folder: Path) -> None:
@@ -134,8 +122,7 @@ class ArmsCommand(ExperimentCommand):
         return {shown: arm.first.facts[name] for shown, name in COSTS.items() if name in arm.first.facts}
 
     def chosen(self, shared: Mapping[str, Any], listed: Sequence[Arm] | None = None) -> tuple[Arm, ...]:
-        """The arms that are to be trained, in the order of the ``listed`` ones, and then those of one's own,
-        with settings that ``shared`` has."""
+        """The arms to train, in the order of the ``listed`` ones, and then the user's own."""
         names = self.arms or self.usual
         arms = [arm for arm in listed or self.listed() if not names or arm.name in names]
         return (*arms, *read_arms([text for text in names if ":" in text], shared))
@@ -145,20 +132,18 @@ class ArmsCommand(ExperimentCommand):
         return 1 if self.quick else self.seeds, self.jobs, 1
 
     def experiment(self, folder: Path) -> Report:
-        """Train and measure what ``folder`` doesn't have yet, and write the report of all tasks."""
+        """Train and measure what ``folder`` doesn't have yet, and write the report."""
         experiments, how = self.experiments(folder), {"resume": self.resume, "measure": self.measure}
         return run_experiments(experiments, folder, self.report, self.dashboard, **how)  # type: ignore[arg-type]
 
     def rivals_of(self, name: str) -> Iterator[str]:
-        """The rival of an arm, the rival of that one, and so on to the base."""
         rivals = {arm.name: arm.rival for arm in self.listed()}
         while name != self.base:
             name = rivals.get(name) or self.base
             yield name
 
     def report(self, folder: Path) -> Report:
-        """Write the report of all tasks in ``folder``, or of the one that it is, with ``results.json`` and
-        ``results.csv``."""
+        """Write the report of all tasks in ``folder``, or of the one that it is, and their results."""
         inside = sorted(folder.glob(f"*/{EXPERIMENT}"), key=lambda path: (len(path.parent.name), path))
         places = [path.parent for path in inside if any(path.parent.glob(f"*/{FACTS}"))] or [folder]
         tasks = {place.resolve().name: self.arms_in(place) for place in places}
@@ -197,8 +182,7 @@ class ArmsCommand(ExperimentCommand):
 
 
 def prepared_python_source(folder: Path, vocab_size: int) -> str:
-    """The path of the Python source code of this machine in subwords, which is prepared in ``folder`` if it
-    isn't there."""
+    """The path of the Python source code of this machine in subwords, prepared in ``folder``."""
     tokens = folder.resolve() / "tokens"
     if not tokens.exists():
         prepare(CorpusSpec(tokenizer="bpe", vocab_size=vocab_size, corpus=PYTHON_SOURCE), tokens)
@@ -210,7 +194,7 @@ def correct(label: str, share: Quantity) -> Measure:
 
 
 def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """A table of the ``rows``, each its name and a cell for each column, that have a value; empty without."""
+    """A table of the ``rows``, each its name and its cells, that have a value; empty without."""
     rows = [row for row in rows if set(row[1:]) - {DASH}]
     return table([head, *(column.name for column in columns)], rows, numbers=True) if rows else ""
 
@@ -218,7 +202,7 @@ def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str
 def differences_figure(
     columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str]
 ) -> tuple[Figure, str] | None:
-    """A panel for each column, in which each pair has its difference and the interval; None without any."""
+    """A panel for each column, in which each pair has its difference; None without any."""
     found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
     if not found:
         return None
@@ -241,8 +225,8 @@ def write_results(
     columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str], folder: Path,
     about: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Write how all was made and what arms cost (``about``), the mean of each arm and the differences of each
-    pair as ``results.json``, a line for each, and the value from each seed as ``results.csv``."""
+    """Write ``about``, the means of arms and the differences of pairs as results.json, and values from seeds
+    as results.csv."""
     lines: list[dict[str, Any]] = [
         {"arm": name, "label": label} | {c.name: mean for c in columns if (mean := c.mean(name))}
         for name, label in labels.items()

@@ -1,9 +1,7 @@
 """The package's model begun on another text, beside the same network from scratch.
 
-Run it with ``python -m experiments.fine_tuning BOOK.txt``, any text of some hundred thousand characters; what
-the model's 65 characters don't have is left out. Both sides read the same tokens. Each takes the best of
-the same learning rates, chosen with a seed of its own on the validation part; the losses that are compared
-are those of the test part, over other seeds.
+Run it with ``python -m experiments.fine_tuning BOOK.txt``; what the model's 65 characters don't have is left
+out. Each side takes the best of the same learning rates, chosen with another seed on the validation part.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
 """Train the models that come with the package, and put them into it.
 
 Run it with ``python -m experiments.pretrained --data input.txt``, where the file is Tiny Shakespeare; without
-``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network,
-whose memories have the same number of keys. A training run that was stopped continues when the command is run
-again.
+``--data`` it is downloaded. A training run that was stopped continues when the command is run again.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -34,9 +32,7 @@ MODELS = {
     "compressive-shakespeare": replace(NETWORK, model="compressive", mem_len=32, c_mem_len=32),
 }
 """A query attends to 64 keys before its segment in both."""
-CARD = "README.md"
-LARGEST = 2_000_000
-"""The largest size of one model's weights, in bytes."""
+CARD, LARGEST = "README.md", 2_000_000  # the most bytes of one model's weights
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,7 @@ class Pretraining:
 
 
 def put(run: Path, folder: Path) -> dict[str, Any]:
-    """Write the model of a finished ``run`` to ``folder`` with its weights in bfloat16, and evaluate these
-    weights on the whole held-out text; returns the recipe that is written beside them. UserError if they
-    are larger than [`LARGEST`][]."""
+    """Write the model of ``run`` in bfloat16, and evaluate these weights; returns the recipe beside them."""
     model, tokenizer = load_checkpoint(run, torch.device("cpu"))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     size = sum(tensor.nbytes for tensor in weights.values())

@@ -20,7 +20,7 @@ from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 from memformers.runs.reader import Run
 
-STREAMS = (
+STREAMS = (  # in the order of what a slot must hold
     RecallStream(set_probability=1 / 16),
     RecallStream(keys=8, values=2),
     RecallStream(),
@@ -28,16 +28,12 @@ STREAMS = (
     RecallStream(keys=32, values=8),
     RecallStream(set_probability=1 / 4),
 )
-"""In the order of what a slot must hold; the third is that of the recall experiment."""
-MEMORIES = {
+MEMORIES = {  # arms of the recall experiment, their labels and their rivals
     "transformer-xl": ("Transformer-XL", ""),
     "compressive": ("slots", "transformer-xl"),
     "both-losses": ("slots, both losses", "compressive"),
 }
-"""Arms of the recall experiment, their labels and their rivals; in the last one, f_c learns from the answers
-in the next segment too."""
-BANDS = ((64, 192), (192, 384))
-"""Distances that one layer of both memories sees, and that one layer of slots alone sees."""
+BANDS = ((64, 192), (192, 384))  # what one layer of both memories sees, and of slots alone
 
 
 def bits_of(stream: RecallStream, rate: int) -> float:
@@ -46,8 +42,7 @@ def bits_of(stream: RecallStream, rate: int) -> float:
 
 
 def beyond_chance(low: int, high: int) -> Measure:
-    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
-    beyond chance: 0 for guesses, 1 if all are correct."""
+    """The share of correct answers beyond chance: 0 for guesses, 1 if all are correct."""
 
     def share(result: dict[str, Any]) -> float | None:
         found, chance = right_between(low, high)(result), result["chance"]

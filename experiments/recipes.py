@@ -28,14 +28,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         "optim.optimizer": "adamw", "optim.learning_rate": 2e-3, "optim.beta2": 0.99, "batch_size": 8,
         "chunk_len": 0, "step.precision": "float32", "memory_warmup": 0.0,
     }),
-    "full-memory": ("full memory from the beginning", {"memory_warmup": 0.0}),
+    "full-memory": ("full memory from the start", {"memory_warmup": 0.0}),
     "grow-quarter": ("memory grows over a quarter", {"memory_warmup": 0.25}),
     "grow-all": ("memory grows over all of it", {"memory_warmup": 1.0}),
     "float32": ("float32", {"step.precision": "float32"}),
     "adamw": ("AdamW for everything", {"optim.optimizer": "adamw"}),
     "streams-32": ("32 streams", {"batch_size": 32}),
-    "slow": ("Muon 0.02, AdamW's part 2e-3", {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3}),
-    "fast": ("Muon 0.06, AdamW's part 6e-3", {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3}),
+    "slow": ("Muon 0.02, AdamW 2e-3", {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3}),
+    "fast": ("Muon 0.06, AdamW 6e-3", {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3}),
     "warm-up": ("warm-up 10 %", {"optim.warmup": 0.1}),
     "beta2": ("β₂ 0.999", {"optim.beta2": 0.999}),
     "no-decay": ("no weight decay", {"optim.weight_decay": 0.0}),
@@ -48,14 +48,12 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
 ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
-NO_WORK = {
+NO_WORK = {  # what changes what is learned from a step, but not its work
     "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup", "optim.weight_decay",
     "chunk_len",
 }  # fmt: skip
-"""Settings that change what is learned from a step, but not its work: rates, and the order of the text."""
 TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
-"""Steps of a training run that measures a speed, of which the second half counts; how many there are of each
-recipe; and the tokens that they are evaluated on."""
+"""Steps of a run that measures a speed, runs of each recipe, and tokens that they are evaluated on."""
 MEASURES = (Measure("held-out loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
 
 
@@ -92,9 +90,7 @@ class Recipes(ArmsCommand):
 
 
 def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of several short training runs in ``folder``, in turn, in
-    which the memory grows as it does in a long one. Recipes whose steps have the same work are measured once,
-    so that noise doesn't give one of them more tokens."""
+    """By several short training runs, in turn. Recipes whose steps have the same work share a speed."""
     work = {arm.name: "default" if arm.settings.keys() <= NO_WORK else arm.name for arm in arms}
     of_work, short = {work[arm.name]: arm for arm in reversed(arms)}, list[Arm]()
     for arm in of_work.values():

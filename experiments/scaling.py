@@ -30,16 +30,15 @@ from memformers.training.optimizers import Muon, build_optimizers
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 TERAFLOPS, GIGABYTES = 400.0, 50.0
-"""The assumed rates: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
+"""Assumed: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
 RANKS = (1, 8)
-HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on one", "hours",
-        "GiB on each of 8", "hours"]  # fmt: skip
+HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on 1 GPU",
+        "hours on 1 GPU", "GiB on each of 8 GPUs", "hours on 8 GPUs"]  # fmt: skip
 
 
 def count(config: TrainConfig) -> Counter[str]:
-    """A step of one rank with full memories: its floating-point ``operations``; the bytes that the forward
-    pass keeps for the backward pass (``kept``) and of the ``memories`` before it; the ``parameters`` of the
-    model; and the numbers of its ``weights``, and of the ``moments`` that optimizers keep for them."""
+    """A step of one rank with full memories: floating-point ``operations``, bytes that the forward pass keeps
+    (``kept``) and of ``memories``, and numbers of ``parameters``, ``weights`` and ``moments``."""
     with torch.device("meta"):
         lm = MemoryLM(replace(config.model, kernel="naive"))
         found = Counter(parameters=sum(map(torch.numel, lm.parameters())))
@@ -67,9 +66,8 @@ def count(config: TrainConfig) -> Counter[str]:
 
 
 def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
-    """What each of ``ranks`` needs for a step: its ``operations``, the bytes of its weights, gradients and
-    moments (``state``), of all that it holds (``bytes``), and of what it has ``sent``; and the ``parameters``
-    of the model. Layers are alike: it is counted on models of one and of two."""
+    """What each of ``ranks`` needs for a step: ``operations``, bytes of weights, gradients and moments
+    (``state``), of all (``bytes``), and ``sent``. Layers are alike: models of one and of two are counted."""
     config = replace_nested(config, batch_size=-(-config.batch_size // ranks), parallel="single")
     sizes = config.model.memory_sizes
     lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
@@ -93,8 +91,7 @@ def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of matrix products. PyTorch's FlopCounterMode hooks all modules, whose weights then
-    are no longer read."""
+    """Counts operations of matrix products, without hooks as of PyTorch's FlopCounterMode."""
 
     total = 0
 
@@ -106,7 +103,7 @@ class Operations(TorchDispatchMode):
 
 
 class OnGPU(TorchFunctionMode):
-    """Keeps on a CPU the same as a GPU: one byte a number for dropout."""
+    """Keeps what a GPU keeps for dropout: a byte a number."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,8 +122,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> Tensor:
-    """A step's loss: the model's own forward pass without the check of the tokens' values, which fake tensors
-    don't have. The targets are another tensor."""
+    """A step's loss, without the check of the tokens' values, which fake tensors don't have."""
     with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
         x = lm.dropout(lm.embed(tokens))  # [S, B, D]
         hidden, _, auxiliary_loss = lm.transformer(x, memory)

@@ -35,8 +35,7 @@ ARMS = (
     Arm("grow-quarter", {"recall.growing": 0.25}, "distances grow in a quarter"),
     Arm("grow-longer", {"recall.growing": 0.75}, "distances grow in three quarters"),
 )
-OF_SLOTS = {"model.compression_rate", "model.bptt"}
-"""Settings that Transformer-XL doesn't have."""
+OF_SLOTS = {"model.compression_rate", "model.bptt"}  # which Transformer-XL doesn't have
 
 
 def at(place: str) -> Measure:

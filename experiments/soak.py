@@ -1,14 +1,11 @@
 """What a training run survives, and what a large text costs, on Linux.
 
-``python -m experiments.soak`` trains the Compressive Transformer with dropout on two processes, first
-undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a random rank, and a disk that is
-full. A training run that a fault ended is resumed. In the end the weights, the optimizer's state, the
-memories and the records of both must be the same bits; else the exit code is 1.
+``python -m experiments.soak`` trains on two processes, undisturbed and with faults at random moments, which
+end a training run that is then resumed. In the end, both must be the same bits; else the exit code is 1.
 
 ``python -m experiments.soak --only large-text``, on a quiet machine, measures what it takes to divide a large
-text into tokens, to train on it, beside a text of 1 MB, and to evaluate on it. Memory is what the processes
-of a command together hold in RAM (PSS, in which a page that several share counts once), the highest of
-samples.
+text, to train and to evaluate on it. Memory is the most that the processes of a command together hold in RAM
+(PSS, in which a page that several share counts once).
 """
 
 import os
@@ -54,18 +51,14 @@ SMALL = (
     "--segment-len", "128", "--mem-len", "64", "--c-mem-len", "32", "--batch-size", "16", "--device", "cpu",
     "--evaluations", "1", "--dashboard", "off", "--log-every", "1",
 )  # fmt: skip
-"""The networks of the soak, and of the training runs on a large text."""
 KINDS = ("SIGKILL", "SIGTERM", "disk full")
-Fault = tuple[int, str, int]
-"""The step whose record it follows, its kind, and the rank."""
+Fault = tuple[int, str, int]  # the step whose record it follows, its kind, and the rank
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
-REASONS = (
+REASONS = (  # messages of a training run, the most informative first
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",
 )  # fmt: skip
-"""Messages of a training run, the most informative first."""
-PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1
-"""How long a training run may take to end after a fault; and the time between two samples of memory."""
+PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1  # to end after a fault; between two samples of memory
 MIB, MB = 2**20, 10**6
 
 
@@ -92,40 +85,36 @@ class Soak:
         if not 2 * LOG_EVERY <= self.every <= self.steps:
             said = f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}"
             raise UserError(f"{said}: a fault is placed by records, which come every {LOG_EVERY} steps.")
-        if self.out and not self.out.parent.is_dir():
-            raise UserError(f"out={self.out} lies in no folder that there is.")
 
     def run(self) -> None:
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
-            if self.only == "faults":
-                try:
-                    text, out = soak(self), self.out or DOCS / "soak.md"
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    sys.exit(str(error))
-            else:
-                text = large_text(self, Path(folder))
-                out = self.out or DOCS / "results/data/large_text/results.csv"
+            try:
+                text = soak(self) if self.only == "faults" else large_text(self, Path(folder))
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                sys.exit(str(error))
+        usual = "soak.md" if self.only == "faults" else "results/data/large_text/results.csv"
+        out = self.out or DOCS / usual
         write_text(out, text)
         print(f"{text}\nwritten: {out}")
 
 
 def faults(soak: Soak) -> list[Fault]:
-    """One fault in each interval of ``every`` steps, the same number of each kind, in random order."""
+    """One in each interval of ``every`` steps, the same number of each kind, in random order."""
     draw = random.Random(0)
     count = soak.steps // soak.every
     kinds = [KINDS[i % len(KINDS)] for i in range(count)]
     draw.shuffle(kinds)
-    # A disk can only be full for the rank that writes, which is the first.
-    return [
-        (i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1), kind,
-         0 if kind == "disk full" else draw.randrange(RANKS))
-        for i, kind in enumerate(kinds)
-    ]  # fmt: skip
+    found = list[Fault]()
+    for i, kind in enumerate(kinds):
+        step = i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1)
+        found.append(
+            (step, kind, 0 if kind == "disk full" else draw.randrange(RANKS))
+        )  # the first rank writes
+    return found
 
 
 def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
-    """Train in ``folder`` as torchrun's processes, from the newest checkpoint on, to the end or to a
-    ``fault``. Returns the step it started from, the last step before the fault, and how it ended."""
+    """Train to the end or a ``fault``. Returns the steps of start and fault, and how it ended."""
     (step, kind, rank), tokens = fault or (0, "", 0), soak.steps * TOKENS_A_STEP
     command = [
         *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
@@ -176,8 +165,7 @@ def strike(torchrun: int, kind: str, rank: int) -> None:
 
 
 def soak(soak: Soak) -> str:
-    """Train twice; the page, if both results are equal: the setting, and a line for each fault. Otherwise
-    exit with the differences."""
+    """Train twice; the page, if both results are equal. Otherwise exit with the differences."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"all is kept in {folder}")
     folders = (folder / "disturbed", folder / "undisturbed")
@@ -208,8 +196,7 @@ def parts_that_differ(*folders: Path) -> list[str]:
 
 
 def write_words(path: Path, size: int, seed: int = 0) -> None:
-    """Write a text of ``size`` bytes, of which some letters have two: a part of the built-in play, again and
-    again."""
+    """Write ``size`` bytes: a part of the built-in play, again and again, of which some letters have two."""
     block = write_play(min(size, MIB), seed).replace("th", "þ").encode()
     with path.open("wb") as file:
         for at in range(0, size, len(block)):
@@ -228,9 +215,8 @@ def in_ram(process: int) -> int:
 def measured(
     *arguments: str | Path, until: Callable[[], bool] = lambda: False, kill: bool = False
 ) -> tuple[float, float, float]:
-    """The seconds that a command of memformers took, the most bytes in RAM of all its processes, and the
-    seconds until that had come which ``until`` says, when with ``kill`` it gets SIGKILL. RuntimeError if it
-    fails."""
+    """The seconds that a command of memformers took, the most MiB in RAM of all its processes, and the
+    seconds until ``until`` was true, when with ``kill`` it gets SIGKILL."""
     command = module_command("memformers", *map(str, arguments))
     start, peak, reached = time.perf_counter(), 0, 0.0
     with tempfile.TemporaryFile() as said:
@@ -269,8 +255,8 @@ def large_text(settings: Soak, folder: Path) -> str:
     for tokenizer, goal in goals.items():
         name = "subwords" if tokenizer == "bpe" else f"{tokenizer}s"
         seconds, peak, _ = divide("large", tokenizer, name)
-        row(f"divide into {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
-        row(f"divide into {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
+        row(f"tokenize as {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
+        row(f"tokenize as {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
         if tokenizer != "bpe":
             shutil.rmtree(folder / name)
     divide("short", "bpe", "short")

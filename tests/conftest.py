@@ -11,9 +11,6 @@ import torch
 from filelock import FileLock
 from hypothesis import settings
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-
 # No test's run may appear on a dashboard of the user's.
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
@@ -79,8 +76,8 @@ def quick_runs(monkeypatch):
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
-    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
+    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 4)
+    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 2)
     monkeypatch.setattr(text, "PROBED", 64)
 
 
@@ -115,17 +112,22 @@ def compared(for_all):
     return folder
 
 
-@pytest.fixture
-def page():
-    """A page of a browser that reaches this machine and nothing else; skipped where there is no browser."""
+@pytest.fixture(scope="module")
+def browser():
+    """One for all tests of a module; they are skipped where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if not (chromium := shutil.which("chromium")):
         pytest.skip("Chromium is not installed; with it, this test looks at a page")
     with playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 900, "height": 1000})
-        page.route(
-            lambda url: not url.startswith(("http://127.0.0.1:", "file:")), lambda route: route.abort()
-        )
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that reaches this machine and nothing else."""
+    page = browser.new_page(viewport={"width": 900, "height": 1000})
+    page.route(lambda url: not url.startswith(("http://127.0.0.1:", "file:")), lambda route: route.abort())
+    yield page
+    page.context.close()

@@ -65,11 +65,22 @@ def test_type_information_and_the_trained_models_ship_and_nothing_but_the_packag
 
 
 @pytest.mark.long
+def test_links_and_pictures_of_the_readme_lead_somewhere_on_pypi(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(metadata).decode()
+    targets = re.findall(r'\]\(([^)]+)|src="([^"]+)', text)
+    assert len(targets) > 20
+    assert [target for pair in targets if not (target := "".join(pair)).startswith("https://")] == []
+
+
+@pytest.mark.long
 def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "mkdocs.yml", "tests/test_packaging.py"} <= names
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "tests/test_packaging.py"} <= names
     assert not any(name.startswith(("runs/", "site/", ".venv/")) for name in names)
 
 

@@ -17,7 +17,7 @@ ENDING = re.compile(r"\s*\((default: .*|required)\)$")
 INTRODUCTION = f"""# The command line
 
 {ABOUT}
-`memformers COMMAND --help` prints the same as its page, and `memformers --version` the version.
+`memformers COMMAND --help` prints what its page shows; `memformers --version` prints the version.
 
 | command | what it does |
 |---|---|

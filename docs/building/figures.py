@@ -70,7 +70,7 @@ def names(axes: Axes, labels: Sequence[str]) -> None:
 
 def guesses(axes: Axes) -> None:
     axes.axhline(25, color=GREY, linewidth=0.8, linestyle=":")
-    axes.annotate("guessing", (0, 25), (2, -9), color=GREY, **OF_ROW)
+    axes.annotate("chance", (0, 25), (2, -9), color=GREY, **OF_ROW)
 
 
 def key(figure: Figure, arms: Iterable[str], labels: Sequence[str] = ()) -> None:
@@ -138,9 +138,9 @@ def by_distance(experiment: str, bins_of: str, arm: str, measure: str) -> list[t
 
 def reach() -> Figure:
     figure, all_axes = panels(1, 3, 2.9, sharey=True)
-    networks = (("2 layers: slots from 256 on", "recall_two_layers", 768),
-                ("3 layers: from 384 on", "recall_three_layers", 768),
-                ("2 layers, 256 keys: from 512 on", "recall_far", 2304))  # fmt: skip
+    networks = (("2 layers: slots lead from 256", "recall_two_layers", 768),
+                ("3 layers: from 384", "recall_three_layers", 768),
+                ("2 layers, 256 keys: from 512", "recall_far", 2304))  # fmt: skip
     for axes, (title, experiment, end) in zip(all_axes, networks, strict=True):
         for arm in MODELS:
             points = by_distance(experiment, experiment, arm, "correct, {low} – {high}")
@@ -149,7 +149,7 @@ def reach() -> Figure:
         axes.set(ylim=(0, 101), xlim=(0, end), title=title)
         axes.set_xticks(range(0, end, end // 3), [f"{x:,}" for x in range(0, end, end // 3)])
     all_axes[0].set_ylabel("correct answers, %")
-    all_axes[1].set_xlabel("positions since the value was set")
+    all_axes[1].set_xlabel("tokens since the value was set")
     key(figure, MODELS)
     return figure
 
@@ -168,7 +168,7 @@ def slots() -> Figure:
                     axes.plot([bits + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
                 axes.plot(bits + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
         axes.set(ylim=(0, 102), title=title, xlim=(1, 6.5))
-        axes.set_xlabel("bits that a slot of four positions must hold")
+        axes.set_xlabel("bits that a four-token slot must hold")
     all_axes[0].set_ylabel("correct beyond chance, %")
     key(figure, MODELS)
     return figure
@@ -186,7 +186,7 @@ def long_text() -> Figure:
         curve(left, [(tokens, saved(f"bits per byte, {tokens:,} tokens")) for tokens in budgets], like)
         curve(right, [(i, saved(d)) for i, d in enumerate(DISTANCES)], like)
     left.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
-    left.set_xlabel("tokens of the training, millions")
+    left.set_xlabel("training tokens, millions")
     left.set_xticks(budgets, ["0.4", "1.6", "6.4"])
     left.minorticks_off()
     right.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
@@ -205,7 +205,7 @@ def tiny_shakespeare() -> Figure:
         measures = [row["measure"] for row in rows(of) if row["arm"] == arm]
         after = (re.fullmatch(r"curve: bits per character after (\d+) tokens", name) for name in measures)
         curve(left, [(int(name[1]) / 1e6, stored(of, arm, name[0])) for name in after if name], arm)
-    left.set(xlabel="tokens of the training, millions", ylabel="bits per character", title="held-out loss")
+    left.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
     shown = (("transformer-xl", "memory", "Transformer-XL: positions"),
              ("compressive", "memory", "Compressive: positions"),
              ("compressive", "compressed memory", "Compressive: slots"))  # fmt: skip
@@ -214,7 +214,7 @@ def tiny_shakespeare() -> Figure:
             bar(right, rise, i, arm, (-1, 1))
     names(right, [label for *_, label in shown])
     right.axvline(0, color=INK, linewidth=0.8)
-    right.set(title="memory of another stream costs", xlabel="nats per token")
+    right.set(title="cost of another stream's memory", xlabel="nats per token")
     key(figure, NAMES)
     return figure
 
@@ -227,8 +227,8 @@ def compression() -> Figure:
             bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
     names(axes, [arm["shown"].partition(" (removed")[0] for arm in arms])
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
-    axes.annotate("guessing", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
-    axes.set(xlim=(0, 100), xlabel="correct answers about values that only slots hold, %")
+    axes.annotate("chance", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
+    axes.set(xlim=(0, 100), xlabel="correct answers about values that are only in slots, %")
     return figure
 
 
@@ -248,7 +248,7 @@ def agents() -> Figure:
         axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=arm["shown"])
         axes.set_xticks(range(3), [maze.removeprefix("t-maze-") for maze in MAZES])
     all_axes[0].set_ylabel("episodes solved, %")
-    figure.supxlabel("steps of the corridor (a dot is a seed; dotted: guessing)", fontsize=9)
+    figure.supxlabel("corridor length, steps (one dot per seed; dotted: chance)", fontsize=9)
     return figure
 
 
@@ -261,7 +261,7 @@ def memories() -> Figure:
             curve(axes, points, name, scale=100, alpha=1.0 if name == arm["arm"] else 0.35)
         guesses(axes)
         axes.set(ylim=(0, 101), title=arm["label"])
-    figure.supxlabel("positions since the value was set (pale: Transformer-XL)", fontsize=9)
+    figure.supxlabel("tokens since the value was set (pale: Transformer-XL)", fontsize=9)
     figure.supylabel("correct answers, %", fontsize=9)
     return figure
 

@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
     def heads(self) -> list[str]:
         unit = "" if "bits" in self.measure else ", points"
-        return [self.head, f"minus {self.minus}{unit}"] if self.minus else [self.head]
+        return [self.head, f"vs. {self.minus}{unit}"] if self.minus else [self.head]
 
     def cells(self, arm: Arm, base: Arm) -> list[str]:
         ours, theirs = (
@@ -103,7 +103,7 @@ REACHES = (
     ("2 layers, 256 keys", "recall_far", 2, ((0, 256), (256, 512), (512, 2048))),
 )  # fmt: skip
 """Networks, where their results are, their layers, and bands of distances."""
-REACH_HEADS = ("", "Transformer-XL", "Compressive", "minus Transformer-XL, points")
+REACH_HEADS = ("", "Transformer-XL", "Compressive", "vs. Transformer-XL, points")
 
 
 def reach() -> str:
@@ -114,7 +114,7 @@ def reach() -> str:
         body += [titled(title, REACH_HEADS), [COST, *costs, ""]]
         for low, high in bands:
             xl, slots = (seeds(experiment, arm, f"correct, {low} – {high}") for arm in MODELS)
-            name, less = f"set {low:,} to {high - 1:,} positions ago", more(paired(slots, xl), points=True)
+            name, less = f"set {low:,} to {high - 1:,} tokens ago", more(paired(slots, xl), points=True)
             body.append([name, share(mean(xl)), share(mean(slots)), less])
     return table(REACH_HEADS, body, numbers=True)
 
@@ -139,8 +139,8 @@ def slots() -> str:
         longer = [share(mean(in_slots(arm, i, longer=True))) for arm in (*MODELS, "both-losses")]
         short = [share(mean(xl)), share(mean(ours)), more(paired(ours, xl), points=True)]
         body.append([f"{size:g}", stream, *short, *longer])
-    head = ["bits in a slot", "keys, values, share that sets one", "Transformer-XL", "Compressive",
-            "minus Transformer-XL, points", "4 × the tokens: Transformer-XL", "Compressive",
+    head = ["bits in a slot", "keys, values, share of tokens that set a key", "Transformer-XL", "Compressive",
+            "vs. Transformer-XL, points", "4 × the training: Transformer-XL", "Compressive",
             "Compressive, both losses"]  # fmt: skip
     return table(head, body, numbers=True)
 
@@ -169,8 +169,8 @@ def both_losses() -> str:
         both = seeds(experiment, "task", f"correct, {band}")
         usual = seeds(base, "compressive", f"correct, {band}")
         shares = [share(mean(usual)), share(mean(both)), more(paired(both, usual), points=True)]
-        body.append([title, f"{band} positions ago", *shares, str(len(both))])
-    head = ["Compressive with", "set", "attention reconstruction", "both losses", "minus, points", "seeds"]
+        body.append([title, f"{band} tokens ago", *shares, str(len(both))])
+    head = ["Compressive with", "set", "attention reconstruction", "both losses", "gain, points", "seeds"]
     return table(head, body, numbers=True)
 
 
@@ -188,7 +188,7 @@ def compression() -> str:
 
 
 def gates() -> str:
-    columns = [Column(*of, "without") for of in OF_ABLATION]
+    columns = [Column(*of, "no gates") for of in OF_ABLATION]
     return comparison("gates", "default compression", SMALL_COST, columns)
 
 
@@ -199,7 +199,9 @@ DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,
 
 def long_text() -> str:
     """Bits per byte of each memory, after 6.4 million tokens."""
-    return comparison("long_text", "memory", COST, [Column("bits per byte", PER_BYTE, "the first")])
+    return comparison(
+        "long_text", "memory", COST, [Column("bits per byte", PER_BYTE, "first row of the group")]
+    )
 
 
 def text_variants() -> str:
@@ -222,7 +224,7 @@ def far_memory() -> str:
         cells = [number(ours[seed] - theirs[seed], ".3f", signed=True) for seed in numbers]
         what = "bits per byte" if measure == PER_BYTE else f"nats, {measure} back"
         body.append([what, *cells, more(paired(ours, theirs))])
-    head = ["832 in the last layer minus 256 everywhere", *(f"seed {seed}" for seed in numbers), "all"]
+    head = ["832 in the last layer vs. 256 in every layer", *(f"seed {seed}" for seed in numbers), "all"]
     return table(head, body, numbers=True)
 
 
@@ -236,7 +238,7 @@ def text_distances() -> str:
         saved = [bits(paired(none, exact)), bits(paired(none, mixed))]
         body.append([d, *saved, *map(more, (paired(mixed, exact), paired(upper, same), swapped))])
     head = ["tokens since the word last began", "256 positions save", "64 positions, 192 slots save",
-            "these slots minus 256 positions", "slots in the upper layers minus positions there",
+            "these slots vs. 256 positions", "slots vs. positions in the upper layers",
             "64 positions, 192 slots: slots swapped"]  # fmt: skip
     return table(head, body, numbers=True)
 
@@ -253,12 +255,12 @@ def tiny_shakespeare() -> str:
             rise = stored(of, arm["arm"], SWAPPED, f"{part} swapped")
             losses.append(number(rise, ".4f", signed=True))
         body.append([arm["shown"], cost(arm), about(of)["arms"][arm["label"]]["training time"], *losses])
-    head = ["model", COST, "training", PER_CHARACTER, "minus Transformer-XL"]
+    head = ["model", COST, "training", PER_CHARACTER, "vs. Transformer-XL"]
     return table([*head, "positions swapped, nats", "slots swapped, nats"], body, numbers=True)
 
 
 def growth() -> str:
-    column = Column(PER_CHARACTER, PER_CHARACTER, "the first")
+    column = Column(PER_CHARACTER, PER_CHARACTER, "first row")
     return comparison("growth", "Transformer-XL with", SMALL_COST, [column])
 
 
@@ -274,7 +276,7 @@ def recipes(search: str) -> str:
          shown(row["minus default"], row["half width of the difference"], "+"), row["seeds"]]
         for row in rows("recipes") if row["search"] == search
     ]  # fmt: skip
-    return table(["recipe", "tokens", "held-out loss, nats", "minus default", "seeds"], body, numbers=True)
+    return table(["recipe", "tokens", "held-out loss, nats", "vs. default", "seeds"], body, numbers=True)
 
 
 # Agents, memories of other papers, and all experiments
@@ -290,7 +292,7 @@ def agents() -> str:
 
 
 def memories() -> str:
-    measures = (("recall, set 192 to 383 ago", "recall, set 192 to 384 positions ago"),
+    measures = (("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 positions ago"),
                 ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
                 ("Python, bits per byte", "bits per byte, python-source"))  # fmt: skip
     columns = [Column(*measure, "Transformer-XL") for measure in measures]

@@ -22,11 +22,10 @@ from memformers.training.config import TrainConfig
 NETWORK = ModelConfig(
     "compressive", d_model=32, heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
-BASE = replace_nested(
+BASE = replace_nested(  # its tokens are steps of the environments
     TrainConfig(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0),
     optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, precision="float32", device="cpu",
 )  # fmt: skip
-"""The training of all arms; its tokens are steps of the environments."""
 XL, GATED = {"model.model": "transformer-xl", "model.mem_len": 32}, {"model.gate": "gru"}
 COMPRESSIVE = {"model.model": "compressive"}
 ARMS = (
@@ -37,8 +36,7 @@ ARMS = (
     Arm("compressive", COMPRESSIVE, "Compressive"),
     Arm("compressive-gated", COMPRESSIVE | GATED, "Compressive, gated"),
 )
-"""No memory but the window; nn.GRU; 32 keys as positions, and as 16 positions and 16 slots; and both with
-gates in place of sums."""
+"""No memory but the window; nn.GRU; 32 keys as positions, or as 16 and 16 slots; and both with gates."""
 QUICK = ("none", "gru", "transformer-xl", "compressive")
 SUCCESS, RETURN = MEASURES["agent"], Measure("return", "return", ".2f", better=1)
 
@@ -77,9 +75,8 @@ class Agents(ArmsCommand):
     def parts(self, tasks: Tasks) -> Parts:
         every = [result for arms in tasks.values() for arm in arms for result in arm.results.values()]
         controls = dict.fromkeys(name for result in every for name in result["controls"])
-        parts = {"": SUCCESS, "Returns": RETURN} | {
-            f"Successes with {name}": under(name) for name in controls
-        }
+        parts = {"": SUCCESS, "Returns": RETURN}
+        parts |= {f"Successes with {name}": under(name) for name in controls}
         return {
             title: [Column(f"{task}{title and ', '}{title.lower()}", m, arms) for task, arms in tasks.items()]
             for title, m in parts.items()
@@ -95,7 +92,6 @@ def under(control: str) -> Measure:
 
 
 write_report: Callable[[Path], Report] = Agents().report
-"""Of the experiment in a folder, or of those in its sub-folders."""
 
 if __name__ == "__main__":
     Agents.main()

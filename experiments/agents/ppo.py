@@ -1,13 +1,11 @@
-"""Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347) of an agent that remembers, in one
-file: environments, acting, advantages, learning, evaluation and training.
+"""Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347) of an agent that remembers.
 
 ``python -m experiments.agents.ppo FOLDER`` trains the run that ``FOLDER/config.json`` describes.
 
-All B environments act for a window of S steps, which is a segment: the memory from before it, a value, is
-what learning starts from too, so the probabilities of the actions are the same in both until the weights
-change. Episodes begin and end anywhere in a window (``doc_starts``). The observation after an episode's last
-step is read as one more step, whose value is what a time limit has cut off; what is done there has no effect
-and is not learned from.
+All B environments act for a window of S steps, which is a segment. Learning starts from the memory from
+before it, so the probabilities of actions are the same until the weights change. Episodes begin and end
+anywhere in a window (``doc_starts``). The observation after an episode's last step is read as one more step,
+whose value is what a time limit has cut off; what is done there has no effect and is not learned from.
 """
 
 import sys
@@ -39,32 +37,23 @@ from memformers.training.config import TrainConfig
 from memformers.training.loop import TrainingState
 
 DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
-"""γ, the worth of a reward that comes a step later; λ of the advantages' estimate; and how far the ratio of a
-probability to that when acting may move."""
+"""γ and λ of the advantages; how far the ratio of a probability to that when acting may move."""
 EPOCHS, MINIBATCHES, VALUE = 4, 4, 0.5
 """How many times each window is learned from; in how many parts; the weight of the error of the values."""
-MOST_APART = 1e-5
-"""How far log-probabilities when learning may be from those when acting, with the same weights; where an
-action's is below -1, as a fraction of the lowest of its step, since float32 rounds logits in proportion."""
-EVALUATED_SEED, MOST_STEPS = 2**31, 10_000
-"""Where the seeds of evaluated episodes begin, above those of training runs; and the steps for
-each evaluated episode after which those that have not ended are counted as they are, as failures."""
+EVALUATED_SEED, MAX_STEPS = 2**31, 10_000
+"""The first seed of evaluated episodes; steps for each after which those that have not ended are failures."""
 T_MAZE = "t-maze-"
 
 
 @dataclass(frozen=True)
 class AgentSettings(Checked):
-    """The settings of a run that are not in its TrainConfig, in which tokens are steps of environments,
-    ``batch_size`` is how many there are, and ``model.segment_len`` is the window."""
+    """What a TrainConfig doesn't have; its tokens are steps of environments, ``batch_size`` is how many there
+    are, and ``model.segment_len`` is the window."""
 
-    task: str = "t-maze-20"
-    """What the environments are; see Environments."""
-    core: Literal["memory", "gru"] = "memory"
-    """What remembers: the memory transformer of ``model``, or an nn.GRU as wide."""
-    entropy: Share = 0.05
-    """The weight of the policy's entropy."""
-    evaluated: Count = 256
-    """Episodes of the evaluation."""
+    task: str = "t-maze-20"  # see Environments
+    core: Literal["memory", "gru"] = "memory"  # what remembers: the transformer of model, or nn.GRU as wide
+    entropy: Share = 0.05  # the weight of the policy's entropy
+    evaluated: Count = 256  # episodes of the evaluation
 
 
 @dataclass(frozen=True)
@@ -96,12 +85,8 @@ class AgentTask(Task):
 
 class Environments:
     """``number`` environments of a ``task`` side by side: ``t-maze-LENGTH``, or the id of any gymnasium
-    environment that is observed as numbers and acted in by a choice of actions.
-
-    After an episode's last observation, the next step begins another one, whatever its action is (gymnasium's
-    ``NEXT_STEP``). Raises UserError for another kind of environment, and for one that can't be made, raises
-    an error itself, or returns arrays of other shapes or observations and rewards that are not finite.
-    """
+    environment that is observed as numbers and acted in by a choice of actions. After an episode's last
+    observation, the next step begins another one, whatever its action is (gymnasium's ``NEXT_STEP``)."""
 
     def __init__(self, task: str, number: int):
         self.task, self.number, self.steps = task, number, 0
@@ -122,32 +107,23 @@ class Environments:
 
     def reset(self, seed: int) -> Tensor:
         """Begin all episodes; what is seen, float32 ``[B, F]``."""
-        return self.asked("reset", 1, seed=seed)[0]
+        return self.asked("reset", seed=seed)[0].view(self.number, self.features)
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Act: ``actions [B]``, from 0 on. What is seen then, float32 ``[B, F]``; the rewards; whether the
-        episodes ended, so that nothing more can be earned in them; whether they were cut off; ``[B]``."""
+        """Act: ``actions [B]``. What is seen then, float32 ``[B, F]``; rewards, ends and cut-offs ``[B]``."""
         self.steps += 1
-        seen, rewards, ended, cut_off = self.asked("step", 4, actions.numpy() + self.first_action)
-        return seen, rewards, ended.bool(), cut_off.bool()
+        seen, rewards, ended, cut_off = self.asked("step", actions.numpy() + self.first_action)
+        return seen.view(self.number, self.features), rewards, ended.bool(), cut_off.bool()
 
-    def asked(self, method: str, number: int, *args: Any, **kwargs: Any) -> list[Tensor]:
-        """The first ``number`` of what a method of the environments returns, as float32; UserError for
-        whatever it raises, and for what is of another shape or not finite."""
-        at, found = f"at step {self.steps}", list[Tensor]()
+    def asked(self, method: str, *args: Any, **kwargs: Any) -> list[Tensor]:
         try:
-            answer = getattr(self.envs, method)(*args, **kwargs)
+            *answer, _ = getattr(self.envs, method)(*args, **kwargs)
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{self.task} raised an error {at}: {said}; fix it.") from error
-        names = ("observations", "rewards", "done (terminated)", "done (truncated)")[:number]
-        for name, values in zip(names, answer, strict=False):
-            wanted, array = [self.number, *[self.features] * (not found)], np.asarray(values)
-            finite = array.dtype.kind in "biuf" and np.isfinite(array).all()
-            if not finite or array.shape[:1] != (self.number,) or array.size != int(np.prod(wanted)):
-                got = f"{list(array.shape)}{', of which some are not finite' * (not finite)}"
-                raise UserError(f"expected {name} of {self.task} as {wanted}, got {got} {at}.")
-            found.append(torch.tensor(array.reshape(wanted), dtype=torch.float32))
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"{self.task} raised an error at step {self.steps}: {why}; fix it.") from error
+        found = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in answer]
+        if not all(values.isfinite().all() for values in found):
+            raise UserError(f"{self.task} returned numbers that are not finite at step {self.steps}; fix it.")
         return found
 
 
@@ -207,9 +183,8 @@ class Agent(nn.Module):
 
 
 class Window(NamedTuple):
-    """A window of S steps of B streams, ``[S, B]`` each, but ``seen [S, B, F]``. The ``memory`` is that from
-    before it; ``counts`` says whether an action had an effect; the ``last_value [B]`` is that of what is seen
-    after it."""
+    """A window of S steps of B streams, ``[S, B]`` each, but ``seen [S, B, F]``; ``memory`` is from before
+    it, ``last_value [B]`` of what is seen after it. ``counts``: whether an action had an effect."""
 
     memory: Memory
     seen: Tensor
@@ -225,7 +200,7 @@ class Window(NamedTuple):
 
 
 class Actor:
-    """An agent in its environments, from the beginning of episodes on, which ``seed`` draws."""
+    """An agent in its environments, from the beginning of episodes on."""
 
     def __init__(self, agent: Agent, environments: Environments, seed: int):
         self.agent, self.environments, B = agent, environments, environments.number
@@ -235,7 +210,6 @@ class Actor:
 
     @torch.no_grad()
     def act(self, steps: int, *, likeliest: bool = False) -> Window:
-        """A window of this number of ``steps``, of actions that are drawn or the ``likeliest``."""
         agent, memory, read = self.agent, self.memory, []
         agent.eval()  # once, and not by the stepper at every step
         core = agent.core
@@ -262,8 +236,7 @@ class Actor:
 
 
 def advantages(window: Window) -> Tensor:
-    """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438). An end has no
-    value after it; a time limit has the value of what was seen then."""
+    """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438)."""
     found, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
     for t in reversed(range(len(window.values))):
         goes_on = ~(window.terminated[t] | window.truncated[t])
@@ -275,26 +248,19 @@ def advantages(window: Window) -> Tensor:
 
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: AgentRun) -> dict[str, float]:
-    """Improve ``agent`` by what a window has shown; returns the means of its losses.
-
-    Raises UserError for a loss that is not finite, before it reaches the weights.
-    """
+    """Improve ``agent`` by what a window has shown; returns the means of its losses."""
     losses, advantage = [], advantages(window)
     agent.train()
-    returns, apart = advantage + window.values, 0.0
-    for epoch in range(EPOCHS):
-        for number, streams in enumerate(torch.randperm(run.train.batch_size).chunk(MINIBATCHES)):
+    returns = advantage + window.values
+    for _ in range(EPOCHS):
+        for streams in torch.randperm(run.train.batch_size).chunk(MINIBATCHES):
             memory = window.memory.streams(streams)
             parts = (x[:, streams] for x in window[1:-1])
             own = Window._make((memory, *parts, window.last_value[streams]))
             output, _, reconstruction = agent.core(own.seen, memory, own.doc_starts)
             policy, values = agent.heads(output)
-            change = (policy.log_prob(own.actions) - own.log_probs)[own.counts]
-            if epoch == number == 0:  # the weights are those that acted
-                size = -policy.logits.detach().amin(-1).clamp(max=-1)[own.counts]
-                apart = (change.detach().abs() / size).max().item()
-                assert apart <= MOST_APART, f"acting and learning differ by {apart} in log-probability"
-            ratio, gain = change.exp(), advantage[:, streams][own.counts]
+            ratio = (policy.log_prob(own.actions) - own.log_probs)[own.counts].exp()
+            gain = advantage[:, streams][own.counts]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
             policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
             value_loss = (values - returns[:, streams])[own.counts].square().mean() / 2
@@ -308,13 +274,11 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
             optimizer.step()
             losses.append(torch.stack((policy_loss, value_loss, entropy, reconstruction, norm)).detach())
     names = ("loss.policy", "loss.value", "entropy", "reconstruction_loss.train", "gradient_norm")
-    means = torch.stack(losses).mean(0).tolist()
-    return {**dict(zip(names, means, strict=True)), "log_probability.apart": apart}
+    return dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
 
 
 def counted(window: Window) -> Tensor:
-    """The reward of each step, whether it counts, and whether an episode succeeded and ended with it:
-    ``[4, S, B]``. A success is an episode that terminates with a reward."""
+    """Reward, whether a step counts, success (an end with a reward), and end: ``[4, S, B]``."""
     success, ends = window.terminated & (window.rewards > 0), window.terminated | window.truncated
     return torch.stack((window.rewards * window.counts, window.counts, success, ends))
 
@@ -322,12 +286,12 @@ def counted(window: Window) -> Tensor:
 def evaluate(
     agent: Agent, run: AgentRun, control: Callable[[Memory], Memory] = lambda memory: memory
 ) -> dict[str, float]:
-    """The mean return, length and share of successes of the same number of episodes of each stream, with the
+    """The mean return, length and share of successes of equally many episodes of each stream, with the
     likeliest actions; ``control`` changes the memory before each window."""
     B, S = run.train.batch_size, run.train.model.segment_len
     actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.train.seed)
     done, wanted, total = torch.zeros(B), -(-run.agent.evaluated // B), torch.zeros(3)
-    while (done < wanted).any() and actor.environments.steps < MOST_STEPS * wanted:
+    while (done < wanted).any() and actor.environments.steps < MAX_STEPS * wanted:
         actor.memory = control(actor.memory)
         for step in counted(actor.act(S, likeliest=True)).unbind(1):
             due = done < wanted  # quick streams would otherwise count more
@@ -338,11 +302,7 @@ def evaluate(
 
 
 def train_agent(folder: Path) -> None:
-    """Train the run that ``config.json`` in ``folder`` describes, evaluate it, and write ``result.json``.
-    Whatever happens, ``model.safetensors`` has what was learned.
-
-    Raises UserError for another run's config, and for environments that fail.
-    """
+    """Train the run in ``folder``, evaluate it, and write ``result.json``. Weights are always kept."""
     settings = read_json(folder / CONFIG)
     run = AgentTask().parse(settings, str(folder / CONFIG))
     train, B, S = run.train, run.train.batch_size, run.train.model.segment_len

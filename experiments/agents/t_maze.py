@@ -8,17 +8,15 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-FORWARD = 0
-"""The action that walks on; 1 and 2 turn left and right."""
+FORWARD = 0  # the action that walks on; 1 and 2 turn left and right
 
 
 class TMaze(VectorEnv):
     """Mazes with a corridor of ``length`` steps, walked through side by side.
 
     What is seen are four numbers of 0 or 1: the sign for left and that for right, at the first step only; the
-    junction; the corridor. A turn at the junction ends the episode, with a reward of 1 if it is the one that
-    the sign said, else 0. Any other step that doesn't walk on costs 1 / ``length``. An episode is cut off
-    after 2 · ``length`` + 8 steps; the step after it begins the next.
+    junction; the corridor. A turn at the junction ends the episode; it earns 1 if it is the sign's. Any other
+    step that doesn't walk on costs 1 / ``length``. After 2 · ``length`` + 8 steps the episode is cut off.
     """
 
     def __init__(self, num_envs: int, length: int):

@@ -38,7 +38,7 @@ class Options:
 
 def worker() -> None:
     """Build the model of each line of standard input, or take its number of steps; print the seconds of a
-    step and a checksum. It runs in the other checkout too, so it needs nothing of this one."""
+    step and a checksum. It runs in the other checkout too, so it imports for itself."""
     import hashlib
     import time
 
@@ -83,14 +83,12 @@ def worker() -> None:
 
 
 def start(checkout: Path) -> Any:
-    """A process that imports the package of ``checkout``."""
     source = f"import json, sys\n{inspect.getsource(worker)}\nworker()"
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", source], cwd=checkout, **pipes)
 
 
 def ask(process: Any, **request: Any) -> tuple[float, str]:
-    """The seconds of one step, and the checksum of what it computed."""
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
     seconds, checksum = json.loads(process.stdout.readline())

@@ -1,12 +1,9 @@
-"""Attention alone, forward and backward with the gradients of all six inputs, against the length of memory:
-our kernel, the definition, and PyTorch's own attention with the positions as a bias."""
+"""Attention alone, forward and backward with all gradients, against the length of memory, by each kernel."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.benchmarks.measuring import (
@@ -17,31 +14,17 @@ from experiments.benchmarks.measuring import (
     memory_above,
     relative_error,
 )
-from memformers.kernels import blocked, naive
+from memformers.kernels import blocked, naive, sdpa
 
 B, H, S, E = 2, 8, 512, 64
 MEMORY_LENGTHS = (512, 1024, 2048, 4096, 8192)
-TOLERANCE = 1e-5
-"""The largest RMS error relative to the RMS value, of the output and of every gradient."""
+TOLERANCE = 1e-5  # the largest relative RMS error, of the output and of every gradient
 Attention = Callable[..., Tensor]
-
-
-def sdpa(query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, s: Tensor) -> Tensor:
-    """The same attention by ``F.scaled_dot_product_attention``, positions as an explicit bias."""
-    mask = naive.causal_mask(query.shape[2], key.shape[2], query.device)
-    bias = position_bias(query, r, s).masked_fill(~mask, -math.inf)
-    return F.scaled_dot_product_attention(query + u[:, None], key, value, attn_mask=bias)
-
-
-def position_bias(query: Tensor, r: Tensor, s: Tensor) -> Tensor:
-    """(q_i·r_d + s_d) / √E for every query and key, ``[B, H, S, K]``."""
-    position = torch.einsum("bhie,hde->bhid", query, r.flip(1)) + s.flip(1)[:, None]
-    return naive.relative_shift(position) / math.sqrt(query.shape[-1])
 
 
 OURS, NAIVE, SDPA = "ours, blocked", "ours, naive", "SDPA with a bias"
 IMPLEMENTATIONS: dict[str, Attention] = {
-    OURS: blocked.relative_attention, NAIVE: naive.relative_attention, SDPA: sdpa,
+    OURS: blocked.relative_attention, NAIVE: naive.relative_attention, SDPA: sdpa.relative_attention,
 }  # fmt: skip
 
 
@@ -83,8 +66,7 @@ def measure(memory_len: int, *, repeats: int) -> Result:
 
 
 def extra_memory(name: str, memory_len: int) -> int | None:
-    """The most bytes that one forward and backward pass needs besides its inputs; call it in a separate
-    process. A small pass comes first, so that PyTorch's own initialization isn't counted."""
+    """The most bytes of one pass besides its inputs, after a small one; call it in another process."""
     torch.manual_seed(0)
     attention = IMPLEMENTATIONS[name]
     forward_and_backward(attention, random_inputs(64, queries=64))

@@ -18,12 +18,9 @@ from memformers.common.machine import describe_environment
 from memformers.models.memory import Memory
 
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
-LENGTHS = (800, 1800, 2800, 3800)
-"""How far back a prediction sees, as in the Transformer-XL paper's table of evaluation speed."""
-CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)
-"""The core of an agent, whose steps are measured."""
-TOLERANCE = 1e-4
-"""The largest RMS error, relative to the RMS value, of logits from caches against labml-nn's."""
+LENGTHS = (800, 1800, 2800, 3800)  # how far back a prediction sees, as in the Transformer-XL paper
+CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)  # of an agent
+TOLERANCE = 1e-4  # the largest relative RMS error of logits from caches
 
 
 def full_decoder(model: MemoryLM) -> Stepper:
@@ -33,8 +30,7 @@ def full_decoder(model: MemoryLM) -> Stepper:
 
 
 def bytes_read(decoder: Stepper) -> int:
-    """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
-    position vectors."""
+    """Bytes that a token needs: weights but for the embedding, keys, values and position vectors."""
     config, embedding = decoder.model.config, decoder.model.embed.parameters()
     named = decoder.model.named_parameters()
     weights = sum(p.numel() for n, p in named if not n.endswith(("self_attn.r", ".position.weight")))
@@ -43,8 +39,7 @@ def bytes_read(decoder: Stepper) -> int:
 
 
 def vector_products(size: int, dtype: torch.dtype) -> Callable[[], object]:
-    """``torch.mv`` with feed-forward matrices ``[4·D, D]`` that have ``size`` bytes together, one after the
-    other, as a function."""
+    """``torch.mv`` with matrices ``[4·D, D]`` of ``size`` bytes together, as a function."""
     vector, matrix = torch.randn(CONFIG.d_model).to(dtype), torch.randn(CONFIG.d_ff, CONFIG.d_model).to(dtype)
     matrices = [matrix.clone() for _ in range(round(size / matrix.nbytes))]
     return lambda: [torch.mv(one, vector) for one in matrices]
@@ -85,8 +80,7 @@ def writing(rounds: int, tokens: int) -> Result:
 
 
 def long_text(tokens: int) -> Result:
-    """Seconds of each token of a long text, from nothing remembered: 1,000 just after the memory is full, and
-    the last 1,000."""
+    """Seconds of each token of a long text: 1,000 just after the memory is full, and the last 1,000."""
     decoder, token = Stepper(MemoryLM(CONFIG).eval(), 1), torch.zeros(1, 1, dtype=torch.long)
     seconds = in_turns({"": partial(decoder.read, token)}, tokens, "a long text")[""]
     full = min(CONFIG.longest_attention, tokens - 1)
@@ -95,8 +89,7 @@ def long_text(tokens: int) -> Result:
 
 @torch.no_grad()
 def reading(length: int, samples: int, segment_len: int = 400) -> Result:
-    """Seconds a token that sees ``length`` back: segments over a memory, with caches and by the forward
-    pass; and without memory, a window that slides by one token and is computed anew."""
+    """Seconds a token that sees ``length`` back: with caches, by the forward pass, and without memory."""
     config = replace(CONFIG, segment_len=segment_len, mem_len=length - segment_len)
     model = MemoryLM(config).eval()
     window = MemoryLM(replace(config, model="transformer", segment_len=length)).eval()
@@ -113,9 +106,7 @@ def reading(length: int, samples: int, segment_len: int = 400) -> Result:
 
 @torch.no_grad()
 def stepping(streams: int, rounds: int) -> Result:
-    """Processor time, in seconds, of a step of all ``streams`` over a full memory, with one thread and
-    interleaved: with keys and values kept; by nn.GRU, as wide and deep; and by reading the whole running
-    segment again."""
+    """Processor seconds of a step: with keys and values kept; by nn.GRU; and of the segment again."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     d_input = CORE.d_input or CORE.d_model

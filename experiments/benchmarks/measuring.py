@@ -1,5 +1,4 @@
-"""How everything here is measured: sides that take turns, medians with quartiles, errors against an expected
-result, the rate of matrix products, and the memory of a separate process."""
+"""How everything here is measured."""
 
 import contextlib
 import time
@@ -16,8 +15,7 @@ from tqdm import tqdm
 
 from memformers.common.machine import peak_memory
 
-Result = dict[str, Any]
-"""The measurements in ``results.json``, or a part of them."""
+Result = dict[str, Any]  # the measurements in results.json, or a part of them
 
 
 class Spread(NamedTuple):
@@ -50,8 +48,7 @@ def in_turns(
     sides: Mapping[str, Callable[[], object]], rounds: int, said: str = "", *,
     between: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds of every side in every round, by this ``clock``. The sides take one step each in turn,
-    ``between`` is called after each step, and the progress is ``said``."""
+    """Seconds of every side in every round, one step each in turn, with ``between`` after each."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in tqdm(range(rounds), desc=said, leave=False, disable=not said):
         for name in sides:
@@ -63,9 +60,7 @@ def in_turns(
 
 
 def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said: str) -> Result:
-    """Seconds of every side in every round, and the floating-point operations a second of ``torch.mm`` in
-    between, so that both see the same machine. They are at their highest: the matrices are in caches, and the
-    output is allocated already."""
+    """Seconds of every side, and the highest rate of ``torch.mm`` between: matrices are in caches."""
     size, rates = 1024, list[float]()
     a, b, out = (torch.randn(size, size) for _ in range(3))
 
@@ -82,8 +77,7 @@ def relative_error(came: Tensor, expected: Tensor) -> float:
 
 
 def check_errors(errors: Mapping[str, float], tolerance: float, what: str) -> float:
-    """The largest of the ``errors``; ValueError, which says ``what`` differs and where, above the
-    tolerance."""
+    """The largest of the ``errors``; ValueError above the tolerance."""
     where = max(errors, key=errors.__getitem__)
     if not errors[where] <= tolerance:
         raise ValueError(f"{what} differs by {errors[where]:.1e} in the {where}.")

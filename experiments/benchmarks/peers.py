@@ -1,5 +1,4 @@
-"""labml-nn's model, with the interface of ours: tokens ``[S, B]`` and memory in; logits, the next memory and
-the reconstruction loss out. It is shown to compute the same as ours before it is timed."""
+"""labml-nn's model, with the interface of ours. It is shown to compute the same before it is timed."""
 
 from typing import Any
 
@@ -19,9 +18,7 @@ from memformers import MemoryLM, ModelConfig, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 
 LABML = "labml-nn"
-TOLERANCE = 1e-4
-"""The largest RMS error of a whole model in float32 relative to the RMS value, in logits, reconstruction loss
-and gradient: the kernels' 1e-5, and more for several layers."""
+TOLERANCE = 1e-4  # the largest relative RMS error of a whole model in float32
 
 
 class LabmlLM(nn.Module):
@@ -82,8 +79,8 @@ def two_alike(config: ModelConfig) -> tuple[MemoryLM, LabmlLM]:
 
 
 def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> float:
-    """The largest error of logits and reconstruction loss over segments with growing memories, until
-    some of them were compressed, and then of the gradient. Raises ValueError above the tolerance."""
+    """The largest error of logits and reconstruction loss over segments with growing memories, until some are
+    compressed, and then of the gradient."""
     errors = {}
     our_memory, their_memory = None, None
     segments = ours.config.memory_sizes[0].mem_len // ours.config.segment_len + 3

@@ -1,6 +1,5 @@
-"""Whole training steps, a step being forward, backward, clip and AdamW, one step of each side in turn, after
-both were shown to agree: ours, ours in bfloat16, and labml-nn's. Raw measurements come
-out, seconds a step."""
+"""Seconds of whole training steps, with clip and AdamW, after both sides were shown to agree: ours, ours in
+bfloat16, and labml-nn's."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -28,11 +27,9 @@ SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
     "base": (512, 8, 2048, 4, 512, 512, 128, 4, 2, 7),
     "long": (256, 4, 1024, 2, 512, 2048, 512, 4, 2, 9),
 }
-EQUAL_KEYS = ("compare", "recall")
-"""The cases in which Transformer-XL's memory is as long as both of the Compressive Transformer's, M + C."""
+EQUAL_KEYS = ("compare", "recall")  # in which Transformer-XL's memory has M + C positions
 OURS, BFLOAT16, LABML_FUSED = "ours", "ours, bfloat16", "labml-nn, fused AdamW"
-BFLOAT16_TOLERANCE = 5e-2
-"""The tolerance of logits under autocast: 8 bits a number, through several layers."""
+BFLOAT16_TOLERANCE = 5e-2  # of logits under autocast: 8 bits a number, through several layers
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,7 @@ class Case:
 
     @classmethod
     def of(cls, name: str, model: ModelName) -> "Case":
-        """The case of this name for ``model``; positions are labml-nn's learned ones, which both sides
-        have."""
+        """Positions are labml-nn's learned ones, which both sides have."""
         D, heads, d_ff, layers, S, M, C, c, B, steps = SIZES[name]
         config = ModelConfig(
             model, vocab_size=VOCABULARY, positions="learned", d_model=D, heads=heads, d_ff=d_ff,

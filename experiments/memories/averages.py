@@ -1,5 +1,5 @@
-"""The smallest memory of one's own: each layer remembers its newest inputs, and of everything before them one
-slot, the exponential average.
+"""A minimal custom memory: each layer remembers its newest inputs exactly, and everything before them in one
+slot, an exponential average.
 
     memformers train --model experiments/memories/averages.py:Averages --decay 0.95
 """
@@ -19,7 +19,7 @@ class Settings:
     """The settings of the memory, which become options of the command."""
 
     decay: Annotated[float, Range(0, 1)] = 0.9
-    """How much of the average stays when a position joins it."""
+    """How much of the average is kept when an input joins it."""
 
 
 class Averages(CustomMemory):
@@ -31,8 +31,8 @@ class Averages(CustomMemory):
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
-        """M positions, and one slot, which stands for about 1 / (1 − d) positions: an input's share in it has
-        fallen to 1/e by then."""
+        """M positions, and one slot for about 1 / (1 − d) inputs: after that many more, an input's share in
+        the average has fallen to 1/e."""
         reach = round(1 / max(1 - config.memory_config.decay, 0.01))
         return [MemorySizes(M, 1, reach) for M in config.per_layer("mem_len")]
 

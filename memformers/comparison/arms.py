@@ -33,8 +33,8 @@ def keys_of_layers(model: ModelConfig) -> Lengths:
 
 
 def read_arms(texts: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
-    """The arms that ``texts`` describe: each is an arm, or the path of a file with one arm per line, in which
-    # begins a comment. ``shared`` has the settings that there are. UserError for an impossible arm."""
+    """Each text is an arm, or the path of a file with one arm per line and comments after #. ``shared`` has
+    all settings."""
     arms = []
     for text in texts:
         if ":" in text or not Path(text).is_file():
@@ -49,8 +49,7 @@ def read_arms(texts: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
 
 
 def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
-    """The arm ``NAME: setting=value …``; settings are those of ``shared``, without or with the part that they
-    are in (``mem_len`` or ``model.mem_len``), and values are as in JSON, or words."""
+    """The arm ``NAME: setting=value …`` with short or dotted names, and JSON or words as values."""
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not colon:
@@ -126,8 +125,7 @@ def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
 def check_arms(
     arms: Sequence[Arm], shared: Mapping[str, Any], parse: Callable[[dict[str, Any], str], Any]
 ) -> None:
-    """Raise UserError unless there are arms, ``parse`` takes the settings of all, and no two have the same
-    name or the same settings."""
+    """Raise UserError for no arm, one that ``parse`` refuses, and two with the same name or settings."""
     if not arms:
         raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
     names: set[str] = set()

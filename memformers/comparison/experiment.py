@@ -69,8 +69,8 @@ class Task:
         raise NotImplementedError
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
-        """The settings that let each of ``runs`` read the very same source: none, if each draws its own.
-        UserError for a source that can't be used, or isn't that of the runs in ``folder``."""
+        """The settings that let all ``runs`` read the same source, if there is one. UserError for one that
+        can't be used, or isn't that of the runs in ``folder``."""
         return {}
 
     def train(self, folder: Path) -> None:
@@ -78,8 +78,7 @@ class Task:
         raise NotImplementedError
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Measure the trained models in ``folder`` beside what each training run measured itself, if
-        anything."""
+        """Measure the trained models in ``folder`` together."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,7 @@ def run_experiments(
 
 
 def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
-    """The plan of ``experiment``, with the arms and seeds of the ``saved`` plan in ``folder``; UserError for
-    one that doesn't fit or is not to be resumed, and for files that would be lost."""
+    """UserError for a ``saved`` plan that doesn't fit, and for files that would be lost."""
     name, shared = experiment.task.name, experiment.shared
     if saved and not resume:
         raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
@@ -245,9 +243,8 @@ def train_all(
     return [name for name in plan.runs if name in failed]
 
 
-def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
-    """Make folders for the runs, and the ids by which a dashboard will know them as one group: under one
-    comment, each compared with the baseline of its seed."""
+def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:
+    """Make folders for the runs, and the cards with which dashboards show them as one group."""
     known = {name: known_card(folder / name) for name in runs}
     new = {name: Card(f"comparison {folder.resolve().name}", name=name) for name in runs}
     ids = {name: (known[name] or new[name]).run for name in runs}
@@ -256,13 +253,11 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
         if not known[name]:  # a resumed run keeps its card
             other = ids.get(compared_with(runs, name), "")
             write_json(folder / name / CARD, replace(new[name], compare_with=other))
-    return ids
 
 
 def train_alone(task: Task) -> None:
-    """Train the run in the folder that the command line names, with the file of its memory if it is code of
-    the user. An experiment trains each run in a process, so that no state (labml's, peak memory, random
-    numbers) can influence the next run."""
+    """Train the run in the folder named on the command line, with the file of its memory if it has one. Each
+    run has a process, so that no state (labml's, peak memory, random numbers) can change the next one."""
     with cli_errors():
         keep_freed_memory()
         folder, *code = sys.argv[1:]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memformers.common.fields import Checked, Count, NonNegativeInt, Share, check_fields, replace_nested
 from memformers.common.files import config_from_dict, read_json, write_json
-from memformers.common.machine import describe_environment, git_commit, peak_memory
+from memformers.common.machine import peak_memory
 from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
@@ -25,20 +25,13 @@ from memformers.evaluation.memory_ablation import (
     distance_edges,
     recall_by_distance,
 )
-from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT, Arm, alone_in
 from memformers.tracking.recorder import Tracking
-from memformers.training.config import (
-    EvaluationConfig,
-    OptimConfig,
-    StepConfig,
-    TrainConfig,
-    unused_settings,
-)
+from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
 from memformers.training.loop import TrainingState, train_steps
-from memformers.training.run import build_model
+from memformers.training.run import build_model, describe_model
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
@@ -78,8 +71,7 @@ class RecallRun:
     recall: RecallSettings
 
     def longest(self) -> Callable[[int], int] | None:
-        """The longest distance of a question in a segment that begins at a position of its stream; None if
-        there is no limit."""
+        """The longest distance of a question, by the position at which its segment begins."""
         S, top = self.train.model.segment_len, 2 * self.recall.reach
         grown = self.recall.growing * self.train.tokens / self.train.batch_size
         if not grown:
@@ -116,25 +108,14 @@ RECALL = RecallTask()
 
 
 def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
-    """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
-    ``result.json``."""
     settings = read_json(folder / CONFIG)
     run = task.parse(settings, str(folder / CONFIG))
     name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
     if run.recall.frozen:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
-    of_memory = memory_facts(model.config)
-    facts = {
-        "corpus": {"name": "recall stream", "source": "drawn while it is read"},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        **of_memory,
-        "decided": run.train.resolved,
-        "unused": unused_settings(run.train),
-        "commit": git_commit(),
-        "sees_back": of_memory["memory"]["one_layer"] + S,
-        "environment": describe_environment(model.device),
-    }
+    corpus = {"name": "recall stream", "source": "drawn while it is read"}
+    facts = {"corpus": corpus, **describe_model(run.train, model), "sees_back": sees_back(model.config)}
     write_json(folder / FACTS, facts)
     with Tracking(folder, name, {**settings, **facts}) as track:
         segments = task.segments(run, run.train.seed, longest=run.longest())
@@ -176,14 +157,12 @@ def measure(
 
 
 def sees_back(model: ModelConfig) -> int:
-    """The farthest position that one layer can look at, from the end of its segment."""
     return model.remembered_positions + model.segment_len
 
 
 def paper_ablation(model: ModelConfig) -> list[Arm]:
-    """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``; and two
-    more: f_c that learns from both losses, and slots only in the upper half of the layers, half the number
-    of the others (Rae and Razavi 2020, arXiv 2007.03356)."""
+    """The arms that the paper compares (Rae et al. 2020, section 3.2); f_c that learns from both losses; and
+    slots only in the upper half of the layers (Rae and Razavi 2020, arXiv 2007.03356)."""
     lower, slots = model.n_layers // 2, list(model.per_layer("c_mem_len"))
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
@@ -197,7 +176,6 @@ def paper_ablation(model: ModelConfig) -> list[Arm]:
 
 
 def compressive(name: str, model: ModelConfig, label: str = "", **settings: Any) -> Arm:
-    """An arm of the Compressive Transformer with the lengths of ``model`` and these ``settings``."""
     lengths = f"M = {model.mem_len}, C = {model.c_mem_len}, c = {model.compression_rate}"
     label = ", ".join(filter(None, ("Compressive", label, lengths)))
     dotted = {f"model.{setting}": value for setting, value in settings.items()}
@@ -205,7 +183,6 @@ def compressive(name: str, model: ModelConfig, label: str = "", **settings: Any)
 
 
 def transformer_xl(name: str, mem_len: Any, label: str = "") -> Arm:
-    """An arm of Transformer-XL that remembers ``mem_len`` positions."""
     label = ", ".join(filter(None, ("Transformer-XL", label, f"M = {mem_len}")))
     return Arm(name, {"model.model": "transformer-xl", "model.mem_len": mem_len}, label)
 

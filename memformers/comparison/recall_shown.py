@@ -16,6 +16,7 @@ from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NOTHING, RecallStream, recall_segments
 from memformers.evaluation.evaluate import UNTOUCHED, read_segments
+from memformers.evaluation.memory_ablation import PLACES
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.report.arms import arms_of
@@ -24,10 +25,8 @@ from memformers.runs.reader import read_runs
 
 SHOWN = ("no-memory", "transformer-xl", "compressive")
 """The arms that are shown if an experiment has them, otherwise its first ones."""
-COLOURS = {"segment": 32, "positions": 166, "slots": 36, "gone": 244}
-"""Of a terminal with 256 colours: those of segment, positions and slots in every picture."""
-PLACES = tuple(COLOURS)
-"""Where a value can be."""
+COLOURS = dict(zip(PLACES, (32, 166, 36, 244), strict=True))
+"""Of a terminal with 256 colours: those of segment, memory and slots in every picture."""
 PAGE = "recall.html"
 POSITIONS, STREAMS, ROWS = 1024, 32, 8
 """How many positions have questions, in how many streams, of which the first is shown; and the rows of the
@@ -44,8 +43,7 @@ the mean over values."""
 
 
 def read_stream(folder: Path) -> Stream:
-    """Held-out streams of the recall experiment in ``folder``, read by the first model of each shown arm;
-    UserError without a trained model."""
+    """Held-out streams, read by the first model of each shown arm; UserError without a trained model."""
     arms = [arm for arm in arms_of(read_runs(folder, "recall")) if (arm.first.folder / MODEL).is_dir()]
     arms = sorted((arm for arm in arms if arm.name in SHOWN), key=lambda a: SHOWN.index(a.name)) or arms[:3]
     if not arms:
@@ -82,8 +80,7 @@ def read_stream(folder: Path) -> Stream:
 def questions(
     columns: Sequence[tuple[Tensor, Tensor, Tensor, int]], stream: RecallStream
 ) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
-    """What a stream sets and asks, from the inputs, targets and distances ``[S]`` of its segments, and where
-    each ends."""
+    """From the inputs, targets and distances ``[S]`` of a stream's segments, and where each ends."""
     sets, asks = [], []
     for inputs, targets, distances, end in columns:
         start = end - len(inputs)
@@ -99,9 +96,8 @@ def questions(
 
 
 def shares(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int) -> list[dict[str, Any]]:
-    """The rows of the table of shares, from ``distances``, ``values`` and whether the answers of each model
-    are ``correct``, ``[T, B]`` each. The mean over the ``n`` values makes a constant answer right in 1 / n of
-    the cases, however often each value is asked for."""
+    """The rows of the table; tensors are ``[T, B]``. The mean over the ``n`` values makes a constant
+    answer right in 1 / n of the cases, however often each value is asked for."""
     asked = distances != NOTHING
     order, rows = distances[asked].argsort(stable=True), []
     for part in order.split(-(-len(order) // ROWS)):

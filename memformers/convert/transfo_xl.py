@@ -106,7 +106,7 @@ def vocabulary_of(folder: Path) -> WordTokenizer:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(vocabulary)[:80]}.")
     if vocabulary.get("lower_case") or vocabulary.get("delimiter") is not None:
-        raise UserError(f"{path} changes or divides words, by lower_case or delimiter; use another.")
+        raise UserError(f"{path} changes or splits words (lower_case, delimiter); use another.")
     return WordTokenizer(words)
 
 
@@ -214,7 +214,7 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
     settings |= {"clamp_len": -1, "tgt_len": defaults.segment_len, "mem_len": defaults.mem_len, **config}
     for name, value in WITHOUT_COUNTERPART.items():
         if config.get(name, value) != value:
-            raise UserError(f"expected {name}={value}, all that is supported, got {name}={config[name]}.")
+            raise UserError(f"expected {name}={value}, the only one supported, got {name}={config[name]}.")
     if not isinstance(pre_lnorm := settings["pre_lnorm"], bool):
         raise UserError(
             "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "

@@ -2,9 +2,9 @@
 when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
 and the permission for https://app.labml.ai to call it.
 
-Records are files that are written atomically. They refer to each other, so where one can't be read, all are
-set aside: they are copies of what runs have in their folders. They are JSON, with marks for the types that
-labml stores besides plain values, and not pickles: a file that someone else wrote must not run code.
+Records are files that are written atomically, copies of what runs have in their folders. They are JSON, with
+marks for the types that labml stores besides plain values, and not pickles: a file that someone else wrote
+must not run code.
 """
 
 import base64
@@ -13,9 +13,7 @@ import logging
 import math
 import os
 import re
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +52,10 @@ PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status
 OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
 """The addition to labml's page: a link to our page, also where the files that it loads from public servers
 can't be reached."""
-ASIDE = "unreadable"  # the folder of the files that can't be read
 
 
 def to_text(record: Any) -> str:
-    return json.dumps(_marked(record), default=_to_json)
+    return json.dumps(record, default=_to_json)
 
 
 def from_text(text: str) -> dict[str, Any]:
@@ -66,14 +63,6 @@ def from_text(text: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"it holds a {type(record).__name__}, not a record")
     return record
-
-
-def _marked(value: Any) -> Any:
-    """``value`` with marks around dicts that look like a mark below: a run may send anything."""
-    if isinstance(value, dict):
-        items = {name: _marked(item) for name, item in value.items()}
-        return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
-    return [_marked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _to_json(value: Any) -> Any:
@@ -90,8 +79,6 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: dict[str, Any]) -> Any:
     match value:
-        case {"$dict": items}:
-            return dict(items)
         case {"$key": key}:
             return Key(key)
         case {"$set": items}:
@@ -101,97 +88,66 @@ def _from_json(value: dict[str, Any]) -> Any:
     return value
 
 
-class Records:
-    """The records of labml's models and indexes in ``folder``, which only this process uses. All are read
-    once, and set aside if one can't be, which ``say`` tells the user."""
+def use_records(folder: Path) -> None:
+    """Let labml keep its models and indexes in ``folder``, which only this process uses, and give it the user
+    and projects that it assumes, without runs of which a kill left only a part: they are sent again.
+    UserError for a record that can't be read."""
+    (folder / "indexes").mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.glob("*/.*"):  # of a dashboard that was killed
+        unfinished.unlink(missing_ok=True)
+    drivers = [RecordDriver(folder, model) for model in db.models]
+    Model.set_db_drivers(drivers)
+    indexes = {index.__name__: IndexDriver(folder, index) for index in db.indexes}
+    Index.set_db_drivers(list(indexes.values()))
+    for driver in drivers:
+        for key in driver.get_all():
+            driver.load_dict(key)
+    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+    local = user.get_or_create_user("local", is_local_user=True)
+    if not local.projects:
+        new = project.Project(labml_token=gen_token())
+        new.save()
+        local.projects = [new.key]
+        local.save()
+        project.ProjectIndex.set(new.labml_token, new.key)
+    project.ProjectIndex.set(TOKEN, local.projects[0])
+    home = project.get_project(TOKEN)
+    listed = [
+        run_id for key in home.folders.values() for run_id in key.load().run_uuids if run_id in home.runs
+    ]
+    for run_id in list(indexes["RunIndex"].entries):
+        one = run.get(run_id)
+        state = one and one.status and one.status.load()
+        if not (state and state.run_status and state.run_status.load()) or (
+            one.rank == 0 and run_id not in listed
+        ):
+            home.runs.pop(run_id, None)
+            run.RunIndex.delete(run_id)
+    home.save()
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
-        self.folder, self.say = folder, say
-        self.install()
-        for driver in self.drivers.values():
-            for key in driver.get_all():
-                driver.load_dict(key)
-        for index in self.indexes.values():
-            for key in index.get_all():
-                owner = self.drivers.get(key.partition(":")[0])
-                if owner is None or not owner.path(key).exists():
-                    self.found_broken(self.folder / "indexes", f"{key} is missing")
-        if self.is_damaged:
-            self.begin_again()
-        else:
-            self.add_user()
 
-    def install(self) -> None:
-        """Let labml use what is here, without unfinished files of a dashboard that was killed."""
-        self.is_damaged = False
-        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
-        for unfinished in self.folder.glob("*/.*"):
-            unfinished.unlink(missing_ok=True)
-        self.drivers = {model.__name__: RecordDriver(self, model) for model in db.models}
-        self.indexes = {index.__name__: IndexDriver(self, index) for index in db.indexes}
-        Model.set_db_drivers(list(self.drivers.values()))
-        Index.set_db_drivers(list(self.indexes.values()))
-
-    def begin_again(self) -> None:
-        aside = self.folder / ASIDE / f"{time.time_ns()}"
-        aside.mkdir(parents=True)
-        for path in self.folder.iterdir():
-            if path.is_dir() and path.name != ASIDE:
-                path.replace(aside / path.name)
-        again = "runs that go on come again, and --import brings others."
-        self.say(f"all records were set aside as {aside}; {again}")
-        self.install()
-        self.add_user()
-
-    def add_user(self) -> None:
-        """Give labml the user and projects that it assumes, with our token for the user's, and forget runs of
-        which a kill left only a part: they come again."""
-        project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
-        project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
-        local = user.get_or_create_user("local", is_local_user=True)
-        if not local.projects:
-            new = project.Project(labml_token=gen_token())
-            new.save()
-            local.projects = [new.key]
-            local.save()
-            project.ProjectIndex.set(new.labml_token, new.key)
-        project.ProjectIndex.set(TOKEN, local.projects[0])
-        home = project.get_project(TOKEN)
-        for run_id in list(self.indexes["RunIndex"].entries):
-            one = run.get(run_id)
-            state = one and one.status and one.status.load()
-            folders = [key.load().run_uuids for key in home.folders.values()]
-            listed = run_id in home.runs and any(run_id in uuids for uuids in folders)
-            if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
-                home.runs.pop(run_id, None)
-                run.RunIndex.delete(run_id)
-        home.save()
-
-    def read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            return from_text(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError) as error:
-            self.found_broken(path, error)
+def read_record(path: Path) -> dict[str, Any] | None:
+    try:
+        return from_text(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
-
-    def found_broken(self, path: Path, why: object) -> None:
-        if not self.is_damaged:
-            self.say(f"{path} couldn't be read: {why}")
-        self.is_damaged = True
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} can't be read: {error}. Delete {path.parents[1]}, whose files are copies, and bring the "
+            f"runs again with --import."
+        ) from None
 
 
 class RecordDriver(FileDbDriver):
-    def __init__(self, records: Records, model: Any):
-        super().__init__(None, model, records.folder / model.__name__)
-        self._records = records
+    def __init__(self, folder: Path, model: Any):
+        super().__init__(None, model, folder / model.__name__)
 
     def path(self, key: str) -> Path:
         return Path(self._db_path, f"{key}.json")
 
     def load_dict(self, key: str) -> dict[str, Any] | None:
-        return self._records.read(self.path(key))
+        return read_record(self.path(key))
 
     def save_dict(self, key: str, data: dict[str, Any]) -> None:
         write_text(self.path(key), to_text(data))
@@ -201,9 +157,9 @@ class RecordDriver(FileDbDriver):
 
 
 class IndexDriver(FileIndexDbDriver):
-    def __init__(self, records: Records, index: Any):
-        super().__init__(None, index, records.folder / "indexes" / f"{index.__name__}.json")
-        self.entries: dict[str, str] = records.read(self._index_path) or {}
+    def __init__(self, folder: Path, index: Any):
+        super().__init__(None, index, folder / "indexes" / f"{index.__name__}.json")
+        self.entries: dict[str, str] = read_record(self._index_path) or {}
         self._cache = self.entries
 
     def _save_cache(self) -> None:
@@ -214,8 +170,7 @@ class IndexDriver(FileIndexDbDriver):
 
 
 def add_labml(app: FastAPI) -> None:
-    """Serve labml's page and answer what it and the runs ask, at all addresses that ``app`` doesn't have
-    yet."""
+    """Serve labml's page and its API at all addresses that ``app`` doesn't have yet."""
     static = Path(labml_app.__file__).parent / "static"
     files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
     html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)

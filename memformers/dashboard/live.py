@@ -52,8 +52,7 @@ def describe(
     runs: Runs, metric: str = "", over: str = TOKENS, *, log: bool = False, dark: bool = False,
     knows: Knows = lambda run: False,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the page of ``runs`` shows: the curves of ``metric``, or where it has no point of another, as
-    plotly's figure, and all else as HTML."""
+    """What the page shows: curves of ``metric``, or of another one that has points, and all else as HTML."""
     names = sorted({name for run in runs.all for name in run.metrics.names})
     metrics = [name for name in names if any(run.last(name) is not None for run in runs.all)]
     if metric not in metrics:
@@ -113,8 +112,6 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
         if run.identity.isalnum() and knows(run.identity):
             name = Markup(f"[{name}](/run/{run.identity})")
         rows.append([name, state_in_words(run), number(run.last(valid), ".3f")])
-    if len(runs.all) > MAX_SHOWN:
-        rows.append([f"and {len(runs.all) - MAX_SHOWN:,} more", "", ""])
     below += ["### Runs", table(["run", "state", valid_in_words], rows, numbers=True)]
     return bars(arms, measure) + html_of("\n\n".join(above)), html_of("\n\n".join(below))
 
@@ -193,8 +190,7 @@ def summary(runs: Runs) -> str:
 
 
 class Comparisons:
-    """All runs and comparisons of this machine that left a note, by their ids. One thread at a time may use
-    it."""
+    """The runs and comparisons of this machine, by their ids; for one thread at a time."""
 
     def __init__(self) -> None:
         self._open: dict[str, Runs] = {}

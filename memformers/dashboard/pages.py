@@ -20,7 +20,6 @@ import webbrowser
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import platformdirs
 import uvicorn
@@ -96,7 +95,8 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = build(names, labml.Records(folder, say))
+        labml.use_records(folder)
+        app = build(names)
         write_json(folder / ADDRESS, {"url": url})
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
@@ -109,27 +109,22 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         announce(url)
         print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
-        with handling(signal.SIGINT, stop), handling(signal.SIGTERM, stop), suppress(KeyboardInterrupt):
+        interrupt = signal.default_int_handler
+        with (
+            handling(signal.SIGINT, interrupt),
+            handling(signal.SIGTERM, interrupt),
+            suppress(KeyboardInterrupt),
+        ):
             uvicorn.Server(config).run(sockets=[listener])
     print("dashboard: stopped")
 
 
-def stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def build(names: frozenset[str], records: labml.Records) -> FastAPI:
+def build(names: frozenset[str]) -> FastAPI:
     """The application, for a machine with these ``names`` beside its addresses."""
-
-    def knows(run_id: str) -> bool:
-        if records.is_damaged:
-            records.begin_again()
-        return labml.is_known(run_id)
-
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    add_pages(app, labml.is_known)
+    add_pages(app)
     labml.add_labml(app)
-    add_guard(app, names, knows)
+    add_guard(app, names)
     return app
 
 
@@ -162,8 +157,7 @@ def say(message: str) -> None:
     print(f"dashboard: {message}", file=sys.stderr, flush=True)
 
 
-def add_pages(app: FastAPI, knows: live.Knows) -> None:
-    """Serve our pages; ``knows`` says whether labml's pages have a run."""
+def add_pages(app: FastAPI) -> None:
     plotly_package = importlib.util.find_spec("plotly")
     plotly = Path((plotly_package and plotly_package.origin) or "").parent / "package_data" / "plotly.min.js"
     if not plotly.is_file():
@@ -210,7 +204,7 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
             version = live.version_of(runs, metric, over, log, dark)
             payload = {"version": version, "summary": live.summary(runs)}
             if version != seen:
-                payload |= live.describe(runs, metric, over, log=log, dark=dark, knows=knows)
+                payload |= live.describe(runs, metric, over, log=log, dark=dark, knows=labml.is_known)
             return JSONResponse(payload)
 
     def report(identity: str) -> Response:
@@ -238,7 +232,7 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
         app.add_api_route(path, answer, response_class=Response)
 
 
-def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool]) -> None:
+def add_guard(app: FastAPI, names: frozenset[str]) -> None:
     """Refuse what no page or program of the user's asks ``app``."""
 
     @app.middleware("http")
@@ -249,7 +243,7 @@ def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool])
         if not why and (asked := OF_RUN.fullmatch(request.url.path)):
             if not RUN_ID.fullmatch(asked["run"]):
                 status, why = 400, "That is no run's id."
-            elif not knows(asked["run"].partition("_")[0]):
+            elif not labml.is_known(asked["run"].partition("_")[0]):
                 status, why = 404, "There is no such run."
         response = Text(why, status) if why else await answer(request)
         response.headers.update(SAFE_HEADERS)
@@ -290,8 +284,8 @@ def is_here(host: str, names: frozenset[str]) -> bool:
 
 
 async def check_body(request: Request) -> tuple[int, str]:
-    """The status and the message of a refusal of a request's body, empty if it is good. One that is too long
-    is read to its end, since a program that is still sending would not read the answer."""
+    """The status and message of a refusal, empty for a good body. One that is too long is read to its end,
+    since a program that is still sending would not read the answer."""
     length = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers or not length.isdigit() or int(length) > MAX_BYTES:
         async for _ in request.stream():

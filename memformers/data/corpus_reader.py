@@ -1,5 +1,4 @@
-"""From files to one: texts, JSON lines, tables and what is between separators, in UTF-8, or token ids; in
-constant memory."""
+"""From files to one, of UTF-8 or token ids, in constant memory: texts, JSON, tables, divided texts."""
 
 import codecs
 import csv
@@ -12,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,21 +46,15 @@ class Text:
         self.path, self._progress = path, progress
         self.file = open(path, "wb")  # noqa: SIM115
         self.bytes = self.characters = 0
-        self.ends, self.lengths = array("q"), array("q")
-        """Where each document, or file, ends, in bytes, and how many characters it has."""
-        self.names: list[str] = []
-        """The first ``MAX_NAMES`` of them."""
+        # Where each document, or file, ends, in bytes; how many characters it has; the first MAX_NAMES names.
+        self.ends, self.lengths, self.names = array("q"), array("q"), list[str]()
         self.are_documents = self.are_ids = False
-        """Whether these are documents, not files of a plain text, and whether characters are token ids."""
-        self.splits: dict[str, int] = {}
-        """Where each split ends, in bytes; one without a name is to be divided."""
-        self.left_out: dict[str, list[str]] = defaultdict(list)
-        """The names of what is not read, by the reason."""
+        self.splits: dict[str, int] = {}  # where each ends, in bytes; one without a name is to be divided
+        self.left_out: dict[str, list[str]] = defaultdict(list)  # names of what is not read, by the reason
         self._hash = hashlib.sha256()
 
     @property
     def sha256(self) -> str:
-        """The checksum of the text and of the ends of its documents, if it has any; in hexadecimal."""
         if not self.are_documents:
             return self._hash.hexdigest()
         return hashlib.sha256(self._hash.digest() + repr(tuple(self.lengths)).encode()).hexdigest()
@@ -109,8 +101,7 @@ class Text:
         if len(self.names) < MAX_NAMES:
             self.names.append(name)
 
-    def place(self, character: int) -> int:
-        """Where a character starts in the file."""
+    def place_of(self, character: int) -> int:
         if self.are_ids:
             return 4 * character
         decoder, at = codecs.getincrementaldecoder("utf-8")("surrogateescape"), 0
@@ -123,8 +114,8 @@ class Text:
 
 
 def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int], object]) -> Text:
-    """The text or documents of ``sources`` in a new file ``path``. Documents without text and, in a folder,
-    files that are no text are left out, with a warning. ``progress`` gets numbers of bytes."""
+    """``sources`` in a new file ``path``. Documents without text and, in a folder, files that are no text are
+    left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
     of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
     if len(of_ids) > 1:
@@ -153,7 +144,6 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
 
 
 def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
-    """Append the text of a file: as one document, as several, or as a plain text."""
     _, name, file, is_document = part
     assert not isinstance(file, np.ndarray)
     separator, of_bytes, named = spec.document_separator, spec.tokenizer == "byte", plain_name(name).lower()
@@ -169,58 +159,51 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
             head = next(texts)
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):
-            raise UserError(
-                f"document_separator={separator!r} divides one text, and {name} consists of documents."
-            )
+            why = f"document_separator={separator!r} divides one text"
+            raise UserError(f"{why}, and {name} consists of documents.")
         if separator:
             documents = texts_between(separator, texts, name)
-        elif not documents:
-            return text.add(name, texts, is_document=is_document)
+        if not documents:
+            text.add(name, texts, is_document=is_document)
     except (NotText, Archive) as error:
         if not is_document:
             raise
-        return text.left_out["not text and"].append(f"{name} ({error.where})")
-    for place, document in documents:
+        text.left_out["not text and"].append(f"{name} ({error.where})")
+    for place, document in documents or ():
         text.add(place, [document], is_document=True)
-    return None
 
 
-def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[str]:
-    """What is between the ``separator`` in ``texts``; UserError for more than [`MAX_RECORD`][]."""
+def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, bool]]:
+    """What is between the ``separator`` in ``texts``, and whether it is the rest after the last one."""
     rest, searched, number = "", 0, 1
     for text in texts:
         rest += text
         if rest.find(separator, searched) >= 0:
             *whole, rest = rest.split(separator)
-            yield from whole
+            yield from ((part, False) for part in whole)
             number += len(whole)
         searched = max(len(rest) - len(separator) + 1, 0)
         if searched > MAX_RECORD:
             most = f"at most {MAX_RECORD:,} characters before the next {separator!r}"
             raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
-    yield rest
+    yield rest, True
 
 
 def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each document between the ``separator``; what follows the last one is a
-    document if it has text."""
-    number, last = 0, ""
-    for number, document in enumerate(parts_between(separator, texts, name), 1):
-        if number > 1:
-            yield f"{name}:{number - 1}", last
-        last = document
-    if number == 1:
-        raise UserError(
-            f"document_separator={separator!r} doesn't occur in {name}; give the text between its documents "
-            f"(a line break is written as $'\\n' in a shell), or leave it out."
-        )
-    if last.strip():
-        yield f"{name}:{number}", last
+    """The place and the text of each document; what follows the last separator is one if it has text."""
+    for number, (document, is_rest) in enumerate(parts_between(separator, texts, name), 1):
+        if is_rest and number == 1:
+            raise UserError(
+                f"document_separator={separator!r} doesn't occur in {name}; give the text between its "
+                f"documents (a line break is written as $'\\n' in a shell), or leave it out."
+            )
+        if not is_rest or document.strip():
+            yield f"{name}:{number}", document
 
 
 def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]] | None:
-    """The place and the text of each document in ``texts``, which start with ``head``: of a file of JSON
-    lines, or of one array; None for a .json file of another form, unless ``field`` asks for documents."""
+    """The place and the text of each document in ``texts``, which start with ``head``: JSON lines, or one
+    array; None for a .json file of another form, unless ``field`` asks for documents."""
     start = head.lstrip()
     if start.startswith("[") and start[1:].lstrip().startswith("{"):
         return ((place, text_in(value, place, field)) for place, value in elements_of(texts, name))
@@ -232,11 +215,11 @@ def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Ite
         if not is_object and field == CorpusSpec().text_field:
             return None
     lines = enumerate(parts_between("\n", texts, name), 1)
-    return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, line in lines if line.strip())
+    return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, (line, _) in lines if line.strip())
 
 
-def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
-    """The place and the value of each element of a JSON array, which must fit into memory."""
+def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    """The place and the JSON of each element of an array, which must fit into memory."""
     whole = ""
     for text in texts:
         whole += text
@@ -247,39 +230,35 @@ def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, Any]]:
         elements = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: expected a JSON array of objects, got {error}; correct it.") from None
-    yield from ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
+    yield from ((f"{name}, element {number}", json.dumps(e)) for number, e in enumerate(elements, 1))
 
 
-def text_in(value: Any, place: str, field: str) -> str:
-    """The text in the ``field`` of a JSON object, or of a line that contains one."""
-    reason, shown = "", value
-    if isinstance(value, str):
-        shown = value.strip()
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            value, reason = None, f" ({str(error).partition(':')[0]})"
+def text_in(line: str, place: str, field: str) -> str:
+    """The text in the ``field`` of the JSON object in a line."""
+    value, reason = None, ""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f" ({str(error).partition(':')[0]})"
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        shown = shown if isinstance(shown, str) else json.dumps(shown)
-        got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
+        line = line.strip()
+        got = repr(line if len(line) <= 40 else f"{line[:40]}…") + reason
         what_to_do = "correct or remove it, or name another field with text_field"
         raise UserError(f'{place}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
     return checked(text, place)
 
 
 def checked(text: str, place: str) -> str:
-    """The text of a document; UserError for what is not a character."""
     if wrong := NOT_CHARACTERS.search(text):
         raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
     return text
 
 
 def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each row of a table, whose first row names its columns, between commas,
-    semicolons or tabs, from the column ``field``."""
+    """The place and the text of each row of a table, whose first row names its columns."""
     csv.field_size_limit(MAX_RECORD)
-    lines, number = (f"{line}\n" for line in parts_between("\n", texts, name)), 0
+    lines, number = (f"{line}\n" for line, _ in parts_between("\n", texts, name)), 0
     first = next(lines)
     heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
     mark = next((mark for mark, columns in heads.items() if field in columns), "")
@@ -298,7 +277,6 @@ def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[
 
 
 def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each row of a table, from the column ``field``, by pyarrow."""
     if path.suffix.lower() != ".parquet":
         raise UserError(f"{path} is a compressed table, which can't be read in part; decompress it.")
     try:

@@ -1,10 +1,8 @@
 """Datasets of tokens, in memory or in a folder from which they are read in place.
 
-``train.npy``, ``validation.npy`` and, where there is one, ``test.npy`` are the tokens of a split: one
-dimension, of the smallest unsigned type that holds the vocabulary. ``train_documents.npy`` and so on are the
-places where documents begin, and the end, int64 ``[documents + 1]``; a plain text has none.
-``tokenizer.json`` is the tokenizer, ``card.json`` a ``DatasetInfo``, and
-``manifest.json`` has the size and the checksum of each file.
+``train.npy``, ``validation.npy`` and perhaps ``test.npy`` are the tokens ``[n]`` of a split, of the smallest
+unsigned type that holds the vocabulary; ``train_documents.npy`` and so on, unless it is a plain text, the
+places where documents begin, and the end, int64. ``card.json`` is a ``DatasetInfo``.
 """
 
 from array import array
@@ -118,20 +116,15 @@ def read_info(folder: Path) -> DatasetInfo:
 
 
 def open_store(folder: Path) -> TokenDataset:
-    """The folder that ``memformers prepare`` wrote. Changed tokens in a file of the same size aren't noticed,
-    since checksums of all would take long."""
+    """What ``memformers prepare`` wrote; a file that changed within its size isn't noticed, to save time."""
     info = read_info(folder)
     check_manifest(folder, STORE)
     return read_dataset(folder, info)
 
 
 def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
-    """The tokens in ``folder``, mapped or ``in_memory``."""
     splits = {}
     for name, counts in info.splits.items():
         tokens, lengths = ids_in(path := folder / f"{name}.npy", str(path))
-        expected, got = (counts.tokens, counts.documents), (len(tokens), len(lengths))
-        if got != expected:
-            raise UserError(f"{path}: expected {expected} tokens and documents, got {got}; prepare it again.")
         splits[name] = Split(np.array(tokens) if in_memory else tokens, counts, lengths)
     return TokenDataset(info, load_tokenizer(folder), splits)

@@ -1,5 +1,4 @@
-"""What is in files: bytes, compressed or not, of this machine or another, and the text or the token ids that
-they are; in constant memory."""
+"""What is in files, in constant memory: bytes, compressed or not, the text, or the token ids."""
 
 import bz2
 import codecs
@@ -25,17 +24,14 @@ from memformers.common.files import user_path
 from memformers.common.text import UserError
 
 Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
-File = Path | bytes | Ids
-"""A file, - for standard input, or what a file would contain: a text, or token ids."""
+File = Path | bytes | Ids  # a file, - for standard input, or what a file would contain: a text, or token ids
 STDIN = Path("-")
 OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 BLOCK = 1 << 20  # bytes that are read at once
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-"""The encodings that byte order marks name."""
 PIECE = 256 << 10  # bytes, more or less, of a text that are encoded at once
-CONTEXT = 4 << 10
-"""Bytes beside a piece that are encoded with it, where tokens depend on more than their word."""
+CONTEXT = 4 << 10  # bytes beside a piece that are encoded with it, if tokens depend on more than a word
 LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
 WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
 CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
@@ -65,8 +61,7 @@ class NotText(UserError):
 
 
 def local(name: str) -> Path:
-    """The file or folder called ``name``; one of another machine's, such as s3://bucket/text.jsonl, is first
-    copied into the user's cache."""
+    """The file or folder called ``name``; one of another machine, such as s3://x/y.jsonl, is first copied."""
     if "://" not in name:
         return user_path(name)
     import fsspec  # not above: hardly any text needs it
@@ -81,8 +76,7 @@ def local(name: str) -> Path:
 
 
 def blocks_of(file: Path | bytes) -> Iterator[bytes]:
-    """The contents of a file, decompressed if its name ends so. Raises UserError for one that can't be read,
-    that changes meanwhile, or is broken or an archive."""
+    """The contents of a file, decompressed if its name ends so."""
     if isinstance(file, bytes) or file == STDIN:
         yield from [file] if isinstance(file, bytes) else read_blocks(sys.stdin.buffer)
         return
@@ -111,8 +105,7 @@ def read_blocks(opened: IO[bytes]) -> Iterator[bytes]:
 
 
 def decompressed(raw: IO[bytes], file: Path) -> Iterator[bytes]:
-    """The contents of the open ``file``: of the one in a zip, or of all parts, where zeros may fill up the
-    last block, as gzip and xz take them."""
+    """The one file in a zip, or all parts; zeros may fill up the last block, as for gzip and xz."""
     suffix = file.suffix.lower()
     if TAR.search(plain_name(file.name)):
         raise Archive(file)
@@ -148,8 +141,8 @@ def plain_name(name: str) -> str:
 
 
 def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """The text in ``blocks``: UTF-8, or UTF-16 with a byte order mark, without the mark. NotText at the first
-    byte that is not text, which a NUL isn't either."""
+    """The text in ``blocks``, UTF-8, or UTF-16 with a byte order mark. NotText at the first byte that is not
+    text, which a NUL isn't either."""
     blocks = filter(None, blocks)
     head = next(iter(blocks), b"")
     mark = next(filter(head.startswith, MARKS), b"")
@@ -189,9 +182,8 @@ def check_utf8(text: str, source: str) -> None:
 
 
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where UTF-8 ``text`` is cut from ``begin`` to ``end``, so that it is encoded in constant memory and
-    always in the same way: before the first line break, else the first white space, else the first character,
-    after ``PIECE`` bytes."""
+    """Where UTF-8 ``text`` is cut from ``begin`` to ``end``: before the first line break, else the first
+    white space, else the first character, after ``PIECE`` bytes."""
     while end - begin > PIECE:
         at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
         cut = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
@@ -211,8 +203,8 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
 
 
 def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """The ids in a .npy or .bin file, or of a program, and the lengths of the documents in them, where
-    NAME_documents.npy beside the file lists where they start, and the end, int64 ``[documents + 1]``."""
+    """The ids of a .npy or .bin file, or of a program, and the lengths of their documents, whose starts, and
+    end, NAME_documents.npy beside the file lists."""
     ids: Ids = mapped(file, vocab_size) if isinstance(file, Path) else np.asanyarray(file)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
         got = f"{list(ids.shape)} of {ids.dtype}"

@@ -1,8 +1,7 @@
 """Streams of symbols that set values and ask for them, to measure how far back a memory recalls.
 
-A token either sets a key to a value, or asks for a key; after a question, the model must predict the value
-that was last set for that key. Keys are set again all the time, so weights can't learn the answers, and the
-key of a question doesn't show how long ago it was set. This distance is known for each question.
+A token sets a key to a value, or asks for a key, after which the model must predict the value last set for
+it. Keys are set again all the time, so weights can't learn the answers, and questions don't show distances.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +16,7 @@ from memformers.common.fields import Checked, Count, Range
 from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 
-NEAREST_BAND = 64
-"""Questions are drawn by bands of distances: the first is below this number, and each octave from it on is
-one."""
+NEAREST_BAND = 64  # questions are drawn by bands of distances: the first is below it, then each octave is one
 NOTHING = -1  # the distance of positions without a question
 NEVER = -(2**62)  # the time at which a key was set that was never set
 FOREVER = 2**61  # a limit above all distances, and below the distance of a key that was never set
@@ -29,9 +26,8 @@ FOREVER = 2**61  # a limit above all distances, and below the distance of a key 
 class RecallStream(Checked):
     """The symbols, and how often values are set.
 
-    Token ids: first the values, which are only targets and never inputs; then, for each pair of a key and a
-    value, the token that sets it, all values of a key together; then, for each key, the token that asks for
-    it.
+    Token ids: the values, which are only targets; then the token that sets each pair, all values of a key
+    together; then the token that asks for each key.
     """
 
     keys: Count = 16
@@ -61,10 +57,9 @@ def recall_segments(
     many positions ago the value of a question was set, or NOTHING where a token sets a key.
 
     With probability ``stream.set_probability`` a token sets a key to a value, both drawn uniformly; otherwise
-    it asks. A question draws a band of distances uniformly among those with at least one key (below
-    [`NEAREST_BAND`][], and each octave from there on), and then one of its keys uniformly. ``longest``
-    returns the longest distance of a question in a segment that begins at the given position; if no key was
-    set so recently, a token sets one.
+    it asks: it draws a band of distances (``NEAREST_BAND``) among those with a key, and one of its keys.
+    ``longest`` returns the longest distance of a question in a segment that begins at the given position; if
+    no key was set so recently, a token sets one.
     """
     rng = np.random.default_rng(seed)
     last_set = np.full((batch_size, stream.keys), NEVER)

@@ -1,5 +1,4 @@
-"""What a dataset is made of, and its files: those of a user, a published corpus, Tiny Shakespeare or the
-built-in play."""
+"""The files of a dataset: those of a user, a published corpus, Tiny Shakespeare or the built-in play."""
 
 import hashlib
 import json
@@ -26,10 +25,8 @@ from memformers.data.files import OF_IDS, STDIN, File, local, plain_name, raise_
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
-"""The names of the files or folders that are a split, also as WikiText publishes them; the group is the
-split's."""
+"""The names of the files or folders that are a split, also as WikiText publishes them."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
-"""The names of files and folders that look like a split."""
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
@@ -40,24 +37,20 @@ IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")  # where Tiny Shakespeare
 DOWNLOAD_SECONDS = 10.0
 BUILTIN, STAND_IN = "builtin", "stand-in"
 BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about those of Tiny Shakespeare
-PYTHON_SOURCE = "python-source"
-"""The sources of the running interpreter and its packages: a text to scale with that needs no network, but
-not one that other machines have bit for bit."""
+PYTHON_SOURCE = "python-source"  # of this interpreter and its packages, which differ between machines
 
 
 @dataclass(frozen=True)
 class Benchmark:
     tokenizer: str
     vocab_size: int | None = None  # of subwords
-    sizes: tuple[int, ...] = ()
-    """The bytes of each split in its one file, one after the other; empty: each split is a file or folder."""
+    sizes: tuple[int, ...] = ()  # bytes of each split in its one file; empty: each split is a file or folder
     sha256: str = ""  # of that file, if it is published
     documents: tuple[int, ...] = ()  # how many each split has, each a file; empty: a split is one text
     words: tuple[int, ...] = ()  # how many words and ends of lines each split has
 
     def ends(self, total: int, sha256: str) -> dict[str, int]:
-        """Where each split ends in its one file of ``total`` bytes; UserError for another file than the
-        published one."""
+        """Where each split ends in its one file of ``total`` bytes."""
         if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
             raise UserError(
                 f"expected the published file of {sum(self.sizes):,} bytes, SHA-256 {self.sha256 or 'any'}, "
@@ -91,8 +84,7 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """What a dataset is made of; each field is as in
-    [`TrainConfig`][memformers.training.config.TrainConfig]."""
+    """What a dataset is made of; fields are as in [`TrainConfig`][memformers.training.config.TrainConfig]."""
 
     data: str = ""
     validation: str = ""
@@ -101,8 +93,7 @@ class CorpusSpec:
     text_field: str = "text"
     tokenizer: str = "character"
     vocab_size: int | None = None  # of learned words or subwords, or of token ids
-    corpus: str = ""
-    """The name of a published corpus, one of ``BENCHMARKS``, that ``data`` holds; empty: none."""
+    corpus: str = ""  # the published corpus, of BENCHMARKS, that data holds, or PYTHON_SOURCE
 
 
 class Part(NamedTuple):
@@ -124,10 +115,8 @@ class Sources:
     name: str  # for titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name
     source: str  # the path it is read from, or how it was made
     parts: Sequence[Part]
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-    """The names of files and folders that are not read, by the reason."""
-    is_stand_in: bool = False
-    """Whether it replaces Tiny Shakespeare, which was neither found nor downloadable."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # names of what isn't read, by the reason
+    is_stand_in: bool = False  # whether it replaces Tiny Shakespeare
 
     @property
     def paths(self) -> list[Path]:
@@ -140,8 +129,8 @@ class Sources:
         return on_disk + sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
 
     def cache_path(self, spec: CorpusSpec) -> Path:
-        """Where the cache has the tokens of this corpus as ``spec`` says: a folder that no other corpus and
-        no other tokens of it have, and in it one that no other state of its files has."""
+        """Where the cache has these tokens: a folder of its own for each corpus and way to divide it, and in
+        it one for each state of its files."""
         paths = [*self.paths, *([Path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
         how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
         files = [[str(path.resolve()) for path in paths], [part.split for part in self.parts], how]
@@ -150,9 +139,8 @@ class Sources:
 
 
 def find(spec: CorpusSpec) -> Sources:
-    """The files of ``spec``; UserError for what isn't there. The words ``"builtin"`` and ``"stand-in"`` are
-    the built-in play. No ``data`` means Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its
-    public address, else the built-in play, with a warning."""
+    """The files of ``spec``. No ``data`` means Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache,
+    or its public address, else the built-in play, with a warning."""
     if spec.corpus == PYTHON_SOURCE:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
@@ -170,8 +158,7 @@ def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool 
 
 
 def at_path(spec: CorpusSpec, path: Path) -> Sources:
-    """The files of ``spec``, whose data is at ``path``; a folder is Tiny Shakespeare, has splits, or is one
-    of documents."""
+    """A folder is Tiny Shakespeare, has splits, or is one of documents."""
     if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
         return tiny_shakespeare_at(found)
     left_out: dict[str, list[str]] = defaultdict(list)
@@ -189,7 +176,6 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
 
 
 def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Part]:
-    """The files of a split: one, or those of a folder, each a document; UserError where there are none."""
     if all((path / name).is_file() for name in STORE):
         raise UserError(f"{path} holds tokens and no text; train on it as --data, or name the text itself.")
     if path.is_dir():
@@ -202,9 +188,8 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
 
 
 def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """The files or folders in ``folder`` that are its splits; none unless there are some to train and to
-    validate on. UserError for two that are one split, and for names there, or in a folder there, that look
-    like several splits, whose texts to claim on would be learned."""
+    """The files or folders in ``folder`` that are its splits, if some are to train and to validate on. Names
+    there, or in a folder there, that look like other splits are refused: their texts would be learned."""
     by_split: dict[str, list[Path]] = {}
     for path in visible(folder):
         named = SPLIT_NAME.fullmatch(path.name)
@@ -229,7 +214,6 @@ def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, by name, but for what is hidden; nothing of one that can't be read."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -237,9 +221,8 @@ def visible(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """By their paths in ``folder``: all files there and in its sub-folders, but those of a run, an experiment
-    or tokens, since a command may write into the folder of its texts, and hidden ones. Links are followed,
-    and each folder is read once. Raises UserError for a sub-folder that can't be read."""
+    """All files in ``folder`` and below, by their paths there, but hidden ones and those of runs and tokens:
+    a command may write into the folder of its texts. Links are followed, and each folder is read once."""
     files: dict[str, Path] = {}
     seen = set[Path]()
     for where, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
@@ -267,7 +250,6 @@ def holds_run(folder: Path) -> bool:
 
 
 def tiny_shakespeare_at(path: Path) -> Sources:
-    """Tiny Shakespeare in a file; UserError for another text."""
     if (actual := checksum(path)) != TINY_SHAKESPEARE_SHA256:
         raise UserError(
             f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got "
@@ -278,7 +260,6 @@ def tiny_shakespeare_at(path: Path) -> Sources:
 
 
 def tiny_shakespeare() -> Sources:
-    """Tiny Shakespeare or what stands in for it, as [`find`][] looks for it."""
     cached = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
     try:
         if named := os.environ.get("MEMFORMERS_DATA", ""):
@@ -286,38 +267,29 @@ def tiny_shakespeare() -> Sources:
             if path.is_file() or any((path / name).is_file() for name in IN_FOLDER):
                 return at_path(CorpusSpec(named), path)
             places = " or ".join(IN_FOLDER)
-            warn(f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}.")
+            what = f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}."
+            warnings.warn(what, stacklevel=4)
         if cached.is_file():
             return tiny_shakespeare_at(cached)
     except UserError as error:
-        warn(f"{error} Downloading it.")
+        warnings.warn(f"{error} Downloading it.", stacklevel=4)
     try:
-        raw = download()
+        _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
+        if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
+            raise OSError(f"{len(raw):,} bytes that aren't the corpus were received")
     except OSError as error:
-        warn(
-            "to train on Tiny Shakespeare, give --data or MEMFORMERS_DATA its path.\n"
-            f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
-        )
+        why = f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
+        what_to_do = "to train on Tiny Shakespeare, give --data or MEMFORMERS_DATA its path."
+        warnings.warn(f"{what_to_do}\n{why}", stacklevel=4)
         return builtin_play(is_stand_in=True)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(cached) as temporary:
             temporary.write_bytes(raw)
     except OSError as error:
-        warn(f"Tiny Shakespeare can't be kept in the cache: {error}")
+        warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=4)
         return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", cached.name, raw, False)])
     return tiny_shakespeare_at(cached)
-
-
-def download() -> bytes:
-    _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
-    if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
-        raise OSError(f"{len(raw):,} bytes that aren't the corpus were received")
-    return raw
-
-
-def warn(what: str) -> None:
-    warnings.warn(what, stacklevel=5)
 
 
 def some_of(names: Sequence[str]) -> str:

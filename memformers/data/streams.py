@@ -1,5 +1,4 @@
-"""Reads a text, or documents, as parallel contiguous streams, segment after segment: without end, to train,
-or once, to evaluate."""
+"""Reads a text, or documents, as parallel contiguous streams, segment by segment: without end, or once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from torch import Tensor
 from memformers.common.text import UserError
 from memformers.data.files import drop_resident_pages
 
-Tokens = Tensor | npt.NDArray[Any]
-"""The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
+Tokens = Tensor | npt.NDArray[Any]  # of a text [n]: int64, or an array of any integer type, perhaps mapped
 IGNORED = -100  # the target of positions without one; `torch.nn.functional.cross_entropy` ignores it
 
 
@@ -45,12 +43,9 @@ def training_segments(
     """An endless sequence of segments of ``tokens [n]``, from ``place``: an epoch, and a position in its
     streams. All streams of an epoch end at the same time.
 
-    With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens in an order drawn from
-    ``seed`` and the epoch ([`ordered`][]). With ``documents``, the lengths of those that make up the text,
-    each stream is one part of these, joined in such an order ([`shuffled`][]).
-
-    Raises ValueError for a text with less than one segment for each stream, or another position.
+    With ``chunk_len=0`` each stream is one part of the text, the same in every epoch. Otherwise it consists
+    of chunks of that many tokens, in an order drawn from ``seed`` and the epoch ([`ordered`][]). With lengths
+    of ``documents``, it is a part of these in such an order ([`shuffled`][]).
     """
     check_length(len(tokens), batch_size, segment_len)
     total = int(torch.as_tensor(documents).sum())
@@ -73,16 +68,12 @@ def training_segments(
 
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
-"""From positions ``[S]`` in the streams of an epoch to inputs, targets and starts, ``[S, B]`` each; None for
-the starts of a plain text."""
+"""From positions ``[S]`` in the streams of an epoch to inputs, targets and starts (None for a plain text)."""
 
 
 def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[int, Read]:
-    """The length of the streams of an epoch of a plain text, and what reads them.
-
-    The place of the first chunk is drawn for each epoch, so that each epoch divides the text at other places.
-    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
-    """
+    """The length of the streams of an epoch of a plain text, and what reads them. The place of the first
+    chunk is drawn, so that each epoch divides the text at other places."""
     n = len(tokens) - 1
     length = n // batch_size
     begins = (torch.arange(batch_size) * length)[None]  # [rounds, B]
@@ -103,11 +94,8 @@ def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: i
 def shuffled(
     tokens: Tokens, documents: Sequence[int] | Tensor, batch_size: int, seed: int, epoch: int
 ) -> tuple[int, Read]:
-    """The length of the streams of an epoch of documents with these lengths, ⌊n / B⌋, and what reads them.
-
-    A document may begin in one stream and end in the next. Fewer than B tokens at the end are not used. The
-    first token of each document and of each stream is a start; the last one of a document has no target.
-    """
+    """The length of the streams of an epoch of documents with these lengths, and what reads them. A document
+    may begin in one stream and end in the next, with a start in both; its last token has no target."""
     lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
     begin = (lengths.cumsum(0) - lengths)[order]  # where each began
@@ -141,13 +129,10 @@ def generator_of(seed: int, epoch: int) -> torch.Generator:
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
-    """Raise ValueError unless every stream gets at least one whole segment."""
-    needed = batch_size * segment_len + 1
-    if n_tokens < needed:
-        what_to_do = "use a longer text, a smaller batch_size or a shorter segment_len"
+    if n_tokens < (needed := batch_size * segment_len + 1):
         raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
-            f"{segment_len}, which need {needed:,}; {what_to_do}."
+            f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or segment_len."
         )
 
 
@@ -157,12 +142,10 @@ class Reading:
 
     begins: tuple[int, ...]  # where the first token of each stream is in the text
     lengths: tuple[int, ...]  # how many tokens of each stream are predicted: all but its first one
-    groups: tuple[tuple[int, ...], ...]
-    """The numbers of the streams of each group, the longest first; each is in one group at most."""
+    groups: tuple[tuple[int, ...], ...]  # the numbers of the streams of each, the longest first
     segment_len: int
     of_documents: bool = False
-    """Whether each stream is a document, which leaves its group when it ends. The streams of a plain text are
-    padded to the longest one."""
+    """Whether each stream is a document, which leaves its group when it ends; others are padded."""
 
     @cached_property
     def steps(self) -> list[tuple[list[int], int]]:
@@ -174,8 +157,7 @@ class Reading:
         ]
 
     def segments(self, tokens: Tokens) -> Iterator[Segment]:
-        """All steps as segments of the text ``tokens [n]``. A segment of fewer streams than the one before
-        continues with the first of them; past the end of a stream, inputs are 0 and targets are IGNORED."""
+        """All steps as segments of the text ``tokens [n]``; past the end of a stream, targets are IGNORED."""
         begins, lengths = torch.tensor(self.begins), torch.tensor(self.lengths)
         for numbers, start in self.steps:
             end = min(start + self.segment_len, self.lengths[numbers[0]])
@@ -187,8 +169,7 @@ class Reading:
             yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:
-        """What belongs to each prediction, stream after stream ``[n]``, of which ``parts [S, B]`` are that of
-        each of the first steps."""
+        """What belongs to each prediction, stream after stream ``[n]``, of the ``parts [S, B]`` of steps."""
         by_stream: list[list[Tensor]] = [[] for _ in self.lengths]
         for (numbers, start), part in zip(self.steps, parts, strict=False):
             for column, number in enumerate(numbers):
@@ -197,8 +178,7 @@ class Reading:
 
 
 def plain_reading(n_tokens: int, batch_size: int, segment_len: int) -> Reading:
-    """How to read a text in ``batch_size`` equal streams that together predict each token but the first
-    once. Raises UserError for fewer than two tokens."""
+    """How to read a text in ``batch_size`` equal streams that predict each token but the first once."""
     if n_tokens < 2:
         raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use at least 2.")
     batch_size = min(batch_size, n_tokens - 1)
@@ -209,12 +189,8 @@ def plain_reading(n_tokens: int, batch_size: int, segment_len: int) -> Reading:
 
 
 def documents_reading(documents: Sequence[int], batch_size: int, segment_len: int) -> Reading:
-    """How to read ``documents``, the lengths in tokens of those that make up a text, ``batch_size`` in
-    parallel; of each, all tokens but the first are predicted.
-
-    Documents of similar length are in the same group, so that few wait for the longest one. A document of a
-    single token is in no group. Raises UserError where nothing can be predicted.
-    """
+    """How to read ``documents`` of these lengths, of which all tokens but the first are predicted. Those of
+    similar length share a group, so that few wait for the longest one."""
     if max(documents, default=0) < 2:
         raise UserError("documents of a single token have nothing to predict; use at least 2 tokens.")
     longest_first = sorted((n for n, d in enumerate(documents) if d > 1), key=lambda n: (-documents[n], n))
@@ -224,8 +200,7 @@ def documents_reading(documents: Sequence[int], batch_size: int, segment_len: in
 
 
 def streams_and_places(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """For each token of streams of these ``lengths``, which follow each other: the number of its stream, and
-    its position there."""
+    """The number of each token's stream, of those of these ``lengths``, and its position there."""
     sizes = torch.tensor(lengths)
     stream = torch.arange(len(sizes)).repeat_interleave(sizes)
     return stream, torch.arange(len(stream)) - (sizes.cumsum(0) - sizes)[stream]

@@ -1,8 +1,7 @@
 """From files to a dataset of tokens, in constant memory; subwords are encoded on all cores.
 
-The text is first read into one file of UTF-8, which is deleted in the end: so it can't change between the
-time when it is divided, learned from and encoded. A small text takes the same way as a large one; its folder
-is temporary, and its tokens stay in memory.
+The text is first read into one file of UTF-8: so it can't change before it is encoded. For a small text, the
+folder is temporary, and tokens stay in memory.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ from memformers.data.dataset import (
     open_store,
     read_dataset,
 )
-from memformers.data.files import CONTEXT, PIECE, drop_resident_pages, local, pieces
+from memformers.data.files import CONTEXT, PIECE, WORD_END, drop_resident_pages, local, pieces
 from memformers.data.sources import (
     BENCHMARKS,
     TINY_SHAKESPEARE,
@@ -52,16 +51,17 @@ from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, s
 BIG = 32 << 20  # bytes of a text from which on its tokens stay on the disk
 SMALL_JOB = 4 << 20  # bytes of text whose encoding takes so short that no bar shows it
 JOB = 2 << 20  # bytes that are encoded at once
-LEARNED_FROM = 32 << 20
-"""The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
+LEARNED_FROM = 32 << 20  # the most bytes, in pieces from all over the training part, for learning subwords
+MAX_UNCUT = (
+    32 << 20
+)  # bytes that a tokenizer may need to see at once; they take about 130 times as much memory
 TEXT = "text"
-Job = list[tuple[int, int, int, int]]
-"""Where pieces start and end, and where the document of each, or the text, does."""
+Job = list[tuple[int, int, int, int]]  # where pieces start and end, and where their documents do
 
 
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    """The tokens of ``spec``; those of a text of more than ``BIG`` bytes are in the user's cache. With the
-    ``tokenizer`` of a trained model, a text that has no splits is a test."""
+    """The tokens of ``spec``; those of a large text are in the user's cache. With the ``tokenizer`` of a
+    trained model, a text that has no splits is a test."""
     path = local(spec.data)
     if not spec.data or not is_store(path):
         return dataset_from(find(spec), spec, tokenizer)
@@ -78,7 +78,6 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
 
 
 def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    """The tokens of ``sources``, as [`dataset_of`][] gives them."""
     is_large = sources.size >= BIG
     if is_large and not tokenizer:
         return open_store(in_cache(sources, spec))
@@ -90,8 +89,8 @@ def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None
 
 
 def prepare(spec: CorpusSpec, folder: Path, sources: Sources | None = None) -> Path:
-    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. Beside another
-    preparation, it waits until that one has ended; where ``folder`` is there then, nothing is left to do."""
+    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. It waits until
+    another preparation has ended; where ``folder`` is there then, nothing is left to do."""
     sources = sources or find(spec)
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.parent / ".preparing.lock"
@@ -150,8 +149,7 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
 
 
 def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
-    """The folder of the tokens of ``sources`` in the user's cache, prepared unless it is there; it replaces
-    that of an earlier state of its files."""
+    """The folder of the tokens of ``sources`` in the user's cache; it replaces that of earlier files."""
     parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
     folder, of_any_size = (parent / sources.cache_path(s) for s in (spec, replace(spec, vocab_size=None)))
     if is_store(of_any_size) and spec.vocab_size in (None, load_tokenizer(of_any_size).vocab_size):
@@ -174,8 +172,8 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
 def tokenize(
     sources: Sources, spec: CorpusSpec, folder: Path, given: Tokenizer | None = None
 ) -> tuple[DatasetInfo, dict[str, Sequence[str]]]:
-    """Write the tokens of ``sources`` into ``folder``, with the tokenizer that is ``given`` or learned, and
-    the card; returns this, and the names of each split's documents, or none where there are too many."""
+    """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
+    split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
@@ -184,7 +182,7 @@ def tokenize(
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
     if "" in ends:
-        cut = text.place(split_of(text.characters, text.lengths if text.are_documents else ()))
+        cut = text.place_of(split_of(text.characters, text.lengths if text.are_documents else ()))
         ends = {TEST: text.bytes} if given else {TRAIN: cut, VALIDATION: text.bytes}
     counts: dict[str, Counts] = {}
     names: dict[str, Sequence[str]] = {}
@@ -221,15 +219,14 @@ def tokenize(
 
 
 def split_of(length: int, documents: Sequence[int] = ()) -> int:
-    """Where validation starts in a text of ``length`` characters, or in ``documents`` of these lengths: after
-    90 % of the characters; or between documents, where the rest has about 10 %, and 5 to 20 % at all."""
+    """Where validation starts: after 90 % of the characters, or between ``documents`` of these lengths, where
+    the rest has about 10 %, and 5 to 20 % at all."""
     fit = [end for end in accumulate(documents) if length <= 20 * (length - end) <= 4 * length]
     return min(fit, key=lambda end: abs(10 * end - 9 * length), default=length * 9 // 10)
 
 
 def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
-    """The tokenizer of ``spec``: characters are learned from all of the text, words from the ``trained_on``
-    bytes of the training part, subwords from pieces all over it."""
+    """Characters are learned from all of the text, words and subwords from its first ``trained_on`` bytes."""
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))
     size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
@@ -237,10 +234,8 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     if text.are_ids:
         if spec.vocab_size is None:
             largest = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
-            why = (
-                f"give vocab_size, how many there are: the largest is {largest:,}, so at least {largest + 1}"
-            )
-            raise UserError(f"{text.names[0]} contains token ids; {why}.")
+            why = f"the largest is {largest:,}, so at least {largest + 1}"
+            raise UserError(f"{text.names[0]} contains token ids; give vocab_size, {why}.")
         return IdTokenizer(spec.vocab_size)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
         random.Random(0).shuffle(every := list(places))
@@ -261,16 +256,21 @@ def places_in(
     """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map."""
     of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
     for _, stop in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
-        if stop == end or not tokenizer or tokenizer.is_cut(*beside(raw, stop, stop, begin, end)):
-            yield begin, stop
-            begin = stop
+        later = WORD_END.search(raw, stop + 1, min(stop + PIECE, end)) if tokenizer else None
+        for cut in (stop, *([later.start()] if later else [])):
+            if cut == end or not tokenizer or tokenizer.is_cut(*beside(raw, cut, cut, begin, end)):
+                yield begin, cut
+                begin = cut
+                break
+        if stop - begin > MAX_UNCUT:
+            most = f"words, or documents, of at most {MAX_UNCUT:,} bytes"
+            raise UserError(f"expected {most}, got more; give the tokenizer a pre-tokenizer of words.")
         drop_resident_pages(raw)
 
 
 def write_split(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer, writer: SplitWriter, bar: Any
 ) -> None:
-    """Write the tokens of what is between two bytes, some ``JOB`` bytes at once."""
     inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
     job: Job = []
     for stop in (*(inside if text.are_documents else ()), end):
@@ -308,7 +308,6 @@ def write_tokens(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWr
 
 
 def text_at(raw: mmap.mmap, begin: int, end: int, errors: str = "surrogateescape") -> str:
-    """The text between two bytes of a map, of which nothing stays in memory."""
     text = raw[begin:end].decode("utf-8", errors)
     drop_resident_pages(raw)
     return text
@@ -321,6 +320,5 @@ def beside(raw: mmap.mmap, begin: int, end: int, first: int, stop: int) -> tuple
 
 
 def bytes_bar(what: str, total: int) -> "tqdm[Any]":
-    """A progress bar of bytes a second; a short text needs none."""
     disable = True if 0 < total < SMALL_JOB else None
     return tqdm(total=total or None, desc=what, unit="B", unit_scale=True, disable=disable, leave=False)

@@ -1,5 +1,4 @@
-"""Text to token ids and back: a token is a character, a byte, a word, or an id that is no text; subwords are
-in [`memformers.data.tokenizers`][]."""
+"""Text to token ids and back. Subwords are in [`memformers.data.tokenizers`][]."""
 
 import codecs
 from abc import ABC, abstractmethod
@@ -42,11 +41,10 @@ class Tokenizer(ABC):
         return [self.ids(text) for _, text, _ in parts]
 
     def is_cut(self, before: str, after: str) -> bool:
-        """Whether tokens near the cut between two parts of a text don't depend on what is farther away."""
+        """Whether tokens beside the cut between two parts of a text don't depend on what is farther away."""
         return True
 
     def encode(self, text: str) -> "Tensor":
-        """[`ids`][] as int64."""
         import torch
 
         return torch.from_numpy(self.ids(text).astype(np.int64))
@@ -55,8 +53,7 @@ class Tokenizer(ABC):
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
 
     def decoder(self) -> Callable[[int], str]:
-        """A function from each next token to the text that it completes; in a character of several tokens,
-        only the last one gives text."""
+        """A function from each next token to the text that it completes."""
         import torch
 
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -68,7 +65,7 @@ class Tokenizer(ABC):
 
     @property
     def line_break(self) -> str:
-        """The line break that the vocabulary has, or something else of it if it has none."""
+        """A line break, or something else of the vocabulary if it has none."""
         import torch
 
         for text in ("\n", "\r", " "):
@@ -90,8 +87,7 @@ class CharacterTokenizer(Tokenizer):
             raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
         self.vocabulary, self.vocab_size = vocabulary, len(vocabulary)
         codes = code_points(vocabulary)
-        self._number = np.full(codes.max() + 2, -1)
-        """By code point; the last one is of all that are higher."""
+        self._number = np.full(codes.max() + 2, -1)  # by code point; the last one is of all that are higher
         self._number[codes] = np.arange(self.vocab_size)
 
     def ids(self, text: str) -> Ids:
@@ -108,7 +104,7 @@ class CharacterTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One token for each of the 256 bytes; it can encode every text."""
+    """One token for each of the 256 bytes."""
 
     name, vocab_size = "byte", 256
 
@@ -145,9 +141,8 @@ class IdTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """One token for each word of ``vocabulary``, in its order; words are separated by white space. Each line
-    ends with ``<eos>``, and any other word is ``<unk>``. These are the numbers of the original Transformer-XL
-    (``utils/vocabulary.py``, as it reads WikiText-103)."""
+    """One token for each word of ``vocabulary``, between white space. Each line ends with ``<eos>``, and any
+    other word is ``<unk>``, as in the original Transformer-XL (``utils/vocabulary.py``, for WikiText-103)."""
 
     name = "word"
 
@@ -182,7 +177,6 @@ class WordTokenizer(Tokenizer):
 
 
 def code_points(text: str) -> npt.NDArray[np.uint32]:
-    """The number of each character in Unicode, ``[characters]``."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
 
 
@@ -193,11 +187,8 @@ def words_and_ends(text: str) -> list[str]:
 
 
 def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
-    """The most frequent words of a text in ``pieces``, those as frequent in the order in which they first
-    occurred; ``vocab_size`` tokens in all, or all words.
-
-    Where more than ``COUNTED`` are different, the rarest are forgotten, and counted anew where they occur
-    again, so that memory is bounded; UserError where all words are asked for."""
+    """The most frequent words of a text in ``pieces``, or all. Where more than ``COUNTED`` are different, the
+    rarest are forgotten, and counted anew where they occur again."""
     most = COUNTED + (vocab_size or 0)
     counts: Counter[str] = Counter()
     for piece in pieces:

@@ -1,5 +1,4 @@
-"""Tokenizers by their names and files, and those of subwords, by Hugging Face's library: byte-level BPE that
-is learned from a text, and any ``tokenizer.json``."""
+"""Tokenizers by their names and files; subwords are those of Hugging Face's library."""
 
 import json
 import re
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
 OWN = ("character", "frequency", "byte", "word", "bpe")  # the tokenizers that are made for a text
 TOKENIZER = "tokenizer.json"
 DEFAULT_SUBWORDS = 8192
-LEARNED_WORDS = 2 << 20
-"""Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
-LONG_WORD = re.compile(r"\S{256}(?=\S)")
-"""Where a word is cut for learning, whose time grows with the square of its length: Chinese, or a genome."""
+LEARNED_WORDS = 2 << 20  # bytes of different words that subwords are learned from, in 120 times the memory
+LONG_WORD = re.compile(r"\S{256}(?=\S)")  # Chinese, or a genome; learning's time grows with its square
 WORD = re.compile(r"\w+|[^\w\s]+")  # about what byte-level BPE takes for a word
 
 
@@ -60,20 +57,14 @@ class SubwordTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         added, cuts = self._data.get("added_tokens") or (), self._data.get("pre_tokenizer") or {}
         self._added = [token["content"] for token in added]
-        self._is_local = (
-            cuts.get("type") == "ByteLevel"
-            and cuts["use_regex"]
-            and not (
-                cuts["add_prefix_space"]
-                or self._data.get("normalizer")
-                or any(token["lstrip"] or token["rstrip"] for token in added)
-            )
-        )
+        is_regex = cuts.get("type") == "ByteLevel" and cuts["use_regex"] and not cuts["add_prefix_space"]
+        has_strips = any(token["lstrip"] or token["rstrip"] for token in added)
+        self._is_local = is_regex and not self._data.get("normalizer") and not has_strips
         """Whether no token depends on what is beyond its word, as for GPT-2."""
 
     @cached_property
     def of_bytes(self) -> list[bytes] | None:
-        """The bytes of each token, where tokens are bytes; else None."""
+        """The bytes of each token; None where tokens are no bytes."""
         if (self._data.get("decoder") or {}).get("type") != "ByteLevel":
             return None
         alphabet, of_token = bytes_of_letters(), [b""] * self.vocab_size
@@ -110,8 +101,17 @@ class SubwordTokenizer(Tokenizer):
             return True
         # By 2,053 fewer, a prime: in a run of digits, tokens start at every third one, and so in others.
         some = CONTEXT // 2 - 5
+        if self.name != "bpe" and not self._is_between_words(before, after[:some]):
+            return False
         one, other = self._near(before, after[:some]), self._near(before[-some:], after)
         return [x for x in one if abs(x[0]) < some // 4] == [x for x in other if abs(x[0]) < some // 4]
+
+    def _is_between_words(self, before: str, after: str) -> bool:
+        """A Unigram splits whole words, and rounding decides between equal ways, so words must not be cut."""
+        found = self.inner.encode(before + after, add_special_tokens=False)
+        first = sum(start < len(before) for start, _ in found.offsets)
+        left, right = found.word_ids[:first][-1:], found.word_ids[first:][:1]
+        return left != right and all(end <= len(before) for _, end in found.offsets[:first])
 
     def _near(self, before: str, after: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""
@@ -121,17 +121,13 @@ class SubwordTokenizer(Tokenizer):
         ]
 
     def _check_known(self, text: str) -> None:
-        """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""
+        """BPE without bytes and ``<unk>`` leaves characters out, and says nothing."""
         model = self._data["model"]
         is_whole = model.get("unk_token") is not None or model.get("byte_fallback") or self.of_bytes
         if is_whole or self.name != "bpe":
             return
-        missing = [
-            character
-            for character in sorted(set(text))
-            if not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
-        ]
-        if missing:
+        encoded = {c: self.inner.encode(c, add_special_tokens=False).ids for c in sorted(set(text))}
+        if missing := [c for c, ids in encoded.items() if not ids and not c.isspace()]:
             named = ", ".join(map(repr, missing[:5]))
             raise UserError(f"the tokenizer has no token for {named}, and no <unk>; use another tokenizer.")
 
@@ -162,7 +158,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
-    """Byte-level BPE with GPT-2's pattern, of ``vocab_size`` tokens, or of at most 8192."""
+    """Byte-level BPE with GPT-2's pattern."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -171,25 +167,18 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     inner: tokenizers.Tokenizer = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size or DEFAULT_SUBWORDS,
-        initial_alphabet=alphabet,
-        show_progress=sys.stderr.isatty(),
-    )
+    size, letters = vocab_size or DEFAULT_SUBWORDS, sorted(pre_tokenizers.ByteLevel.alphabet())
+    how = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=sys.stderr.isatty())
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
-    in_the_background(inner.train_from_iterator, with_enough_words(cut), trainer)
+    in_the_background(inner.train_from_iterator, with_enough_words(cut), how)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
-        raise UserError(
-            f"vocab_size={vocab_size}, but the training text has only {learned} subwords; use fewer."
-        )
+        raise UserError(f"vocab_size={vocab_size}, but the text has only {learned} subwords; use fewer.")
     return SubwordTokenizer(inner.to_str())
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
-    """The first of ``texts`` that have [`LEARNED_WORDS`][]: one without spaces between words, or with
-    numbers instead of words, has more of them than learning has memory for."""
+    """The first of ``texts`` that have ``LEARNED_WORDS``; there may be more of them than memory."""
     known: set[str] = set()
     size = 0
     for text in texts:
@@ -202,7 +191,7 @@ def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def in_the_background(work: Callable[..., object], *args: object) -> None:
-    """Do some ``work`` of another language in a thread, so that Ctrl-C ends the wait for it."""
+    """Wait for ``work`` of another language in a thread, so that Ctrl-C ends the wait."""
     done: Future[None] = Future()
 
     def run() -> None:
@@ -217,8 +206,7 @@ def in_the_background(work: Callable[..., object], *args: object) -> None:
 
 
 def bytes_of_letters() -> dict[str, int]:
-    """The byte that each letter of a byte-level token stands for: printable ones for themselves, the others
-    from U+0100 on, in order, as GPT-2's encoder has them."""
+    """The byte of each letter of byte-level tokens: itself if printable, others from U+0100 on."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
@@ -227,9 +215,7 @@ def bytes_of_letters() -> dict[str, int]:
 
 
 def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer:
-    """The tokenizer called ``name`` (one of ``OWN``) for a text in ``pieces``, which are cut before white
-    space: its characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any bytes;
-    its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
+    """The tokenizer called ``name``, one of ``OWN``, for a text in ``pieces``, cut before white space."""
     if name == "bpe":
         return learn_bpe(pieces, vocab_size)
     if name == "word":
@@ -247,16 +233,13 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
 
 
 def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer called ``name`` for ``text``, or the one in the file with this name."""
     check_name(name)
     return learn(name, vocab_size, [text]) if name in OWN else load_tokenizer(Path(name))
 
 
 def check_name(name: str) -> None:
     if name not in OWN and not name.endswith(".json"):
-        raise UserError(
-            f"expected tokenizer to be {', '.join(OWN)} or the path of a {TOKENIZER}, got {name!r}."
-        )
+        raise UserError(f"expected tokenizer to be {', '.join(OWN)} or a {TOKENIZER}, got {name!r}.")
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""Measurements of trained models: whole texts, effective context, attention by distance, and recall."""
+"""Measurements of trained models: whole texts, memory ablation, recall, and conformance."""

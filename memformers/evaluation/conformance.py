@@ -75,14 +75,12 @@ class Checks:
         return self.read(self.tokens(self.filling)).memory
 
     def tokens(self, length: int, streams: int = 2) -> Tensor:
-        """A text, ``[length, streams]``."""
         return torch.randint(self.config.n_tokens, (length, streams))
 
     def read(
         self, text: Tensor, memory: Memory | None = None, starts: Tensor | None = None, first: int = 0
     ) -> LMOutput:
-        """What the network makes of ``text [T, B]``, with these ``starts [T, B]``, in whole segments after
-        one of ``first`` tokens: all logits, the memory, and the sum of the auxiliary losses."""
+        """``text [T, B]`` in whole segments after one of ``first`` tokens; losses are summed."""
         parts = [first] * (first > 0) + [self.S] * ((len(text) - first) // self.S)
         all_starts = [None] * len(parts) if starts is None else starts.split(parts)
         logits, losses = [], torch.zeros((), dtype=torch.float64)
@@ -181,8 +179,7 @@ class Checks:
 
 
 def is_close(x: Tensor, y: Tensor) -> bool:
-    """Whether no difference is above [`TOLERANCE`][], and none is NaN."""
-    return bool(((x - y).abs() <= TOLERANCE).all())
+    return bool(((x - y).abs() <= TOLERANCE).all())  # not of NaN
 
 
 def difference(x: Tensor, y: Tensor, name: str, other: str) -> str:

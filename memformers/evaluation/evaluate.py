@@ -121,9 +121,8 @@ class Evaluation:
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of a 95 % confidence interval of the loss, in nats per token, for other texts of
-        this kind and length, over means of blocks, since neighbouring tokens are similarly difficult; or for
-        other documents of this kind. NaN for fewer than two blocks, or documents."""
+        """Half the width of a 95 % confidence interval of the loss, in nats per token, over documents or
+        means of blocks, since neighbouring tokens are similarly difficult. NaN for fewer than two."""
         if self.of_documents:
             return self._mean(self._sums["streams"]).half_width
         blocks = (self._sums["blocks"] / BLOCK).tolist()
@@ -137,9 +136,8 @@ class Evaluation:
 
     @property
     def by_memory(self) -> list[tuple[int, float, float]]:
-        """By the number of positions before a segment that can be remembered, at most ``reach``: the mean
-        loss of these segments in nats per token, and half the width of its 95 % confidence interval over
-        streams, NaN for a single one."""
+        """How many positions before a segment can be remembered, at most ``reach``; the mean loss of these
+        segments in nats per token; and half the width of its 95 % interval over streams, NaN for one."""
         S, filling = self._sums["places"].shape[1], self._sums["filling"].tolist()
         means = [(i * S, mean_of_moments(*row)) for i, row in enumerate(filling) if row[0]]
         if self._sums["full"][1].any():
@@ -207,8 +205,7 @@ def evaluate(
 def evaluate_reading(
     model: MemoryLM, tokens: Tokens, reading: Reading, progress: Callable[[Tensor], object]
 ) -> Evaluation:
-    """Predict ``tokens [n]`` in the order of ``reading``, whose groups may leave out streams that another
-    process reads."""
+    """[`evaluate`][] in the order of ``reading``, without streams that another process reads."""
     evaluation = Evaluation(reading, model.config.remembered_positions)
     with eval_mode(model):
         read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)

@@ -6,7 +6,6 @@ an independent observation, and differences are taken within streams, token by t
 share of correct answers, by how long ago the value was set and where the model has it.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,8 +53,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def controls_of(sizes: Sequence[MemorySizes]) -> dict[str, Control]:
-    """The changes of a memory of these sizes, by name: its slots or its positions are zeroed, or swapped, so
-    that each stream has those of the stream before it."""
+    """Changes of a memory, by name; swapped: each stream has the part of the stream before it."""
 
     def changed(part: str, change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
         new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
@@ -128,9 +126,8 @@ def memory_ablation(
 def losses_under_controls(
     model: MemoryLM, text: Tensor, reading: Reading, warm_up: int, progress: Callable[[int], object]
 ) -> dict[str, Tensor]:
-    """The loss of each prediction of the ``reading`` of ``text [n]``, stream after stream, in nats, float64:
-    with the memory unmodified, as ``untouched``, and under each control, by name. Segments that end within
-    the first ``warm_up`` predictions are read with the memory unmodified alone."""
+    """The loss of each prediction, stream after stream, in nats, float64: ``untouched``, and under each
+    control, which starts after ``warm_up`` predictions."""
     reading = replace(reading, segment_len=model.config.segment_len)
     controls = controls_of(model.config.memory_sizes)
     losses: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
@@ -145,10 +142,10 @@ def losses_under_controls(
 def choose_streams(
     n_tokens: int, warm_up: int, segment_len: int, tokens: int, documents: Sequence[int] = ()
 ) -> Reading | None:
-    """The beginnings of at most ``MAX_STREAMS`` equal parts of a text of ``n_tokens``, or of its
-    ``documents``, given by their numbers of tokens; of many, every k-th. Of each, the tokens after the first
-    ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all; None where fewer than two
-    are that long. The longest two of each group are equally long, so that no stream is ever read alone."""
+    """The beginnings of at most ``MAX_STREAMS`` equal parts of a text, or of its ``documents``, of many every
+    k-th. After the first ``warm_up``, at least ``segment_len`` tokens of each count, about ``tokens`` in all;
+    None where fewer than two are that long. The longest two of a group are equally long, so that no stream is
+    read alone."""
     streams = max(min(MAX_STREAMS, (n_tokens - 1) // (warm_up + segment_len)), 1)
     lengths = [length - 1 for length in documents] or [(n_tokens - 1) // streams] * streams
     begins = list(accumulate(documents or lengths, initial=0))
@@ -194,8 +191,7 @@ class RecallByDistance:
 
 
 def distance_edges(reach: int) -> tuple[int, ...]:
-    """Edges of distance bins for a model that sees ``reach`` positions back: octaves from ``FINEST`` on up to
-    a sixth of it, equal steps up to a third beyond it, and then one octave."""
+    """Octaves from ``FINEST`` to a sixth of ``reach``, equal steps to a third beyond it, and one octave."""
     step, fine = FINEST, [0]
     while 2 * step <= reach // 6:
         fine.append(step)
@@ -263,14 +259,12 @@ def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Pa
     Raises UserError where there is no checkpoint, and for runs on different texts or with different
     vocabularies.
     """
-    every, runs = read_runs(folder), dict[str, Run]()
-    for run in every:
+    runs: dict[str, Run] = {}
+    for run in read_runs(folder):
         if newest_checkpoint(run.folder):
             runs.setdefault(run.arm, run)
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
-    if left_out := sorted({run.arm for run in every} - runs.keys()):
-        warnings.warn(f"not probed, since there is no checkpoint of it: {', '.join(left_out)}.", stacklevel=2)
     corpus = common_corpus(list(runs.values()), data)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
@@ -288,8 +282,7 @@ def probe(folder: Path, tokens: int, device: torch.device, data: str = "") -> Pa
 
 
 def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
-    """The held-out text, int64 ``[n]``, and how many tokens each of its documents has; of a large one at most
-    [`MAX_TOKENS`][]."""
+    """The held-out text, int64 ``[n]``, and the length of each document."""
     split = corpus.validation
     most = MAX_TOKENS if isinstance(split.tokens, np.memmap) else len(split.tokens)
     ends = split.documents.cumsum()

@@ -214,7 +214,7 @@ def visible_keys(
     if is_concrete_cpu(mask):
         if bool((future := mask & ~past).any()):
             i, j, b = future.nonzero()[0].tolist()
-            raise UserError(f"the mask shows query {i} of stream {b} key {j}, in its future; hide such keys.")
+            raise UserError(f"the mask lets query {i} of stream {b} see the future key {j}; mask such keys.")
         if bool((blind := ~visible.any(dim=1)).any()):
             i, b = blind.nonzero()[0].tolist()
             raise UserError(

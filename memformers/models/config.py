@@ -124,13 +124,13 @@ class AdaptiveConfig(Checked):
     cutoffs: tuple[Count, ...] = ()
     """Token ids, ordered by frequency, at which clusters of rarer tokens start (adaptive)."""
     div_val: Count = 1
-    """How many times narrower the vectors of each cluster are than those of the one before (adaptive)."""
+    """The factor by which each cluster's vectors are narrower than those of the previous one (adaptive)."""
     d_embed: Count | None = None
     """Width of the first cluster's vectors; d_model if not given (adaptive)."""
     tie_weights: bool = False
-    """Whether the softmax takes its vectors from the embedding (adaptive)."""
+    """Whether the softmax shares the vectors of the embedding (adaptive)."""
     tie_projections: bool = False
-    """Whether the softmax narrows to each cluster but the first by the embedding's own map (adaptive)."""
+    """Whether the softmax shares the embedding's projection of each cluster but the first (adaptive)."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,9 @@ class NetworkConfig:
     dropout: Probability = 0.0
     """Probability of dropping an activation while training."""
     norm: Norm = "pre"
-    """Normalization before attention and feed-forward network and of the last output (pre), but for that, as
-    the original Transformer-XL's pre_lnorm (pre-without-final), or after each sum, its usual form (post)."""
+    """Where to normalize: before attention and feed-forward network, and the last output (pre); the same
+    without the last output, as the original Transformer-XL's pre_lnorm (pre-without-final); or after each
+    residual sum, the original's default (post)."""
     gate: GateName = "residual"
     """How the outputs of attention and feed-forward network join their inputs: a sum (residual), or a ReLU
     and a GRU-style gate, which starts almost closed (gru)."""
@@ -167,29 +168,29 @@ class NetworkConfig:
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: Count | None = None
-    """Distances beyond it look alike, for memories longer than in training; else all differ (sinusoidal)."""
+    """Longer distances share the sinusoid of this one, for memories longer than in training (sinusoidal)."""
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: Lengths = 64
     """Memory length M, in positions; one for all layers, or one for each, such as 64,64,64,832
     (transformer-xl, compressive)."""
     same_length: bool = False
-    """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
+    """Whether each query sees only the newest mem_len positions, including its own (transformer-xl)."""
     c_mem_len: Lengths = 64
     """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions that a compressed slot summarizes, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName = "conv"
-    """How a slot is made: a learned convolution (conv), several dilated ones that also see later slots
+    """How slots are made: a learned convolution (conv), after dilated ones that also see later positions
     (dilated), the mean, or each feature's maximum (max) (compressive)."""
     compression_start: CompressionStart = "random"
     """The initial f_c: random weights (random), or the mean (compressive)."""
     compression_loss: CompressionLossName = "attention"
-    """What f_c learns from: how slots change attention (attention), or none, with bptt or a compression that
-    has nothing to learn (compressive)."""
+    """What trains the compression: attention reconstruction (attention), or nothing (none), for use with bptt
+    or a compression without parameters (compressive)."""
     bptt: Length = 0
-    """How many compressions back the language model's loss reaches the convolutions, beside their own loss;
-    the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
+    """How many compressions the language model's loss reaches back to train them, in addition to
+    compression_loss; the memory then also keeps the positions of those slots. 0 for none (compressive)."""
     memory_config: Any = NO_SETTINGS
     """The settings of your memory, an instance of its ``Config``; its defaults if not given."""
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
@@ -331,8 +332,8 @@ class ModelConfig(NetworkConfig):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
         if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
             raise UserError(
-                f"div_val={adaptive.div_val} leaves the last cluster no width of d_embed={self.d_embed}; use "
-                f"d_embed={least} or more, a smaller div_val, or fewer cutoffs."
+                f"div_val={adaptive.div_val} leaves the last cluster less than one feature of "
+                f"d_embed={self.d_embed}; use d_embed={least} or more, a smaller div_val, or fewer cutoffs."
             )
 
     @property

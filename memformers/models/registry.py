@@ -71,7 +71,7 @@ def name_of(model: Any) -> str:
         raise UserError(f"{path} is not a memory; derive it from memformers.CustomMemory.")
     name = Path(path).name
     if (before := import_path(MODELS.get(name, model))) != path:
-        raise UserError(f"{before} and {path} would have one name, {name}; rename a file.")
+        raise UserError(f"{before} and {path} would have the same name, {name}; rename one file.")
     USER_MODULES.add(model.__module__)
     MODELS[name] = model
     return name

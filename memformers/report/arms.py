@@ -42,8 +42,6 @@ class Measure:
     """The factor by which it is multiplied when it is shown: 100 for percent."""
     better: int = -1
     """Whether more of it is better, 1, or less, −1."""
-    head: str = ""
-    """The head of its column; empty: its label."""
 
     def shown(self, value: Mean | float | None) -> str:
         return number(value, self.form, self.unit, scale=self.scale)
@@ -54,8 +52,7 @@ class Measure:
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
 
     def cell(self, difference: Mean | None) -> str:
-        """A difference in a table: emphasized, which a page shows in grey, unless its interval leaves out
-        zero. Of two seeds, both differences."""
+        """Emphasized, and so grey on a page, unless it is significant; of two seeds, both differences."""
         shown = self.shown_difference(difference)
         if difference is None or difference.n == 1 or difference.leaves_out_zero:
             return shown

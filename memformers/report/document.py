@@ -37,7 +37,7 @@ from memformers.report.markdown import (
     table,
     write_page,
 )
-from memformers.report.plotting import Panel, Series, curves, line_styles, text_figures
+from memformers.report.plotting import CONTROL_LINES, Panel, Series, curves, line_styles, text_figures
 from memformers.report.sections import (
     bars,
     claims,
@@ -59,14 +59,7 @@ IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_p
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 SLOTS = "compressive"
 """The arm of a recall experiment that is compared with the base, a Transformer-XL with equal keys."""
-LINE_OF_A_CONTROL = {
-    "untouched": plotting.BLACK | {"linestyle": "-", "marker": "o"},
-    "slots zeroed": plotting.GREEN,
-    "slots swapped": plotting.SKY,
-    "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
-    "memory swapped": plotting.AMBER,
-}
-UNTOUCHED = next(iter(LINE_OF_A_CONTROL))
+UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 
 
@@ -136,8 +129,7 @@ def table_read(arms: Sequence[ArmRuns]) -> str:
 
 
 def curves_read(arms: Sequence[ArmRuns], table_over: str) -> str:
-    """How much of the held-out text the evaluations during the training read: the same as the last one,
-    unless a record has another number of tokens than the results."""
+    """How much of the held-out text the evaluations during the training read."""
     runs = [run for arm in arms for run in arm.counted]
     read = {int(n) for run in runs for n in run.metrics.points("evaluated_tokens")[2].tolist()}
     if not read - {(run.result or {}).get("evaluated_tokens") for run in runs}:
@@ -164,8 +156,6 @@ def samples(arms: Sequence[ArmRuns]) -> list[str]:
 
 
 def write_recall_report(folder: Path) -> Report:
-    """Write the report of the recall experiment in ``folder``: the share of correct answers by how long ago
-    the value was set."""
     arms = arms_of(read_runs(folder, "recall"))
     base, done = base_of(arms), [arm for arm in arms if arm.results]
     if not done:
@@ -189,12 +179,13 @@ def write_recall_report(folder: Path) -> Report:
     parts += recall_figures(done, [arm for arm in controlled if arm in (base, slots)], folder)
     parts += ["## What each model costs", costs_table(done)]
     names = [f"{low:,} – {high - 1:,}" for low, high in pairwise(edges_of(done[0]))]
-    columns = zip(names, *(map(percent, accuracy(arm)) for arm in done), strict=True)
+    share = MEASURES["recall"].shown
+    columns = zip(names, *(map(share, accuracy(arm)) for arm in done), strict=True)
     head = ["positions since the value was set", *(arm.label for arm in done)]
     parts += ["### Correct answers by distance", table(head, [*columns], numbers=True)]
     if controlled:
         rows = [
-            [arm.label, control, *(percent(at_place(arm, control, place)) for place in PLACES)]
+            [arm.label, control, *(share(at_place(arm, control, place)) for place in PLACES)]
             for arm in controlled
             for control in controls_of(arm)
         ]
@@ -227,8 +218,7 @@ def recall_numbers(arm: ArmRuns) -> dict[str, Any]:
 
 
 def right_between(low: int, high: int) -> Callable[[Result], float | None]:
-    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
-    in the distance bins between them; None without a question."""
+    """The share of correct answers in the distance bins between ``low`` and ``high``."""
 
     def share(result: Result) -> float | None:
         bins = bins_of(result["recall"])
@@ -251,7 +241,6 @@ def sees_back(arm: ArmRuns) -> int:
 
 
 def edges_of(arm: ArmRuns) -> list[int]:
-    """The edges of the distance bins, the same for all arms."""
     return list(next(iter(arm.results.values()))["recall"]["edges"])
 
 
@@ -277,27 +266,21 @@ def at_place(arm: ArmRuns, control: str, place: str) -> Mean | None:
     return arm.mean(lambda result: measured(result, control)["by_place"][place])
 
 
-def percent(share: Mean | None) -> str:
-    return number(share, ".1f", " %", scale=100)
-
-
 def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
-    """The correct answers in the distance bins that one layer of the arm with slots sees, and one layer of
-    ``base`` doesn't, by when their values were set; empty without such bins."""
+    """The correct answers in the whole bins that one layer of the arm with slots sees, and one of ``base``
+    doesn't."""
     low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == SLOTS), default=0)
     edges = [edge for edge in edges_of(arms[0]) if low <= edge <= high]  # of the whole bins between them
     if len(edges) < 2:
         return {}
     far = f"set {edges[0]:,} to {edges[-1]:,} positions ago"
     label, of = f"correct answers about values that were {far}", right_between(edges[0], edges[-1])
-    return {far: Measure(label, of, ".1f", " %", " points", 100, 1, f"correct, {far}")}
+    return {far: Measure(label, of, ".1f", " %", " points", 100, 1)}
 
 
 def recall_claim(
     arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure], folder: Path
 ) -> list[str]:
-    """The claim about how much slots help, as far as the seeds support one: by the values that one layer sees
-    with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
         return [prose("choosing")]
     both = [arm for arm in arms if arm is base or arm.name == SLOTS]
@@ -311,8 +294,7 @@ def recall_claim(
 
 
 def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folder: Path) -> list[str]:
-    """The share of correct answers by distance: a line for each of ``arms``, and a panel for each
-    ``controlled`` one with its memory zeroed or swapped."""
+    """Correct answers by distance: of all ``arms``, and of each ``controlled`` one with a changed memory."""
     lines, seeds = line_styles([arm.name for arm in arms]), max(len(arm.results) for arm in arms)
     x, y = "positions since the value was set", "answered correctly (%)"
 
@@ -334,8 +316,8 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
         axes.axvspan(memory, end, color="#000000", alpha=0.05, linewidth=0)
 
     def controls(arm: ArmRuns) -> Panel:
-        drawn = [(control, LINE_OF_A_CONTROL[control]) for control in controls_of(arm)]
-        many = [series(arm, control, line, control) for control, line in drawn]
+        of_control = CONTROL_LINES | {UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"}}
+        many = [series(arm, control, of_control[control], control) for control in controls_of(arm)]
         return Panel(y, many, arm.label, partial(draw_slots, arm=arm))
 
     by_arm = Panel(y, [series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms], "", draw_reaches)
@@ -351,8 +333,7 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
 
 
 def draw_bins(axes: Axes, arm: ArmRuns) -> None:
-    """Draw chance, and the axis of distances; all bins are equally wide, with // where they begin to span
-    more."""
+    """All bins are equally wide, with // where they begin to span more."""
     edges, chance = edges_of(arm), 100 / arm.first.config["recall"]["stream"]["values"]
     axes.axhline(chance, color=plotting.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     beside = axes.get_yaxis_transform()
@@ -369,6 +350,5 @@ def draw_bins(axes: Axes, arm: ArmRuns) -> None:
 
 
 def place_of(distance: float, arm: ArmRuns) -> float:
-    """The place of a distance on an axis with equally wide bins."""
     edges = edges_of(arm)
     return float(np.interp(distance, edges, range(len(edges))))

@@ -72,8 +72,7 @@ def number(
 
 
 def unbroken(text: str) -> str:
-    """The text, in which no line ends within Transformer-XL or C = 64, or between a number and its interval
-    or unit."""
+    """No line ends within Transformer-XL or C = 64, or between a number and its interval or unit."""
     text = re.sub(r"(?<=[a-z])-(?=[A-Z]{2}\b)", "-\N{WORD JOINER}", text)
     whole = r" ± |(?<=\b\w) = (?=\d)|(?<=\d) (?=(?:s|MiB)\b|%)"
     return re.sub(whole, lambda match: match[0].replace(" ", "\xa0"), text)
@@ -93,8 +92,7 @@ def prose(name: str, **values: Any) -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Table:
-    """A table that shows the cells as they are; ``numbers``, below all heads but the first, are aligned on
-    their right."""
+    """``numbers``, below all heads but the first, are aligned on their right."""
     lines = [[plain(cell) for cell in line] for line in (head, *rows)]
     lines.insert(1, ["---", *["---:" if numbers else "---"] * (len(head) - 1)])
     made = Table("\n".join("| " + " | ".join(line) + " |" for line in lines))
@@ -127,9 +125,9 @@ def in_terminal(parts: Sequence[str], width: int = TERMINAL) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
-    """A table as lines of text, its first column on the left, which is made narrower where the table is wider
-    than ``width``."""
-    least = [max(map(len, head.split()), default=0) for head in rows[0]]
+    """The first column is made narrower where the table is wider than ``width``."""
+    rows = [[unbroken(cell).replace("\N{WORD JOINER}", "") for cell in row] for row in rows]
+    least = [max(map(len, head.split(" ")), default=0) for head in rows[0]]
     widths = [max(low, *(len(row[i]) for row in rows[1:]), 0) for i, low in enumerate(least)]
     widths[0] = max(least[0], 12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
     lines = []
@@ -144,7 +142,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
             lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
         if row is rows[0]:
             lines.append("  ".join("-" * w for w in widths))
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -170,9 +168,8 @@ def claim_report(folder: Path) -> None:
 
 
 def write_page(parts: Sequence[str], folder: Path, bars: str = "", answer: Sequence[str] = ()) -> Report:
-    """Write the report of ``folder`` into it, as Markdown and as one page. The first of its ``parts`` is the
-    title; ``bars`` is HTML that the page has below it, and ``answer`` what a terminal shows, by default title
-    and tables. [`claim_report`][] comes first."""
+    """Write a report as Markdown and as one page, after [`claim_report`][]. The first of its ``parts`` is the
+    title; ``bars`` is HTML below it, and ``answer`` what a terminal shows, by default title and tables."""
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
     title, end, rest = html_of(markdown, folder).partition("</h1>")
@@ -186,8 +183,8 @@ def write_page(parts: Sequence[str], folder: Path, bars: str = "", answer: Seque
 
 
 def html_of(markdown: str, folder: Path | None = None) -> str:
-    """Markdown as HTML, in which what is below a heading of level 3 is folded, and an image with the
-    paragraph after it is a figure of the report in ``folder``; raw HTML in it stays text."""
+    """What is below a heading of level 3 is folded, and an image with the paragraph after it is a figure of
+    the report in ``folder``; raw HTML stays text."""
 
     def section(match: re.Match[str]) -> str:
         name = re.sub(r"\W+", "-", _without_tags(match[1]).lower()).strip("-")
@@ -208,8 +205,7 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
 
 
 def inline_svg(svg: str, title: str) -> str:
-    """The figure as a part of a page, whose style sets its colours, with a ``title`` in HTML for those who
-    can't see it."""
+    """The figure in the colours of a page; its ``title`` is for those who can't see it."""
     svg = svg[svg.index("<svg") :] if "<svg" in svg else "<svg></svg>"
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", svg)

@@ -4,7 +4,6 @@ distinguish; and those of runs on a text."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -53,6 +52,11 @@ PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
 LINE_STYLES = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
                "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
 """Those of arms with these names, in every figure and on the live page."""
+CONTROL_LINES = {
+    "slots zeroed": GREEN, "slots swapped": SKY, "memory zeroed": ORANGE | {"linestyle": ":"},
+    "memory swapped": AMBER,
+}  # fmt: skip
+"""Those of changed memories."""
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
@@ -80,8 +84,7 @@ class Series:
         return self.line | {"label": (literal(self.label).lstrip("_") or "run") if self.label else None}
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """The places, the means, and the half widths of their intervals; None without any. Means of fewer
-        than ``MIN_FOR_A_CLAIM`` numbers have none."""
+        """Places, means, and half widths, which means of fewer than ``MIN_FOR_A_CLAIM`` numbers lack."""
         widths = [mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan for _, mean in self.points]
         means, half = (self.scale * np.array(x) for x in ([mean.mean for _, mean in self.points], widths))
         return np.array([at for at, _ in self.points], float), means, None if np.isnan(half).all() else half
@@ -120,16 +123,8 @@ def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
     axes.grid(alpha=0.25)
 
 
-def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(thousands)
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
-    """Lines of means, with bands if there are intervals; fewer than three points are drawn as marks with
-    bars."""
+    """Lines with bands where there are intervals; fewer than three points are marks with bars."""
     for series in many:
         if len(series.points) < MIN_FOR_A_LINE:
             draw_marks(axes, [series])
@@ -144,8 +139,7 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
 
 
 def draw_marks(axes: Axes, many: Sequence[Series], *, horizontal: bool = False) -> None:
-    """Marks with bars, joined by a line if there are three or more; ``horizontal``: the values are on the
-    horizontal axis."""
+    """Marks with bars, joined by a line if there are three or more."""
     for series in many:
         x, mean, half = series.arrays()
         style = series.style | {"marker": series.line["marker"] or ".", "capsize": 2.5}
@@ -164,8 +158,7 @@ def categories(axes: Axes, names: Sequence[str]) -> None:
 
 
 def legend(figure: Figure) -> None:
-    """The legend below all panels, each name once, for which the figure becomes higher. Long names are below
-    each other."""
+    """The legend below all panels, each name once, for which the figure becomes higher."""
     drawn = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
     named = {str(handle.get_label()): handle for handle in drawn}
     columns = 1 if max(map(len, named), default=0) > LONG_NAME else 2
@@ -175,16 +168,14 @@ def legend(figure: Figure) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically as PNG or SVG, by the ending of ``path``; the same data give the same
-    file."""
+    """Write a figure as PNG or SVG; the same data give the same file."""
     kind = path.suffix[1:]
     with atomic_write(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
         figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
 def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: str) -> str:
-    """Write a figure as SVG into the figures of the report in ``folder``; returns the Markdown that shows it
-    with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
+    """Write a figure for the report in ``folder``; returns the Markdown that shows it."""
     path = folder / FIGURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     legend(figure)
@@ -202,15 +193,13 @@ def thousands(value: float, _: float = 0.0) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib shows unchanged: $ would begin a formula."""
-    return text.replace("$", r"\$")
+    return text.replace("$", r"\$")  # which would begin a formula
 
 
 def curves(
     folder: Path, name: str, title: str, caption: str, x: str, drawn: Sequence[Panel], log: bool = False
 ) -> str:
-    """A figure of curves over ``x``, as Markdown: those panels that have any; empty if none has. ``log``:
-    vertical axes are logarithmic."""
+    """A figure of the panels that have curves, as Markdown; empty if none has."""
     drawn = [panel for panel in drawn if panel.series]
     if not drawn:
         return ""
@@ -218,30 +207,27 @@ def curves(
     for axes, panel in zip(places, drawn, strict=True):
         axes.set_yscale("log" if log else "linear")
         draw_lines(axes, panel.series)
-        style(axes, x, panel.y, panel.title)
+        style(axes, x if axes is places[-1] else "", panel.y, panel.title)
         panel.finish(axes)
     return save_figure(figure, folder, name, title, caption)
 
 
 def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
-    """Every figure that ``arms`` have data for; ``read`` says which part of the held-out text the evaluations
-    during training read."""
+    """Every figure that ``arms`` have data for; evaluations in training ``read`` this part of the text."""
     lines, seeds = line_styles([arm.name for arm in arms]), sorted({len(arm.counted) for arm in arms})
     bands = prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM) if seeds[-1] > 1 else ""
     others = [arm for arm in arms if arm is not base]
 
-    def of(metric: str, over: str = TOKENS, label: str = "{}", *, thin: bool = False) -> list[Series]:
+    def of(
+        metric: str, over: str = TOKENS, label: str = "{}", minus: ArmRuns | None = None, thin: bool = False
+    ) -> list[Series]:
         line, least = ({"marker": "", "linewidth": 0.8}, MIN_FOR_A_LINE) if thin else ({}, 1)
-        points = [(arm, arm.curve(metric, over)) for arm in arms]
+        points = [(arm, arm.curve(metric, over, minus)) for arm in arms if arm is not minus]
         return [
             Series(label.format(arm.label), of_arm, lines[arm.name] | line)
             for arm, of_arm in points
             if len(of_arm) >= least
         ]
-
-    def minus_base() -> list[Series]:
-        points = [(arm, arm.curve(VALID, base=base)) for arm in others if len(base.counted) > 1]
-        return [Series(arm.label, of_arm, lines[arm.name]) for arm, of_arm in points if of_arm]
 
     def by_position(minus: ArmRuns | None = None) -> list[Series]:
         octaves = [(arm, by_octave(arm, minus)) for arm in (others if minus else arms)]
@@ -251,16 +237,21 @@ def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str
             if of_arm
         ]
 
+    def octaves(axes: Axes) -> None:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([first for first, _ in next(filter(None, map(by_octave, arms)))])
+        axes.xaxis.set_major_formatter(thousands)
+        axes.xaxis.set_minor_locator(NullLocator())
+
     def draw(name: str, title: str, x: str, *drawn: Panel, log: bool = False, **words: Any) -> str:
         return curves(folder, name, title, prose(name, **words), x, drawn, log)
 
     training, minus, tokens = of(TRAIN, label="", thin=True), by_position(base), "training tokens"
+    differences = of(VALID, minus=base) if len(base.counted) > 1 else []
     of_f_c = of(f"{RECONSTRUCTION}.train", label="{}, training", thin=True)
     of_f_c += of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
-    ticks = [first for first, _ in next(filter(None, map(by_octave, arms)), {})]
-    octaves = partial(octave_axis, ticks=ticks)
     loss = Panel(f"loss ({BITS})", [*training, *of(VALID)])
-    difference = Panel(f"held-out loss minus the baseline's\n({BITS})", minus_base())
+    difference = Panel(f"held-out loss minus the baseline's\n({BITS})", differences)
     by_time = Panel(f"held-out loss ({BITS})", of(VALID, SECONDS))
     reconstruction = Panel("reconstruction loss\n(MSE, sum over layers)", of_f_c)
     at_positions = Panel(f"loss ({BITS})", by_position(), finish=octaves)
@@ -283,8 +274,8 @@ def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str
 
 
 def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int], Mean]:
-    """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and
-    the last; or the difference to ``base``, not for a single seed or for segments of other lengths."""
+    """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, or its difference
+    to ``base``, if there are several seeds and all segments are equally long."""
     results = [*arm.results.values(), *(base or arm).results.values()]
     lengths = {len(result["loss_by_position"]) for result in results}
     if len(lengths) != 1:
@@ -311,8 +302,7 @@ def bits(result: Result, nats: float = 1.0) -> float:
 def save_loss_by_position(
     in_segment: Sequence[float], by_memory: Sequence[tuple[int, float, float]], path: Path
 ) -> None:
-    """Draw the mean loss against the position in a segment, and against the positions that are remembered
-    before it (positions, loss, half width), into ``path``."""
+    """Draw the mean loss by position in a segment, and by remembered positions, with half widths."""
     figure, [upper, lower] = panels([2.7, 2.7])
     positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
     draw_lines(upper, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])

@@ -16,7 +16,7 @@ from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
-from memformers.report.plotting import bits, line_styles
+from memformers.report.plotting import CONTROL_LINES, bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
 from memformers.runs.reader import Run, differing_settings
 
@@ -31,7 +31,6 @@ TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
 """The options that make an experiment on each task a trial."""
 SWITCHES = ("--quick", "--resume")
 """Options without a value."""
-CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
 
 
 def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
@@ -75,8 +74,7 @@ def missing(folder: Path) -> dict[str, list[str]]:
 
 
 def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
-    """The settings besides the memory in which the arms differ; seeds only if an arm has none in common with
-    ``base``."""
+    """The settings besides the memory in which the arms differ; seeds if an arm shares none with ``base``."""
     runs = all_runs(arms)
     names = differing_settings([dict(flatten(run.config)) for run in runs])
     unfair = [name for name in names if name not in MEMORY_SETTINGS and ".memory_config." not in name]
@@ -86,8 +84,7 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
 
 
 def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Path) -> list[str]:
-    """What the seeds support about each arm against ``base``, as paragraphs; of fewer than three, how to
-    train more in the experiment's ``folder``."""
+    """What the seeds support about each arm against ``base``; of fewer than three, how to train more."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
@@ -104,8 +101,7 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
 
 
 def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -> list[str]:
-    """That nothing is claimed from ``n`` common seeds; and the command that trains more of the experiment in
-    ``folder``, or after a trial the whole experiment."""
+    """That nothing is claimed from ``n`` common seeds, and the command for more, or for more than a trial."""
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
     best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
     gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
@@ -138,11 +134,10 @@ def results_table(
     measures: Sequence[Measure],
     more: Mapping[str, Column] | None = None,
 ) -> Table:
-    """A row for each arm: how many seeds have finished, the mean of each measure, of several seeds the paired
-    difference to ``base``; then the columns ``more``."""
+    """Finished seeds, the mean of each measure, of several seeds the paired difference to ``base``."""
     columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}"}
     for measure in measures:
-        head = measure.head or measure.label
+        head = measure.label
         columns[head] = lambda arm, m=measure: m.shown(arm.mean(m.of))  # type: ignore[misc]
         differences = {arm.name: arm.minus(base, measure.of) for arm in arms if arm is not base}
         if any(d and d.n > 1 for d in differences.values()):
@@ -192,8 +187,7 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
 
 
 def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
-    """A ``probe`` of the runs of ``arms``: how it was measured, a table, and what it says about each part of
-    each memory."""
+    """How a ``probe`` was measured, a table, and what it says about each part of each memory."""
     of_runs = {run.folder.name: arm for arm in arms for run in arm.runs}
     probed, ablation = {name: of_runs[name] for name in probe["checkpoints"]}, probe["memory_ablation"]
     left_out = [arm.label for arm in arms if arm not in probed.values()]
@@ -205,7 +199,7 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
     rows, findings = [], []
     for run, arm in probed.items():
         costs = {name: Mean.from_json(mean) for name, mean in ablation["costs"][run].items()}
-        cells = [measure.cell(costs.get(control)) for control in CONTROLS]
+        cells = [measure.cell(costs.get(control)) for control in CONTROL_LINES]
         rows.append([arm.label, measure.shown(ablation["loss"][run]), *cells])
         for part in ("slots", "memory"):
             if f"{part} zeroed" in costs:
@@ -213,7 +207,7 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
                 show = measure.shown_difference
                 findings.append(prose("finding", label=arm.label, part=part, show=show, **means))
     parts += [prose("ablation", unit=measure.label, of=ablation)]
-    parts.append(table(["model", "loss", *CONTROLS], rows, numbers=True))
+    parts.append(table(["model", "loss", *CONTROL_LINES], rows, numbers=True))
     return [*parts, bullets(findings or [prose("no_memory")])]
 
 
@@ -231,8 +225,7 @@ def write_results(
     folder: Path, arms: Sequence[ArmRuns], base: ArmRuns, numbers: Callable[[ArmRuns], dict[str, Any]],
     head: Sequence[str], lines: Sequence[Sequence[Any]], **about: Any,
 ) -> None:  # fmt: skip
-    """Write the ``numbers`` of each arm and ``about`` all as ``results.json``, and the results of each
-    training run as ``results.csv``."""
+    """``results.json`` has arms, and ``results.csv`` training runs."""
     names = [{"name": arm.name, "label": arm.label, "seeds": list(arm.results)} for arm in arms]
     of_arms = [name | numbers(arm) for name, arm in zip(names, arms, strict=True)]
     write_json(folder / RESULTS, {"base": base.name, **about, "arms": of_arms})
@@ -304,5 +297,4 @@ def in_words(value: Any) -> str:
 
 
 def name_of(path: str) -> str:
-    """The name of an absolute path; any other text unchanged."""
     return Path(path).name if Path(path).is_absolute() else path

@@ -198,12 +198,18 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
         },
+        **describe_model(config, model),
+        "command": command_as_given(),
+    }
+
+
+def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
+    return {
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
         "decided": config.resolved,
         "unused": unused_settings(config),
         "environment": describe_environment(model.device),
-        "command": command_as_given(),
         "commit": git_commit(),
     }
 

@@ -195,7 +195,6 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     paths = {split: str(tmp_path / name) for split, name in names.items()}
     for given, resolved in (
         ({"data": "builtin"}, {"data": "builtin"}),
-        ({"data": "stand-in"}, {"data": "stand-in"}),
         ({"data": ""}, {"data": "stand-in"}),  # neither found nor downloadable
         ({"data": "texts"}, {"data": str(tmp_path / "texts")}),
         (names, {"data": paths.pop("data"), "text": paths}),

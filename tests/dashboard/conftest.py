@@ -16,7 +16,7 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.labml import Records
+from memformers.dashboard.labml import use_records
 from memformers.dashboard.pages import build, listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
 
@@ -67,8 +67,8 @@ class DashboardHere(Client):
     """The dashboard's application, served by a thread of this process, as a context: it starts in no time."""
 
     def __init__(self, folder: Path, port: int = 0):
-        self.said: list[str] = []
-        application = build(frozenset({"workstation"}), Records(folder, self.said.append))
+        use_records(folder)
+        application = build(frozenset({"workstation"}))
         self.listener = listen("127.0.0.1", port)
         super().__init__(f"http://127.0.0.1:{self.listener.getsockname()[1]}")
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from itertools import accumulate
 
 import numpy as np
@@ -128,6 +129,17 @@ TO_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 LIKE_LLAMA = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), TO_BYTES])
 
 
+def check_like_the_whole(inner, text, folder):
+    """A text on the disk has the tokens of its two parts."""
+    inner.save(f"{folder}/meta.json")
+    found, half = (
+        dataset(write(folder, {"x": text}) / "x", tokenizer=f"{folder}/meta.json"),
+        len(text) * 9 // 10,
+    )
+    for split, part in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
+        assert split.tokens.tolist() == inner.encode(part, add_special_tokens=False).ids
+
+
 @pytest.mark.parametrize(
     ("before", "cut"),
     [(None, pre_tokenizers.Metaspace()), (None, pre_tokenizers.Metaspace(split=False)),
@@ -142,14 +154,31 @@ def test_any_tokenizer_gives_a_long_text_the_tokens_of_the_whole(before, cut, tm
     inner.pre_tokenizer, inner.normalizer = cut, before
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
     inner.train_from_iterator([text[:9_000]], trainer)
-    inner.save(f"{tmp_path}/meta.json")
-    for module in (files, tokenize_corpus):
-        monkeypatch.setattr(module, "PIECE", 20_000)
+    monkeypatch.setattr(files, "PIECE", 20_000)
     monkeypatch.setattr(tokenize_corpus, "JOB", 50_000)
-    found = dataset(write(tmp_path, {"x": text}) / "x", tokenizer=f"{tmp_path}/meta.json")
-    half = len(text) * 9 // 10
-    for split, part in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
-        assert split.tokens.tolist() == inner.encode(part, add_special_tokens=False).ids
+    check_like_the_whole(inner, text, tmp_path)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_unigram_splits_a_long_text_like_the_whole_where_two_splits_are_equal(split, tmp_path, monkeypatch):
+    scores = {
+        "<unk>": 0,
+        "▁": -2.1,
+        "a": -8.59,
+        "b": -4.7,
+        "ab": -8.59 - 4.7,
+        "c": -8.89,
+        ".": -1.1,
+        "c.": -1.3,
+    }
+    inner = Inner(models.Unigram([*scores.items()], 0, False))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
+    monkeypatch.setattr(files, "PIECE", 10_000)
+    text = ("c. c\nc. " * 99 + "ab ") * 99
+    check_like_the_whole(inner, text, tmp_path)
+    monkeypatch.setattr(tokenize_corpus, "MAX_UNCUT", 40_000)
+    with nullcontext() if split else refused("at most 40,000 bytes, got more; give the tokenizer a pre-tok"):
+        check_like_the_whole(inner, text, tmp_path)
 
 
 def kept(folder, **data):

@@ -1,13 +1,9 @@
 """Every code block of README, CONTRIBUTING and docs/ is run, page by page, in order, in an empty folder.
 
-Python blocks of a page share their names, as a reader would type them one after the other. The text block
-that follows one is what it prints.
-
-Of the lines of sh blocks, those that start with ``memformers`` are run as well, through the command's own
-``main``. What they would train is made tiny by settings that are appended, ``book.txt`` is a short text,
-and ``runs/…`` is a run that was trained just before. A command that serves until it is stopped is only asked
-for its help. ``make`` must name a target, and lines that start several processes are read as torchrun and the
-command read them. The few other commands that a page may show are listed here.
+Python blocks of a page share their names; the text block that follows one is what it prints. Lines of sh
+blocks that start with ``memformers`` are run through the command's own ``main``, made tiny by more settings;
+``runs/…`` is a run that was trained before. ``make`` must name a target, and lines that start several
+processes are read by torchrun and the command. Other commands that a page may show are listed here.
 """
 
 import json
@@ -49,17 +45,10 @@ MIXED = "docs/how-to/token_ids.md"
 NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
 """What pages need beside the package; these take long."""
 OTHERS = (
-    "python -m experiments.",
-    "python docs/plain/",
-    "git clone ",
-    "cd memformers",
-    "apt-get download ",
-    "for package in doc-rfc-",
-    "mkdir rfc && find packages ",
-    "pip install ",
-    "source .venv/bin/activate",
+    "python -m experiments.", "python docs/plain/", "git clone ", "cd memformers", "apt-get download ",
+    "for package in doc-rfc-", "mkdir rfc && find packages ", "pip install ", "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
-)
+)  # fmt: skip
 LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
 """What starts several processes."""
 
@@ -88,9 +77,8 @@ def run_command(arguments):
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
-    """Tiny models are no faster on several, and far slower where these have to wait for a core."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # tiny models are far slower where several have to wait for a core
     yield
     torch.set_num_threads(threads)
 
@@ -120,7 +108,8 @@ def tiny(arguments):
     if command in SERVES:
         return [command, "--help"]
     if command == "recall":  # its settings are tiny here
-        return arguments if "--quick" not in arguments else [*arguments, "--tokens", "300"]
+        arms = ["--arms", "compressive"] if not {"--arms", "--show"} & {*arguments} else []
+        return [*arguments, *arms, *["--tokens", "300"] * ("--quick" in arguments)]
     if "--help" in arguments or "--resume" in arguments:
         return [*arguments, "--tokens", "1200"] if "--tokens" in arguments else arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
@@ -129,13 +118,9 @@ def tiny(arguments):
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if name_of(page) in NEEDS else [])
-        for page in pages_with("python")
-        if name_of(page) != MIXED
-    ],
-)
+    "page", [pytest.param(page, id=name_of(page), marks=[pytest.mark.long] * (name_of(page) in NEEDS))
+             for page in pages_with("python") if name_of(page) != MIXED],
+)  # fmt: skip
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
     for package in NEEDS.get(name_of(page), ()):
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")

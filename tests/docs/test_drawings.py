@@ -1,13 +1,11 @@
 """The drawings of the method say what is true of the models."""
 
 import re
-from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from docs.building.drawings import DRAWINGS, LABEL, compressed, exactly, reached, rolled, svg
-from docs.building.results import ROOT
 from memformers.models.config import MemorySizes
 from tests.builders import MODELS, small_lm
 from tests.texts import read
@@ -25,37 +23,14 @@ def test_the_drawn_reach_is_that_of_a_model(model, float64):
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_a_drawing_is_the_same_each_time_and_has_no_english_label_in_another_language(name):
+def test_a_drawing_has_no_english_label_in_another_language(name):
     figure = DRAWINGS[name]()
-    drawn = svg(figure)
-    assert drawn == svg(DRAWINGS[name]())
-    assert drawn.count("<path") > 20
     for language in ("zh-Hans", "si"):
         labels = LABEL.findall(svg(figure, language))
         assert len(labels) > 9
         words = set(re.findall("[A-Za-z-]{2,}", " ".join(labels)))
         assert words <= {"Transformer-XL", "Compressive", "Transformer"}
         assert any(ord(letter) > 0xD00 for label in labels for letter in label)
-
-
-@pytest.mark.parametrize("name", ["equal_keys", "belt"])
-def test_a_picture_can_be_read_in_light_in_dark_and_by_those_who_cannot_see_it(name):
-    drawn = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
-    light, dark = (re.findall(r"--(\w+):", css) for css in re.findall(r"svg{([^}]*)}", drawn))
-    assert len(light) > 5
-    assert light == dark
-    assert min(map(int, re.findall(r"font(?:-size)?:(\d+)px", drawn))) >= 12
-    assert len(ElementTree.fromstring(drawn).find("{http://www.w3.org/2000/svg}desc").text) > 40
-
-
-def test_the_picture_of_equal_keys_has_the_numbers_of_the_memories():
-    drawn = (ROOT / "docs/images/equal_keys.svg").read_text(encoding="utf-8")
-    memories = {"No memory": exactly(0), "Transformer-XL": exactly(8), "Compressive": compressed(4, 4, 4)}
-    for name, remember in memories.items():
-        *_, row = rolled(remember)
-        keys = [cell for cell in row if "memory" in cell[2]]
-        reach = sum(last - first + 1 for first, last, _ in keys)
-        assert f"{name}: {len(keys)} keys, reach: {reach} tokens." in drawn
 
 
 @pytest.mark.parametrize("sizes", [(0,), (8,), (4, 4, 4), (4, 2, 4)])

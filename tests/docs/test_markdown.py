@@ -1,10 +1,8 @@
 """What pages take from the source, and the marks that lead from an equation to the lines that compute it."""
 
-import re
-
 import pytest
 
-from docs.building.markdown import BESIDE, MARKS, excerpt, filled, relinked
+from docs.building.markdown import excerpt, filled, relinked
 from docs.building.pages import TEX, mathml, with_terms
 from docs.building.results import ROOT
 
@@ -25,9 +23,8 @@ def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_th
     assert path == "docs/plain/compressive.py"
     assert f"\n{head}\n" in (ROOT / path).read_text(encoding="utf-8")
     assert head.startswith("def reconstruction_loss(layer: Layer")
-    assert body == [
-        "    return F.mse_loss(content_attention(layer, h, new), content_attention(layer, h, old))"
-    ]
+    line = "    return F.mse_loss(content_attention(layer, h, new), content_attention(layer, h, old))"
+    assert body == [line]
     predict = excerpt(
         "memformers.models.language_model.MemoryLM.predict", "if isinstance", "return self.head"
     )
@@ -40,13 +37,9 @@ def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_th
 @pytest.mark.parametrize(
     ("page", "reason"),
     [("source memformers.models.memory.gone", "no attribute 'gone'"),
-     ("source memformers.gone.cut", "no attribute 'gone'"),
      ("source memformers.models.memory", "is no function"),
-     (f'source {LOSS} from "gone"', "no line with 'gone'"),
-     (f'source {LOSS} from "return" to "def"', "no line with 'def'"),
-     (f"source {LOSS} until", "is not understood"),
-     ("table gone", "no table 'gone'"),
-     ("run gone", "no 'gone'"),
+     (f'source {LOSS} from "return" to "def"', "no line with 'def'"), (f"source {LOSS} until", "not under"),
+     ("table gone", "no table 'gone'"), ("run gone", "no 'gone'"),
      (beside("a ①", '① "gone"'), "'gone' in 0 lines; ① needs a text of one line"),
      (beside("a ①", '① "slots"'), "'slots' in 2 lines; ① needs a text of one line"),
      (beside("a ①"), f"① needs both a text and a line, .* beside '{SEEN}'"),
@@ -84,20 +77,10 @@ def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():
         TEX.sub(mathml, r'<div class="arithmatex">\[\nosuchcommand\]</div>')
 
 
-def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
-    blocks = BESIDE.findall((ROOT / "docs/method.md").read_text(encoding="utf-8"))
-    equations = [tex for block in blocks for tex in re.findall(r"\$\$(.+?)\$\$", block, flags=re.DOTALL)]
-    assert len(blocks) >= 14
-    assert len(equations) >= 16
-    assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
-
-
 def test_links_lead_to_pages_and_files_that_are_not_on_the_site_are_named():
     pages = {"CHANGELOG.md": "changelog.md"}
     same = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md), ![f](f.png)"
-    assert (
-        relinked(f"[a](../tests/builders.py), {same}", "docs/page.md", pages)
-        == f"`tests/builders.py`, {same}"
-    )
+    page = relinked(f"[a](../tests/builders.py), {same}", "docs/page.md", pages)
+    assert page == f"`tests/builders.py`, {same}"
     page = relinked("[a](CHANGELOG.md), [b](docs/method.md#b), [c](tests)", "CONTRIBUTING.md", pages)
     assert page == "[a](changelog.md), [b](method.md#b), `tests`"

@@ -15,14 +15,10 @@ from memformers.data.builtin import write_play
 
 FOLDER = ROOT / "docs/plain"
 NAMES = {
-    r"^transformer\.": "",
-    r"layers\.(\d+)\.compress\.conv\.": r"compress.\1.",
-    r"\.self_attn\.": ".attention.",
-    r"\.norm_self_attn\.": ".norm1.",
-    r"\.norm_ff\.": ".norm2.",
-    r"\.layer1\.": ".0.",
-    r"\.layer2\.": ".2.",
-}
+    r"^transformer\.": "", r"layers\.(\d+)\.compress\.conv\.": r"compress.\1.",
+    r"\.self_attn\.": ".attention.", r"\.norm_self_attn\.": ".norm1.", r"\.norm_ff\.": ".norm2.",
+    r"\.layer1\.": ".0.", r"\.layer2\.": ".2.",
+}  # fmt: skip
 """The package's names of weights, and those of the plain files."""
 SIZES = {"d_model": 12, "heads": 3, "n_layers": 2}
 
@@ -38,9 +34,8 @@ def build(plain, model):
     """The package's model and the plain one, in float64, with the same random weights."""
     sizes = {"mem_len": 6} if model == "transformer-xl" else {"mem_len": 5, "c_mem_len": 3}
     rate = {} if model == "transformer-xl" else {"compression_rate": 2}
-    ours = MemoryLM(
-        ModelConfig(model, vocab_size=11, d_ff=48, segment_len=7, **SIZES, **sizes, **rate)
-    ).double()
+    config = ModelConfig(model, vocab_size=11, d_ff=48, segment_len=7, **SIZES, **sizes, **rate)
+    ours = MemoryLM(config).double()
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.5)
     if rate:
@@ -87,11 +82,9 @@ def test_a_plain_model_equals_the_package_to_1e_12(plain, model):
 
 @pytest.mark.parametrize(
     ("name", "lines", "parts"),
-    [
-        ("transformer_xl", 60, ["Attention", "sinusoids", "Layer", "TransformerXL"]),
-        ("compressive", 30, ["CompressiveTransformer", "reconstruction_loss", "content_attention"]),
-    ],
-)
+    [("transformer_xl", 60, ["Attention", "sinusoids", "Layer", "TransformerXL"]),
+     ("compressive", 30, ["CompressiveTransformer", "reconstruction_loss", "content_attention"])],
+)  # fmt: skip
 def test_the_plain_models_are_as_short_as_the_pages_say(name, lines, parts):
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     nodes = [node for node in ast.parse(source).body if getattr(node, "name", "") in parts]
@@ -114,9 +107,9 @@ def test_a_plain_file_trains_and_prints_a_sample(plain, name, tmp_path, capsys):
 
 
 def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():
-    address = re.search(r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE)[
-        1
-    ]
+    [address] = re.findall(
+        r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE
+    )
     owner, name = address.split("/")
     notebooks = [f"experiments/notebooks/{path.name}" for path in (ROOT / "experiments/notebooks").iterdir()]
     pages = ["README.md", "docs/index.md", "docs/quick-start.md", "docs/notebooks/index.md", "mkdocs.yml"]
@@ -134,8 +127,6 @@ def read(path):
 
 TRANSLATED = (
     r"\bas many\b|\b(?:was|were) (?:not )?seen\b|\bof (?:your|one's|its|their) own\b|\b(?:is|are) worth\b"
-)
-TRANSLATED += (
     r"|\b(?:go|goes|going) on\b|\bcomes? back\b|\bat hand\b|\bin the place of\b|\bleaves? out zero\b"
 )
 

@@ -8,16 +8,14 @@ import matplotlib
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from docs.building.__main__ import written
-from docs.building.figures import COLOURS, STYLE, bar, curve, forest
+from docs.building.figures import STYLE, forest
 from docs.building.markdown import BLOCK
 from docs.building.results import DATA, ROOT, experiments, kib, mean, rows, seeds, verdicts
 from docs.building.tables import KEYS, MODELS, cost_of_keys, share
 from memformers.commands import compare
 from memformers.common.command_line import parse_arguments
-from memformers.common.intervals import Mean
 from tests.builders import small_lm
 from tests.texts import read
 
@@ -101,17 +99,6 @@ def test_the_state_of_a_stream_is_what_a_model_keeps(model):
     keys = 4 + 4 * (model == "compressive")
     size = sum(part.nbytes for part in (*memory.mem, *memory.c_mem))
     assert cost_of_keys({KEYS: keys}, 3, lm.config.d_model) == f"{keys} · {kib(size)}"
-
-
-def test_intervals_of_shares_end_at_their_limits_and_colours_are_those_of_models():
-    axes = Figure().subplots()
-    bar(axes, Mean(0.9, 0.2, 3), 0, "compressive", (0, 100), 100)
-    curve(axes, [(0, Mean(0.9, 0.2, 3)), (1, Mean(0.1, 0.2, 3)), (2, None)], "infini", scale=100)
-    ends, _, drawn = axes.get_lines()
-    assert [*ends.get_xdata()] == [pytest.approx(70), 100]
-    band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == (0, 100)
-    assert drawn.get_color() not in [COLOURS[model] for model in ("none", *MODELS)]
 
 
 def test_no_label_of_the_verdicts_lies_on_an_interval():

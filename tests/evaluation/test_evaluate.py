@@ -64,7 +64,7 @@ def read_alone(lm, text):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("streams", [1, 2, 3, 16, 500])
+@pytest.mark.parametrize("streams", [1, 3, 100])
 @pytest.mark.parametrize("documents", [(), LENGTHS])
 def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
     lm, text = small_lm(model, dropout=0.3).train(), torch.randint(0, 11, (sum(LENGTHS),))

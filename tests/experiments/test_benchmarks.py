@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from experiments.benchmarks import __main__ as program
-from experiments.benchmarks import attention, decoding, measuring, peers, report, training
-from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, MODELS, OURS, Case
+from experiments.benchmarks import attention, decoding, peers
+from experiments.benchmarks.training import MODELS, Case
 from memformers import ModelConfig
 from memformers.common.files import read_json
-from memformers.kernels import naive
+from memformers.kernels import naive, sdpa
 
 HERE = Path(attention.__file__).parent
 
@@ -42,31 +42,13 @@ def test_labml_nn_agrees_with_ours_and_a_wrong_peer_is_caught(model):
 def test_sdpa_with_a_bias_agrees_with_the_definition_and_a_wrong_attention_is_caught():
     inputs = attention.random_inputs(13, queries=7)
     expected = attention.forward_and_backward(naive.relative_attention, inputs)
-    assert attention.check_parity(attention.sdpa, inputs, expected) < attention.TOLERANCE
+    assert attention.check_parity(sdpa.relative_attention, inputs, expected) < attention.TOLERANCE
+    wrong = partial(sdpa.relative_attention, v=torch.ones(attention.H, attention.E))
     with pytest.raises(ValueError, match="equal the definition differs"):
-        attention.check_parity(
-            lambda *q, u, s, **kv: attention.sdpa(*q, u=u, s=0 * s, **kv), inputs, expected
-        )
+        attention.check_parity(wrong, inputs, expected)
 
 
 @pytest.mark.long
-def test_sides_take_turns_and_memory_is_that_of_a_process_of_its_own():
-    called = []
-    sides = {name: partial(called.append, name) for name in "ab"}
-    seconds = measuring.in_turns(sides, 2, between=partial(called.append, "-"))
-    assert called == list("a-b-a-b-")
-    assert {name: len(own) for name, own in seconds.items()} == {"a": 2, "b": 2}
-    own = measuring.in_child(attention.extra_memory, attention.OURS, 1)
-    assert own is None or 0 <= own < 2**30
-
-
-def test_a_case_is_measured():
-    result = training.measure(tiny("compressive"), quick=True)
-    assert result["flops"] > 0
-    assert {OURS, BFLOAT16, peers.LABML, LABML_FUSED} <= set(result["seconds"])
-    assert max(error for name, error in result["errors"].items() if name != BFLOAT16) <= peers.TOLERANCE
-
-
 def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
     seconds = decoding.stepping(streams=2, rounds=1)["seconds"]
     assert {way: len(times) for way, times in seconds.items()} == {"stepper": 1, "gru": 1, "segment": 1}
@@ -76,7 +58,7 @@ def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
 
 
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
-    writers = {"results": report.write_speeds, "decoding": report.write_decoding}
+    writers = {"results": program.write_speeds, "decoding": program.write_decoding}
     for name, write in writers.items():
         write(read_json(HERE / f"{name}.json"), tmp_path)
         page = f"{name.upper()}.md"

@@ -19,7 +19,6 @@ from memformers.report.markdown import table
 from memformers.training.config import TrainConfig, preset_names
 from memformers.training.loop import TrainingState, train_step
 from memformers.training.optimizers import build_optimizers
-from tests.builders import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 SIZES = ModelConfig(
@@ -27,12 +26,15 @@ SIZES = ModelConfig(
     c_mem_len=10, compression_rate=4,
 )  # fmt: skip
 COMPRESSIVE = {"model": "compressive"}
+XL, SIZED = (
+    {"model": "transformer-xl", "positions": "learned", "dropout": 0.1},
+    {"segment_len": 24, "mem_len": 24},
+)
 CASES = [
-    *({"model": name, "positions": form, "dropout": 0.1}
-      for name, form in zip(MODELS, ("sinusoidal", "learned", "sinusoidal"), strict=True)),
     COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
-    COMPRESSIVE | {"segment_len": 24, "mem_len": 24, "c_mem_len": 3, "compression_rate": 3},
-]  # fmt: skip
+    pytest.param(XL, marks=pytest.mark.long),
+    pytest.param(COMPRESSIVE | SIZED | {"c_mem_len": 3, "compression_rate": 3}, marks=pytest.mark.long),
+]
 
 
 def training(streams=6, precision="float32", parallel="single", **changes):
@@ -83,8 +85,9 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     assert found["memories"] == held(memories)
 
 
+@pytest.mark.long
 def test_all_layers_follow_from_one_and_two():
-    config = training(n_layers=5, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
+    config = training(n_layers=3, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
     found, whole = step_of(config, 1), count(config)
     assert (found["operations"], found["parameters"]) == (whole["operations"], whole["parameters"])
     assert found["bytes"] - found["state"] == whole["kept"] + whole["memories"]
@@ -97,15 +100,13 @@ def test_a_rank_holds_weights_gradients_and_moments_and_reduces_each_gradient_on
     optimizers = build_optimizers(lm, config)
     train_step(lm, lm, Segment(x, x), TrainingState(optimizers), config)
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
-    gradients = [p.grad for p in lm.parameters()]
-    guess = step_of(config, 4)
-    assert guess["state"] == sum(t.nbytes for t in (*lm.parameters(), *gradients, *moments))
-    assert guess["sent"] == 2 * 3 * sum(g.nbytes for g in gradients) / 4
+    weights, guess = sum(p.nbytes for p in lm.parameters()), step_of(config, 4)
+    assert guess["state"] == 2 * weights + sum(t.nbytes for t in moments)
+    assert guess["sent"] == 2 * 3 * weights / 4
 
 
-@pytest.mark.parametrize(
-    "name", ["enwik8-12l", *(pytest.param(n, marks=pytest.mark.long) for n in preset_names())]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", preset_names())
 def test_the_page_has_what_a_preset_costs(name):
     page = PAGE.read_text(encoding="utf-8")
     assert table([], [row_of(name)]).splitlines()[-1] in page

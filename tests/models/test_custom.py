@@ -183,7 +183,7 @@ def test_two_classes_of_one_name_are_told_apart():
     Path("other").mkdir()
     Path("other/mine.py").write_text(MINE)
     assert name_of("mine.py:Averages") == name_of(f"{Path.cwd()}/mine.py:Averages") == "mine.py:Averages"
-    with pytest.raises(ValueError, match="one name"):
+    with pytest.raises(ValueError, match="the same name"):
         name_of("other/mine.py:Averages")
     with pytest.raises(ValueError, match="CustomMemory"):
         register_memory(nn.Linear)

@@ -15,7 +15,7 @@ from memformers.common.files import write_json
 from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.report.document import write_report
-from memformers.report.markdown import fenced, html_of, number, table, unbroken
+from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -80,19 +80,6 @@ def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_
     assert found["base"] == "transformer-xl"
 
 
-@pytest.mark.drawn
-def test_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms_swap_colours(seeds, page):
-    page.set_viewport_size(A4)
-    page.goto(seeds.as_uri())
-    light = page.evaluate(FILL)
-    page.emulate_media(color_scheme="dark")
-    pairs = set(zip(light, page.evaluate(FILL), strict=True))
-    assert len({a for a, _ in pairs}) == len(pairs) == len({b for _, b in pairs})
-    assert ("rgb(213, 94, 0)", "rgb(245, 138, 60)") in pairs
-    page.emulate_media(media="print")
-    assert page.evaluate(WIDE) == []
-
-
 @pytest.mark.parametrize(("names", "claims"), [(MODELS, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
 def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
     fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in names})
@@ -117,10 +104,19 @@ def test_a_report_of_one_run_has_its_curves_and_no_bars_and_no_columns_of_dashes
 
 
 @pytest.mark.drawn
-def test_at_1280_all_columns_are_in_the_page_and_no_line_ends_in_transformer_xl(seeds, page):
+def test_on_a_screen_and_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms_swap_colours(seeds, page):
     page.set_viewport_size({"width": 1280, "height": 1000})
     page.goto(seeds.as_uri())
     assert page.evaluate(WIDE) == []
+    light = page.evaluate(FILL)
+    page.emulate_media(color_scheme="dark")
+    pairs = set(zip(light, page.evaluate(FILL), strict=True))
+    assert len({a for a, _ in pairs}) == len(pairs) == len({b for _, b in pairs})
+    assert ("rgb(213, 94, 0)", "rgb(245, 138, 60)") in pairs
+    page.set_viewport_size(A4)
+    page.emulate_media(media="print")
+    assert page.evaluate(WIDE) == []
+    page.emulate_media(media="screen")
     page.set_viewport_size({"width": 390, "height": 1000})
     high = """[...document.querySelectorAll(".bars span, td:first-child")].filter(
         element => /^Transformer/.test(element.textContent)).map(e => e.getClientRects()[0].height)"""
@@ -165,6 +161,7 @@ def test_a_setting_stays_with_its_number_and_zero_has_no_minus():
         "M\xa0=\xa064, C\xa0=\xa064, Transformer-\N{WORD JOINER}XL"
     )
     assert [number(-1e-9, ".2f", signed=signed) for signed in (False, True)] == ["0.00", "+0.00"]
+    assert "C = 64" in text_table([["Compressive, C = 64, c = 4"], ["x"]], 12)
     assert number(Mean(-0.5, 0.25, 3), ".1f", " s") == "−0.5 ± 0.2 s"
 
 

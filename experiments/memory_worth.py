@@ -1,0 +1,243 @@
+"""What memory is worth on a long text: one network with memories of several kinds, at equal keys and at
+several budgets of training, against the network without memory.
+
+Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes. Each
+budget is an experiment in ``FOLDER/TOKENS``; ``--resume`` continues, and adds budgets, arms and seeds.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
+from experiments.memories.selective import Selective
+from memformers.common.fields import Count, Range
+from memformers.common.files import read_json, write_json
+from memformers.common.text import UserError
+from memformers.comparison.arms import parse_arm
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.text import MEMORIES, TextTask
+from memformers.convert.load import load_checkpoint
+from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.evaluate import UNTOUCHED
+from memformers.evaluation.memory_ablation import (
+    choose_streams,
+    common_corpus,
+    held_out_tokens,
+    losses_under_controls,
+)
+from memformers.models.registry import name_of
+from memformers.report.arms import Measure
+from memformers.runs.folder import Arm
+from memformers.runs.reader import Run, read_runs
+from memformers.training.config import EvaluationConfig, TrainConfig
+
+EVALUATION = EvaluationConfig(evaluations=2, final_tokens=1_000_000)
+BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EVALUATION)
+MEASURED = "by_distance.json"  # in a run's folder: the loss by group, in nats per token
+READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)  # tokens of a document; of groups of distances
+DISTANCE, ALL_TOKENS = "by_distance", "all"
+CONTROLS = ("memory swapped", "slots swapped")  # beside reading as in training
+NEVER, NO_WORD = 0, -1  # distances of words that had not occurred, and of tokens outside of words
+NAME = re.compile(r"[^\W\d]\w*")  # a word, or a name of a program
+SHARED = asdict(TrainConfig(model=MEMORIES))
+
+
+def listed(arms: Mapping[str, tuple[str, ...]]) -> dict[str, Arm]:
+    """The arms by their names, each from its label, its settings, and the rival with equal keys, if any."""
+    return {
+        name: replace(parse_arm(f"{name}: {settings}", SHARED), label=label, rival="".join(rival))
+        for name, (label, settings, *rival) in arms.items()
+    }
+
+
+XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
+SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
+UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
+KINDS = listed({
+    "none": ("no memory", "model=transformer"),
+    "xl-64": ("64 positions", f"{XL}=64"),
+    "slots-32-32": ("32 positions, 32 slots", f"{COMPRESSIVE}=32 c_mem_len=32", "xl-64"),
+    "xl-256": ("256 positions", f"{XL}=256"),
+    "slots-64-192": ("64 positions, 192 slots", SLOTS, "xl-256"),
+    "slots-64-192-c2": ("64 positions, 192 slots, c = 2", f"{SLOTS} compression_rate=2", "xl-256"),
+    "slots-64-192-c8": ("64 positions, 192 slots, c = 8", f"{SLOTS} compression_rate=8", "xl-256"),
+    "more-positions": ("128 positions, 128 slots", f"{COMPRESSIVE}=128 c_mem_len=128", "xl-256"),
+    "most-positions": ("192 positions, 64 slots", f"{COMPRESSIVE}=192 c_mem_len=64", "xl-256"),
+    "most-positions-upper": ("192 positions, slots in the upper two layers", UPPER, "xl-upper"),
+    "most-positions-upper-c2": ("192 positions, slots in the upper two layers, c = 2",
+                                f"{UPPER} compression_rate=2", "most-positions-upper"),
+    "means-upper": ("192 positions, means in the upper two layers", f"{UPPER} compression=mean",
+                    "most-positions-upper"),
+    "xl-upper": ("192 positions, 320 in the upper two layers", f"{XL}=[192,192,320,320]", "xl-256"),
+    "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
+})  # fmt: skip
+"""Equal keys, c = 4 and all layers alike if not named otherwise; and what 192 slots cover, kept exactly."""
+HALVES = {
+    "selective": ("that are like no newer one", f"model={name_of(Selective)}"),
+    "slots": ("slots", "model=compressive"),
+    "means": ("means", "model=compressive compression=mean"),
+}
+
+
+def last_layer(keys: int, halves: Sequence[str] = tuple(HALVES)) -> dict[str, Arm]:
+    """Arms whose last layer has so many keys, all newest or half of them of a kind, with and without a token
+    shift; other layers have 64 positions."""
+    n, rival = keys // 2, f"last-{keys}"
+    found = {rival: (f"last layer: {keys} newest", f"{XL}=[64,64,64,{keys}]")}
+    for kind in halves:
+        lengths = f"mem_len=[64,64,64,{n}] c_mem_len=[0,0,0,{n}]"
+        label, model = HALVES[kind]
+        found[f"last-{n}-{kind}"] = (f"last layer: {n} newest, {n} {label}", f"{model} {lengths}")
+    plain = {name: (*arm, rival if name != rival else "") for name, arm in found.items()}
+    shifted = {
+        f"{name}-shift": (f"{label}, token shift", f"{settings} token_shift=true", name)
+        for name, (label, settings) in found.items()
+    }
+    return listed(plain | shifted)
+
+
+LAST = last_layer(256) | last_layer(832, ("selective",))
+SHIFTED = listed({"xl-256-shift": ("256 positions, token shift", f"{XL}=256 token_shift=true", "xl-256")})
+VARIANTS = listed({
+    "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
+    "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
+    "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
+    "bptt": ("f_c learns from the next segment's loss", f"{SLOTS} compression_loss=none bptt=1",
+             "slots-64-192"),
+    "upper": ("slots in the upper two layers", f"{COMPRESSIVE}=64 c_mem_len=[0,0,384,384]", "slots-64-192"),
+    "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
+})  # fmt: skip
+"""One setting changed, with the same number of keys over all layers."""
+ALL = {**KINDS, **LAST, **SHIFTED, **VARIANTS}
+
+
+@dataclass(frozen=True)
+class MemoryWorth(ArmsCommand):
+    """Train each memory on a long text, with several budgets and from several seeds."""
+
+    name: ClassVar = "memory-worth"
+    title: ClassVar = "What memory is worth on a long text"
+    method: ClassVar = (
+        "No setting of the training was chosen on this text. Losses by distance, in nats per token, are of "
+        f"the first {READ:,} tokens of some of the held-out documents that are so long, each read from an "
+        "empty memory. A word may be a name of a program. Its distance is the number of tokens from where it "
+        "last began to where it begins again; all of its tokens count."
+    )
+    base: ClassVar = "none"
+    usual: ClassVar = tuple(KINDS)
+    data: str = ""
+    """The text, as for training; the Python source code of this machine if not given."""
+    budgets: tuple[Count, ...] = (1_600_000, 6_400_000)
+    """The numbers of tokens of each training run, an experiment each."""
+    seed: Annotated[int, Range(0)] = 0
+    """The first seed. A finalist that was chosen from some seeds is to be measured from others."""
+    vocab_size: Count = 2048
+    """How many subwords are learned from the training part."""
+    documents: Count = 32
+    """How many held-out documents are read to measure losses by distance."""
+
+    @classmethod
+    def listed(cls) -> Sequence[Arm]:
+        return [*ALL.values()]
+
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
+        data = self.data or prepared_python_source(folder, self.vocab_size)
+        model, arms, budgets = replace(BASE.model, vocab_size=self.vocab_size), self.arms, self.budgets
+        train = replace(BASE, data=data, seed=self.seed, model=model)
+        if self.quick:
+            arms, budgets = arms or ("none", "xl-64", "slots-32-32", "xl-256"), (65_536,)
+        chosen = replace(self, arms=arms).chosen(asdict(train))
+        return {
+            str(n): Experiment(TextTask(probed=False), replace(train, tokens=n), {}, chosen, *self.how)
+            for n in budgets
+        }
+
+    def measure(self, folder: Path) -> None:
+        """Write the losses by group of each run, on the beginnings of the same held-out documents."""
+        runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
+        for run in tqdm(runs, desc="losses by distance", unit="run"):
+            model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
+            tokens, held_out = held_out_tokens(common_corpus([run]))
+            S = model.config.segment_len
+            reading = choose_streams(len(tokens), READ - S, S, self.documents * S, held_out)
+            if reading is None:
+                raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
+            losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
+            parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
+            distances = torch.cat([word_distances(part, tokenizer)[1:] for part in parts])
+            group, names = word_groups(distances, EDGES)
+            found = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
+            found[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found})
+
+    def result_of(self, run: Run) -> dict[str, Any]:
+        return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
+
+    def parts(self, tasks: Tasks) -> Parts:
+        bits = Measure("bits per byte", "bits_per_byte")
+        budgets = [
+            Column(f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task, bits, arms)
+            for task, arms in tasks.items()
+        ]
+        largest = [*tasks.values()][-1]
+        results = [result for arm in largest for result in arm.results.values()]
+        groups = dict.fromkeys(group for result in results for group in result.get(DISTANCE, ()))
+        parts = {"": budgets}
+        for control in (UNTOUCHED, *CONTROLS):
+            title, more = f"Rise of the loss, {control}", f", {control}"
+            if control == UNTOUCHED:
+                title, more = "Loss by the tokens since the word last began", ""
+            measures = {f"{group}{more}": Measure(group, loss_of(group, control)) for group in groups}
+            parts[title] = [Column(name, measure, largest) for name, measure in measures.items()]
+        return parts
+
+
+def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None]:
+    def of(result: dict[str, Any]) -> float | None:
+        losses = result.get(DISTANCE, {}).get(group, {})
+        rise = losses.get(control)
+        return rise if rise is None or control == UNTOUCHED else rise - losses[UNTOUCHED]
+
+    return of
+
+
+def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
+    return {"tokens": int(which.sum()), **{name: loss[which].mean().item() for name, loss in losses.items()}}
+
+
+def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, ``[T]``."""
+    newest: dict[str, int] = {}
+    found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
+    for word, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = begin - newest.get(word, begin)
+        newest[word] = begin
+    return found
+
+
+def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
+    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
+    ends = list(accumulate(map(len, pieces)))
+    for match in NAME.finditer("".join(pieces)):
+        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
+
+
+def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
+    """The group of each of ``distances``, and names: by edges, first occurrences, and tokens of no word."""
+    names = [*(f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)), f"{edges[-1]:,} or more"]
+    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
+    group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
+    return group, [*names, "first", "no word"]
+
+
+if __name__ == "__main__":
+    MemoryWorth.main()
