@@ -2,11 +2,13 @@
 asks for them; and the training and measurement of each run."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from memformers.common.fields import Checked, Count, NonNegativeInt, Share, check_fields, replace_nested
 from memformers.common.files import config_from_dict, read_json, write_json
@@ -15,6 +17,7 @@ from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
 from memformers.data.recall_stream import RecallStream, recall_segments
+from memformers.data.streams import Segment
 from memformers.evaluation.evaluate import UNTOUCHED
 from memformers.evaluation.memory_ablation import (
     RecallByDistance,
@@ -91,17 +94,22 @@ class RecallTask(Task):
         of_task = config_from_dict(RecallSettings, recall, source)
         return RecallRun(config_from_dict(TrainConfig, train, source), of_task)
 
+    def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Tensor]]:
+        """What is read in training, and with other seeds to measure, with the distance of each question."""
+        S = run.train.model.segment_len
+        return recall_segments(run.recall.stream, run.train.batch_size, S, seed, **longest)
+
     def train(self, folder: Path) -> None:
         with alone_in(folder):
-            train_recall(folder)
+            train_recall(folder, self)
 
 
 RECALL = RecallTask()
 
 
-def train_recall(folder: Path) -> None:
+def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
     settings = read_json(folder / CONFIG)
-    run = RECALL.parse(settings, str(folder / CONFIG))
+    run = task.parse(settings, str(folder / CONFIG))
     name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
     if run.recall.frozen:
         for compress in model.transformer.compressions:
@@ -110,14 +118,13 @@ def train_recall(folder: Path) -> None:
     facts = {"corpus": corpus, **describe_model(run.train, model), "sees_back": sees_back(model.config)}
     write_json(folder / FACTS, facts)
     with Tracking(folder, name, {**settings, **facts}) as track:
-        stream, B, seed = run.recall.stream, run.train.batch_size, run.train.seed
-        segments = recall_segments(stream, B, S, seed, longest=run.longest())
+        segments = task.segments(run, run.train.seed, longest=run.longest())
 
         def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
 
         def evaluate(state: TrainingState) -> None:
-            recall = measure(model, run, GLIMPSE * S)[UNTOUCHED]
+            recall = measure(model, run, GLIMPSE * S, task=task)[UNTOUCHED]
             bins = zip(recall.edges, recall.accuracy, strict=False)
             right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
             record(state, {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0, **right})
@@ -129,7 +136,7 @@ def train_recall(folder: Path) -> None:
 
         state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
-        recalls = measure(model, run, run.recall.evaluated, controls=True)
+        recalls = measure(model, run, run.recall.evaluated, controls=True, task=task)
     recall = recalls.pop(UNTOUCHED)
     result = {**state.progress, "peak_memory_bytes": peak, "recall": recall}
     model.save_pretrained(folder / MODEL)
@@ -137,13 +144,13 @@ def train_recall(folder: Path) -> None:
 
 
 def measure(
-    model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False
+    model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False, task: RecallTask = RECALL
 ) -> dict[str, RecallByDistance]:
     """The recall of ``model`` over ``positions`` of each held-out stream, after the longest reach."""
     S, edges = run.train.model.segment_len, distance_edges(run.recall.reach)  # the same for all arms
     before, counted = (-(-length // S) for length in (run.recall.reach, positions))
     first = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
-    segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
+    segments = task.segments(run, first + run.train.seed)
     changes = controls_of(model.config.memory_sizes) if controls else {}
     read = islice(segments, before + counted)
     return recall_by_distance(model, read, edges, warm_up=before * S, controls=changes)

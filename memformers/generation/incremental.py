@@ -18,7 +18,7 @@ from memformers.models.core import MemoryCore
 from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import Memory, check_memory, check_streams
+from memformers.models.memory import Memory, check_memory, check_streams, predecessors
 
 
 @dataclass
@@ -33,28 +33,34 @@ class LayerCache:
     key: Tensor  # [B, H, E, C + M + S]
     value: Tensor  # [B, H, C + M + S, E]
 
-    def project(self, x: Tensor) -> Tensor:
-        """What attention reads, ``x [t, B, D]``, to queries, keys and values, ``[3, B, H, t, E]``."""
-        (t, B, D), H = x.shape, self.layer.self_attn.heads
-        outputs = [linear(module, x) for module in self.maps]  # [t, B, 3D], or three of [t, B, D]
+    def project(self, z: Tensor, m: Tensor) -> Tensor:
+        """What queries, and keys and values are made of, ``[t, B, D]`` each, to all: ``[3, B, H, t, E]``."""
+        (t, B, D), H = z.shape, self.layer.self_attn.heads
+        outputs = [linear(module, m if i else z) for i, module in enumerate(self.maps)]  # [t, B, 3D] in all
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
 
-    def restart(self, new: Tensor, C: int, old_slots: int, positions: int, S: int) -> None:
-        """Keep the newest ``old_slots`` of C slots and the newest ``positions``, with the keys of ``new [n,
-        B, D]`` between them, and make room for S keys after them."""
+    def restart(
+        self, new: tuple[Tensor, Tensor], shift: Sequence[Any], C: int, kept: int, n: int, S: int
+    ) -> None:
+        """Keep the newest ``kept`` of C slots and the newest n positions, with the ``new`` slots and
+        positions, ``[·, B, D]``, between them, and make room for S keys after them."""
         B, H, K, E = self.value.shape
         room = self.value.new_zeros(B, H, S, E)
-        _, key, value = self.project(self.layer.attention_input(new)) if len(new) else [room[:, :, :0]] * 3
-        slots, recent = slice(C - old_slots, C), slice(K - positions, K)
+        key = value = room[:, :, :0]
+        if any(map(len, new)):
+            _, m = self.layer.attention_inputs(new[1], new[:1], *shift)
+            _, key, value = self.project(m, m)
+        slots, recent = slice(C - kept, C), slice(K - n, K)
         self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
         self.value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], room), dim=2)
 
-    def attend(self, x: Tensor, begin: int, key_start: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, begin: int, key_start: Tensor | None, *shift: Any) -> Tensor:
         """Attention of the next inputs ``x [t, B, D]``, whose keys have the indices from ``begin`` on, to the
-        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``."""
+        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. A token ``shift`` is that of
+        [`MemoryLayer`][], with the input before ``x``."""
         attention = self.layer.self_attn
-        query, key, value = self.project(self.layer.attention_input(x))
+        query, key, value = self.project(*self.layer.attention_inputs(x, (), *shift))
         end = begin + len(x)
         self.key[..., begin:end], self.value[:, :, begin:end] = key.mT, value
         window, first = self.layer.size.window, 0
@@ -144,7 +150,9 @@ class Stepper:
             attention, size = layer.self_attn, layer.size
             longest = size.c_mem_len + size.longest_memory + self.config.segment_len
             terms = attention.distance_terms(longest)
-            maps = stacked([attention.query, attention.key, attention.value])
+            query, *others = attention.query, attention.key, attention.value
+            groups = [[query, *others]] if layer.shift is None else [[query], others]
+            maps = [module for group in groups for module in stacked(group)]
             r_descending, nothing = terms["r"].flip(1).mT.contiguous(), attention.u.new_empty(B, H, 0, E)
             self.caches.append(LayerCache(layer, maps, terms, r_descending, nothing.mT, nothing))
         self._begin(self.past)
@@ -158,18 +166,25 @@ class Stepper:
     def _begin(self, memory: Memory, *, reuse: bool = False) -> None:
         """Start a segment after ``memory``. With ``reuse``, the keys of all that it has of the past and of
         the last segment are kept, and only new slots are projected."""
-        S, n_layers, nothing = self.config.segment_len, len(self.caches), self.transformer.weight[:0]
-        for i, cache in enumerate(self.caches):
+        S, B, D, n_layers = (
+            self.config.segment_len,
+            self.running.shape[1],
+            self.config.d_model,
+            len(self.caches),
+        )
+        nothing = self.transformer.weight.new_empty(0, B, D)
+        shifts = self.transformer.shifts(memory, None, None, 0)
+        for i, (cache, shift) in enumerate(zip(self.caches, shifts, strict=False)):
             (M, C), (new_M, new_C) = (each.lengths(n_layers)[i] for each in (self.past, memory))
-            slots, positions = (xs[i] if xs else nothing.view(0, 1, 1) for xs in (memory.c_mem, memory.mem))
+            slots, positions = (xs[i] if xs else nothing for xs in (memory.c_mem, memory.mem))
             if reuse:
                 n = min(cache.layer.size.n_evicted(M + S) // cache.layer.size.compression_rate, new_C)
-                cache.restart(slots[new_C - n :], C, new_C - n, new_M, S)
+                new = slots[new_C - n :], positions[:0]
+                cache.restart(new, shift and (n, None, None), C, new_C - n, new_M, S)
             else:
-                cache.restart(torch.cat([x for x in (slots, positions) if len(x)] or [slots]), 0, 0, 0, S)
+                cache.restart((slots, positions), shift, 0, 0, 0, S)
         self.past, self.running, self.doc_starts = memory, self.running[:0], None
-        shape = n_layers, S, self.running.shape[1], self.config.d_model
-        self.inputs = self.transformer.weight.new_empty(shape)
+        self.inputs = nothing.new_empty(n_layers, S, B, D)
 
     def memory(self) -> Memory:
         """The memory before the current segment, as the forward pass returns it."""
@@ -221,12 +236,18 @@ class Stepper:
         if self.caches:
             output, end = self.encode(x), len(running)
             first = self.transformer.first_visible_keys(running, self.past, doc_starts, windows=t > 1)
-            for cache, inputs, key_start in zip(self.caches, self.inputs, first, strict=True):
+            shifts = self.transformer.shifts(self.past, doc_starts, None, end)
+            if shifts[0]:
+                before = predecessors(self.past, [x[: end - t] for x in self.inputs], Memory())
+                shifts = [
+                    (0, b, None if s is None else s[-t:]) for b, (*_, s) in zip(before, shifts, strict=True)
+                ]
+            for cache, inputs, key_start, shift in zip(self.caches, self.inputs, first, shifts, strict=True):
                 inputs[end - t : end] = output
                 begin = cache.value.shape[2] - S + end - t
                 key_start = None if key_start is None else key_start[:, -t:]
                 output = cache.layer(
-                    output, cached=lambda x, cache=cache, b=begin, k=key_start: cache.attend(x, b, k)
+                    output, cached=lambda x, c=cache, b=begin, k=key_start, s=shift: c.attend(x, b, k, *s)
                 )
             output, inputs = self.transformer.norm(output), self.inputs.unbind()
         else:

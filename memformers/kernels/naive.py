@@ -70,6 +70,13 @@ def attention_probabilities(
     return scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
 
 
+def token_shift(z: Tensor, w: Tensor, starts: Tensor | None) -> Tensor:
+    """m_j = z_j + w ⊙ z_{j−1}, of which keys and values are made, K = W_k m and V = W_v m (arXiv 2411.19574):
+    ``z [1 + t, B, D]`` and ``w [D]`` to ``[t, B, D]``; m_j = z_j where ``starts [t, B]`` is true."""
+    before = z[:-1] if starts is None else z[:-1].masked_fill(starts[..., None], 0)
+    return torch.addcmul(z[1:], w, before)
+
+
 def relative_shift(position: Tensor) -> Tensor:
     """Re-index ``[..., S, K]`` from descending distances d = K−1 … 0 to keys j = K − S + i − d;
     entries of the future, j > K − S + i, contain values of other rows, and the mask must hide them.

@@ -4,9 +4,12 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +18,7 @@ from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer
-from memformers.models.memory import Memory, first_visible_key, valid_afterwards
+from memformers.models.memory import Memory, first_visible_key, predecessors, valid_afterwards
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
@@ -97,13 +100,36 @@ class MemoryStack(nn.Module):
         """The output for a segment ``x``, and what [`remember`][] makes the next memory of: each layer's
         input, all ``[S, B, D]``."""
         inputs, first = [], self.first_visible_keys(x, memory, doc_starts)
+        shifts = self.shifts(memory, doc_starts, mask, len(x))
+        layers = zip(self.layers, memory.layers(len(self.layers)), first, shifts, strict=True)
         recompute = self.recompute and torch.is_grad_enabled()
-        for layer, past, key_start in zip(self.layers, memory.layers(len(self.layers)), first, strict=True):
+        for layer, past, key_start, shift in layers:
             inputs.append(x)
             # By position: only there a checkpoint looks for devices whose random states it must restore.
-            arguments = x, *past, mask, key_start
+            arguments = x, *past, mask, key_start, *shift
             x = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return self.norm(x), inputs
+
+    def shifts(
+        self, memory: Memory, doc_starts: Tensor | None, mask: Tensor | None, segment_len: int
+    ) -> list[tuple[Any, ...]]:
+        """What each layer gets for a token shift: C, the input before its oldest position, and where nothing
+        is shifted to, since a document starts there or no query sees both. Nothing without a token shift."""
+        n_layers = len(self.layers)
+        if self.memory_layers[0].shift is None:
+            return [()] * n_layers
+        lengths, starts = memory.lengths(n_layers), list[Tensor]()
+        M = max([M for M, _ in lengths])
+        if memory.valid is not None:
+            at = torch.arange(M + segment_len, device=memory.valid.device)
+            starts.append(at[:, None] == M - memory.valid)
+        if doc_starts is not None:
+            starts.append(F.pad(doc_starts, (0, 0, M, 0)))
+        if mask is not None:
+            starts.append(F.pad(~(mask[:, 1:] & mask[:, :-1]).any(0), (0, 0, 1, 0))[-M - segment_len :])
+        anywhere = reduce(or_, starts) if starts else None
+        layers = zip(memory.before or [None] * n_layers, lengths, strict=True)
+        return [(C, x, None if anywhere is None else anywhere[M - length :]) for x, (length, C) in layers]
 
     def first_visible_keys(
         self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True
@@ -132,6 +158,8 @@ class MemoryStack(nn.Module):
         """The memory after a segment of ``segment_len`` tokens with ``inputs [S, B, D]`` and ``doc_starts [S,
         B]``, and the loss of compressing it, a scalar."""
         after, loss = self.update_memory(memory, inputs, doc_starts)
+        if any(size.predecessors for size in self.sizes):
+            after = replace(after, before=predecessors(memory, inputs, after))
         if doc_starts is None and memory.valid is None:
             return after, loss
         before, now = memory.positions(self.sizes), after.positions(self.sizes)

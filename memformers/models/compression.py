@@ -172,11 +172,13 @@ class AttentionReconstructionLoss:
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
         n_masked: Tensor | Sequence[Tensor] | None = None,
+        shifts: Sequence[tuple[Any, ...]] | None = None,
     ) -> Tensor:
         """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, the memories that it compresses, ``mem
         [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem``; None to compute it. ``n_masked [B]``, or one
         per layer, is how many of the oldest slots don't count in each stream; the mean is over streams in
-        which some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
+        which some do, and 0 without any. ``shifts`` are the layers' own, for a token shift. Raises ValueError
+        unless there is one tensor per layer."""
         n = len(self.layers)
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
@@ -184,28 +186,36 @@ class AttentionReconstructionLoss:
             f_cs = [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
             c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
         masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
+        by_layer = self.layers, h, mem, c_mem, masked, shifts or [()] * n
         losses = [
-            layer_loss(layer, x, old, new, hidden)
-            for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
+            layer_loss(layer, x, old, new, hidden, *shift)
+            for layer, x, old, new, hidden, shift in zip(*by_layer, strict=True)
             if len(old)
         ]
         return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
 
 
-def layer_loss(layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None) -> Tensor:
+def layer_loss(
+    layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None, *shift: Any
+) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
     ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     attention = layer.self_attn
     norm = nn.Identity() if layer.norm == "post" else layer.norm_self_attn
     query = attention.by_head(frozen(attention.query)(frozen(norm)(h.detach())))  # [B, H, S, E]
+    with torch.no_grad():
+        if shift:
+            _, before, starts = shift
+            shift = 0, before, None if starts is None else starts[: len(mem)]
+        _, old = layer.attention_inputs(mem, (), *shift)
     if n_masked is None:
-        whole = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
+        whole = content_attention(attention, query, old)  # [B, H, S, E]
         compressed = content_attention(attention, query, frozen(norm)(c_mem))  # [B, H, S, E]
         return F.mse_loss(compressed, whole)
     counts = n_masked < len(c_mem)  # [B]
     first = n_masked * counts  # a softmax over no keys has no value
     c = len(mem) // len(c_mem)
-    whole = content_attention(attention, query, frozen(norm)(mem.detach()), first * c)
+    whole = content_attention(attention, query, old, first * c)
     compressed = content_attention(attention, query, frozen(norm)(c_mem), first)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
     return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)

@@ -79,6 +79,7 @@ class CompressiveTransformer(MemoryStack):
             CompressiveTransformerLayer(
                 d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward, compress=f_c,
                 dropout_prob=config.dropout, norm=config.norm, gate=config.gate, size=size,
+                token_shift=config.token_shift,
             )
             for f_c, size in zip(f_cs, sizes, strict=False)
         ]  # fmt: skip
@@ -100,11 +101,12 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with these layer inputs, ``[S, B, D]``, and the loss of what was
         compressed, a scalar."""
-        memory, compressed = compress_memory(memory, inputs, self.compressions, self.sizes, doc_starts)
+        after, compressed = compress_memory(memory, inputs, self.compressions, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
-            return memory, inputs[0].new_zeros(())
+            return after, inputs[0].new_zeros(())
         loss = compression.AttentionReconstructionLoss(self.layers)
-        return memory, loss(inputs, compressed.old, compressed.new, compressed.n_masked)
+        shifts = self.shifts(memory, doc_starts, None, len(inputs[0]))
+        return after, loss(inputs, compressed.old, compressed.new, compressed.n_masked, shifts)
 
     @property
     def compressions(self) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """Every setting of a network with memory and of a language model around it, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -61,6 +61,8 @@ class MemorySizes:
     """S, in positions."""
     window: Length | None = None
     """How many of the newest keys a query sees, its own included; None for all."""
+    predecessors: Annotated[int, Range(0, 1)] = 0
+    """1 to keep the input before the oldest position too, which the token shift adds to it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -91,7 +93,7 @@ class MemorySizes:
     @property
     def state_vectors(self) -> int:
         """The vectors ``[D]`` of a full memory: positions, slots, and the inputs that f_c reads again."""
-        return self.keys + self.slot_input_positions
+        return self.keys + self.slot_input_positions + self.predecessors
 
     @property
     def keys(self) -> int:
@@ -155,6 +157,9 @@ class NetworkConfig:
     gate: GateName = "residual"
     """How the outputs of attention and feed-forward network join their inputs: a sum (residual), or a ReLU
     and a GRU-style gate, which starts almost closed (gru)."""
+    token_shift: bool = False
+    """Whether keys and values also see the position before: they are made of z_j + w · z_{j−1}, with inputs z
+    and a learned w, first 0."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
@@ -222,7 +227,8 @@ class NetworkConfig:
                 f"expected {kind.__qualname__}.memory_sizes to return {self.n_layers} MemorySizes, "
                 f"got {sizes}."
             )
-        object.__setattr__(self, "_memory_sizes", tuple(sizes))
+        n = int(self.token_shift and self.model != "transformer")
+        object.__setattr__(self, "_memory_sizes", tuple(replace(size, predecessors=n) for size in sizes))
 
     def _check_compression(self) -> None:
         f_c, loss = self.compression, self.compression_loss

@@ -84,7 +84,7 @@ class CustomMemory(MemoryStack):
     def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
         layer = self.layer(
             d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
-            dropout_prob=config.dropout, norm=config.norm, gate=config.gate,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
         )  # fmt: skip
         super().__init__(layer, config.n_layers)
         self.settings = config.memory_config
@@ -93,6 +93,11 @@ class CustomMemory(MemoryStack):
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "CustomMemory":
+        if config.token_shift and (cls.layer.forward, cls.layer.attend) != (
+            MemoryLayer.forward,
+            MemoryLayer.attend,
+        ):
+            raise UserError(f"{cls.__qualname__}.layer attends in its own way; use token_shift=False.")
         network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
             arguments = "config, self_attn, feed_forward"

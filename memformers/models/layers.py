@@ -1,12 +1,15 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memformers.common.fields import Count, Probability, check_arguments
 from memformers.common.text import UserError
+from memformers.kernels import naive
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
 from memformers.models.config import NOTHING, GateName, MemorySizes, Norm, check_gate
 
@@ -97,6 +100,7 @@ class MemoryLayer(nn.Module):
         norm: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
         gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
         size: How much the layer remembers; nothing by default.
+        token_shift: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
     """
 
     @check_arguments
@@ -110,6 +114,7 @@ class MemoryLayer(nn.Module):
         norm: Norm = "pre",
         gate: GateName = "residual",
         size: MemorySizes = NOTHING,
+        token_shift: bool = False,
     ):
         super().__init__()
         check_gate(gate, norm)
@@ -120,6 +125,12 @@ class MemoryLayer(nn.Module):
         self.dropout = nn.Dropout(dropout_prob)
         self.norm_self_attn, self.norm_ff = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.gate_self_attn, self.gate_ff = (GRUGate(d_model) if gate == "gru" else None for _ in range(2))
+        self.shift = nn.Parameter(torch.zeros(d_model)) if token_shift else None  # w
+
+    def reset_parameters(self) -> None:
+        """Set w to 0; other modules draw their weights themselves."""
+        if self.shift is not None:
+            nn.init.zeros_(self.shift)
 
     def forward(
         self,
@@ -128,7 +139,7 @@ class MemoryLayer(nn.Module):
         c_mem: Tensor | None = None,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
-        *,
+        *shift: Any,
         cached: Attend | None = None,
     ) -> Tensor:
         """``x [S, B, D]``, the layer's input, to its output ``[S, B, D]``.
@@ -138,10 +149,12 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
+            shift: For a token shift C, the input before the oldest of ``mem``, ``[1, B, D]`` or None, and
+                where nothing is shifted to, boolean ``[M + S, B]`` or None.
             cached: Attention over cached keys and values, instead of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        y = cached(x) if cached else self.attend(x, past, mask, key_start)  # [S, B, D]
+        y = cached(x) if cached else self.attend(x, past, mask, key_start, *shift)  # [S, B, D]
         y = self.dropout(y) if self.training else y  # a call without effect would slow down each token
         if self.norm == "post":
             x = self.norm_self_attn(x + y)
@@ -151,15 +164,30 @@ class MemoryLayer(nn.Module):
         y = self.dropout(y) if self.training else y
         return x + y if self.gate_ff is None else self.gate_ff(x, y.relu())
 
-    def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
+    def attend(
+        self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None, *shift: Any
+    ) -> Tensor:
         """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to itself, both
         normalized first in pre-norm: ``[S, B, D]``."""
         norm = None if self.norm == "post" else self.norm_self_attn
-        if past and mask is None and self.self_attn.can_fold(norm):
+        if past and mask is None and self.shift is None and self.self_attn.can_fold(norm):
             context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
             return self.self_attn.forward_with_memory(x, context, norm, key_start)
-        z = self.attention_input(torch.cat((*past, x)) if past else x)  # [K, B, D]
-        return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, mask=mask, key_start=key_start)
+        query, key = self.attention_inputs(x, past, *shift)
+        return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
+
+    def attention_inputs(self, x: Tensor, past: Sequence[Tensor], *shift: Any) -> tuple[Tensor, Tensor]:
+        """What queries ``[S, B, D]``, and what keys and values ``[K, B, D]`` are made of: all normalized, and
+        positions shifted. Slots are not, since they stand for several positions."""
+        if self.shift is None:
+            z = self.attention_input(torch.cat((*past, x)) if past else x)
+            return z[len(z) - len(x) :], z
+        C, before, starts = shift or (0, None, None)
+        has_before = before is not None and len(before)
+        z = self.attention_input(torch.cat((*past[: C > 0], *[before] * has_before, *past[C > 0 :], x)))
+        slots, z = z[:C], z[C:] if has_before else F.pad(z[C:], (0, 0, 0, 0, 1, 0))  # [1 + M + S, B, D]
+        m = naive.token_shift(z, self.shift, starts)
+        return z[len(z) - len(x) :], torch.cat((slots, m)) if C else m
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""
@@ -205,9 +233,10 @@ class CompressiveTransformerLayer(MemoryLayer):
         norm: Norm = "pre",
         gate: GateName = "residual",
         size: MemorySizes = NOTHING,
+        token_shift: bool = False,
     ):
         super().__init__(
             d_model=d_model, self_attn=self_attn, feed_forward=feed_forward, dropout_prob=dropout_prob,
-            norm=norm, gate=gate, size=size,
+            norm=norm, gate=gate, size=size, token_shift=token_shift,
         )  # fmt: skip
         self.compress = compress

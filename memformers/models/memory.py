@@ -60,6 +60,9 @@ class Memory:
     slot_inputs: tuple[Tensor, ...] = ()
     """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
     computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
+    before: tuple[Tensor, ...] = ()
+    """For each layer ``[1, B, D]``: the input before those of ``mem``, or ``[0, B, D]`` where there is none;
+    empty without ``token_shift``."""
 
     @classmethod
     def empty(
@@ -80,9 +83,9 @@ class Memory:
         sizes = config.memory_sizes
         rates = [size.compression_rate if config.model == "compressive" else 1 for size in sizes]
         mem = zeros([size.mem_len - size.mem_len % c for size, c in zip(sizes, rates, strict=True)])
-        lengths = [size.c_mem_len for size in sizes], [size.slot_input_positions for size in sizes]
-        c_mem, slot_inputs = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
-        return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
+        lengths = zip(*((s.c_mem_len, s.slot_input_positions, s.predecessors) for s in sizes), strict=True)
+        c_mem, *others = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
+        return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), *others)
 
     def save(self, path: str | Path) -> None:
         """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
@@ -114,7 +117,8 @@ class Memory:
     @property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
         """The tensors of each layer, ``[·, B, D]``, by the names of the fields."""
-        return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
+        names = ("mem", "c_mem", "slot_inputs", "before")
+        return {name: getattr(self, name) for name in names}
 
     def layers(self, n_layers: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         """``mem [M, B, D]`` and ``c_mem [C, B, D]`` of each of ``n_layers`` layers; None where there is
@@ -147,10 +151,10 @@ class Memory:
                 f"memories of one model that have read the same number of segments."
             )
         columns = zip(*(memory.parts.values() for memory in memories), strict=True)  # part by part
-        mem, c_mem, slot_inputs = (
+        mem, c_mem, slot_inputs, before = (
             tuple(torch.cat(xs, dim=1) for xs in zip(*column, strict=True)) for column in columns
         )
-        joined = cls(mem, c_mem, slot_inputs=slot_inputs)
+        joined = cls(mem, c_mem, None, slot_inputs, before)
         if all(memory.valid is None for memory in memories) or not any(joined.parts.values()):
             return joined
         return replace(joined, valid=torch.cat([memory.valid_positions() for memory in memories]))
@@ -188,8 +192,9 @@ class Memory:
 
     def positions(self, sizes: Sequence[MemorySizes]) -> int:
         """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
-        lengths = zip(self.lengths(len(sizes)), sizes, strict=True)
-        return max(M + size.compression_rate * C for (M, C), size in lengths)
+        before = map(len, self.before or [()] * len(sizes))
+        lengths = zip(self.lengths(len(sizes)), before, sizes, strict=True)
+        return max(M + max(size.compression_rate * C, n) for (M, C), n, size in lengths)
 
 
 # So that torch.export takes a memory as input and output, and loads a program with an example of one.
@@ -234,7 +239,7 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
         for i, (tensor, size) in enumerate(zip(tensors, sizes if tensors else (), strict=True)):
             n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
             check_streams(f"{name} of layer {i}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
-            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len}
+            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len, "before": size.predecessors}
             limit, first = limits.get(name, size.slot_input_positions), settings.index(settings[i])
             if n > limit or n != len(tensors[first]):  # layers of one size have one length
                 raise UserError(
@@ -282,6 +287,14 @@ def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
         return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
     piece, part = filled[0]
     return piece.clone() if 2 * len(piece) < len(part) else piece
+
+
+def predecessors(memory: Memory, inputs: Sequence[Tensor], after: Memory) -> tuple[Tensor, ...]:
+    """For each layer the input before those of ``after.mem``, the newest of ``memory`` and ``inputs [S, B,
+    D]``: ``[1, B, D]``, or ``[0, B, D]`` where there is none."""
+    whole = [(*memory.before[i : i + 1], *memory.mem[i : i + 1], x) for i, x in enumerate(inputs)]
+    ends = [sum(map(len, xs)) - M for xs, (M, _) in zip(whole, after.lengths(len(whole)), strict=True)]
+    return tuple(cut(xs, end - 1, end) for xs, end in zip(whole, ends, strict=True))
 
 
 def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:

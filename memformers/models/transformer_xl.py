@@ -43,7 +43,7 @@ class TransformerXL(MemoryStack):
     ) -> "TransformerXL":
         layer = TransformerXLLayer(
             d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
-            dropout_prob=config.dropout, norm=config.norm, gate=config.gate,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
         )  # fmt: skip
         return cls(layer, config.n_layers)
 

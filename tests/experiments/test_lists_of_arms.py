@@ -3,11 +3,13 @@
 import csv
 import json
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
-from experiments import ablation, recipes
+from experiments import ablation, mqar, recipes
 from experiments.ablation import ROWS, Ablation
 from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
@@ -25,6 +27,7 @@ from memformers.evaluation.memory_ablation import distance_edges
 from memformers.report import document
 from memformers.report.document import right_between
 from memformers.runs.reader import read_runs
+from tests import processes
 from tests.builders import small_training
 from tests.report.fake_runs import FACTS
 
@@ -40,11 +43,13 @@ RIGHT = {"transformer-xl": (0.5, 0.5, 0.5), "mean": (0.8, 0.8, 0.8), "conv": (0.
 @pytest.fixture
 def small(monkeypatch, quick_runs):
     """Settings of a moment; and no reports but ours, which take longer."""
-    monkeypatch.setattr(recall, "QUICK_TOKENS", 128)
+    for module in (recall, mqar):
+        monkeypatch.setattr(module, "QUICK_TOKENS", 128)
     for module in (ablation, memories):
         monkeypatch.setattr(module, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
         monkeypatch.setattr(module, "QUICK_TOKENS", 128)
     monkeypatch.setattr(recipes, "DEFAULT", small_training(evaluations=1, model="transformer-xl"))
+    monkeypatch.setattr(processes, "OTHER_TASKS", [mqar.MQARTask()])
     monkeypatch.setattr(recipes, "TIMED_STEPS", 2)
     monkeypatch.setattr(recipes, "FEW", 512)
     monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
@@ -94,7 +99,8 @@ def rows_of(folder):
      Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
      RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
      recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
-     memories.Memories(quick=True, arms=("transformer-xl", "averages"))],
+     memories.Memories(quick=True, arms=("transformer-xl", "averages")),
+     mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
 )  # fmt: skip
 def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
@@ -135,6 +141,22 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
         assert trained["dropout"].config["model"]["dropout"] == 0.05
     replace(command, out=out, resume=True).run()
     assert (out / "report.md").read_text() == page
+
+
+def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
+    command = mqar.MQAR(length=256)
+    (listed,) = command.experiments(Path()).values()
+    run = mqar.MQARTask().parse(listed.shared, "a test")
+    segments = islice(mqar.MQARTask().segments(run, 0), 8)
+    parts = [(s.inputs, s.targets, distances, s.starts_over) for s, distances in segments]
+    assert [over for *_, over in parts] == [True, False, False, False] * 2
+    inputs, targets, distances = (torch.cat(xs[4:]) for xs in list(zip(*parts, strict=True))[:3])
+    at, stream = (targets >= 0).nonzero(as_tuple=True)
+    place = at - distances[at, stream]
+    assert torch.equal(inputs[place, stream], inputs[at, stream])
+    assert torch.equal(inputs[place + 1, stream], targets[at, stream])
+    assert len(at) == 16 * run.train.batch_size
+    assert len(set(zip(stream.tolist(), place.tolist(), strict=True))) == len(at)
 
 
 def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_order():

@@ -30,24 +30,28 @@ BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (0, 3), "compression_rate": (2, 3)}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True)}
 DILATED = {"compression": "dilated", "compression_start": "mean"}
 MAX = {"compression": "max", "compression_loss": "none"}
+SHIFT = {"token_shift": True}
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
-    "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"},
-    "xl, by layer, gated": XL | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10},
+    "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"} | SHIFT,
+    "xl, by layer, gated": XL
+    | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10}
+    | SHIFT,
     "conv": COMPRESSIVE,
     "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
-    "dilated, by layer": COMPRESSIVE | DILATED | BY_LAYER,
+    "dilated, by layer": COMPRESSIVE | DILATED | BY_LAYER | SHIFT,
     "mean, gated": COMPRESSIVE | {"compression": "mean", "c_mem_len": (5, 2), "gate": "gru"},
-    "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3},
-    "adaptive, tied, max": COMPRESSIVE | ADAPTIVE | MAX | {"norm": "post"},
-    "averages": {"model": Averages, "mem_len": 3},
+    "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3} | SHIFT,
+    "adaptive, tied, max": COMPRESSIVE | ADAPTIVE | MAX | {"norm": "post"} | SHIFT,
+    "averages": {"model": Averages, "mem_len": 3} | SHIFT,
     "averages, read again": {"model": ReadsAgain, "memory_config": {"decay": 0.5}, "positions": "learned"},
     "memory tokens": {
         "model": f"{MEMORIES}/memory_tokens.py:MemoryTokens",
         "memory_config": {"tokens_of_memory": 3},
     },
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
+    "selective": {"model": f"{MEMORIES}/selective.py:Selective", "mem_len": (3, 8)} | SHIFT,
 }
 each = pytest.mark.parametrize("name", CONFIGS)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
