@@ -27,7 +27,6 @@ os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
 
 import labml_app
 from labml_app import db, handlers, settings
-from labml_app.analyses.experiments.comparison import ComparisonPreferencesIndex
 from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPreferencesIndex
 from labml_app.analyses.series import Series
 from labml_app.db import project, run, user
@@ -113,15 +112,12 @@ def use_records(folder: Path) -> None:
         project.ProjectIndex.set(new.labml_token, new.key)
     project.ProjectIndex.set(TOKEN, local.projects[0])
     home = project.get_project(TOKEN)
-    listed = [
-        run_id for key in home.folders.values() for run_id in key.load().run_uuids if run_id in home.runs
-    ]
+    folders = [key.load().run_uuids for key in home.folders.values()]
     for run_id in list(indexes["RunIndex"].entries):
         one = run.get(run_id)
         state = one and one.status and one.status.load()
-        if not (state and state.run_status and state.run_status.load()) or (
-            one.rank == 0 and run_id not in listed
-        ):
+        listed = run_id in home.runs and any(run_id in ids for ids in folders)
+        if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
             home.runs.pop(run_id, None)
             run.RunIndex.delete(run_id)
     home.save()
@@ -203,7 +199,7 @@ def is_packet(packet: Any) -> bool:
 
 async def track(request: Request, labml_token: str) -> Response:
     """labml's own handler of a run's packets, with four changes: the sender doesn't wait for three seconds;
-    steps that came before add nothing; the settings that the user chose are shown, and new losses drawn."""
+    steps that came before add nothing; all settings are shown, and new losses drawn."""
     query = request.query_params
     run_id = query.get("run_uuid", "")
     ranks = [int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank")]
@@ -217,9 +213,10 @@ async def track(request: Request, labml_token: str) -> Response:
         missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
-        if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):
-            every = packet["configs"].values()  # only of the first: later, the user may have chosen others
-            packet["selected_configs"] = [s["name"] for s in every if s.get("is_explicitly_specified")]
+        if "configs" in packet and not (
+            is_known(run_id) and run.get(run_id).configs
+        ):  # then the user chooses
+            packet["selected_configs"] = [setting["name"] for setting in packet["configs"].values()]
         drop_known(run_id, packet)
     request._json = packets
     answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)
@@ -250,25 +247,13 @@ def drop_known(run_id: str, packet: dict[str, Any]) -> None:
 
 
 def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
-    """Draw the losses of a run unless the user chose otherwise. labml stores this choice by position, so it
-    applies to the wrong metrics if a comparison was opened before all metrics existed."""
-
-    def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
-        marks = dict(zip(before, choice, strict=False))  # 1 for a metric that is drawn
-        return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
-
-    if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
-        preferences.series_preferences = chosen(preferences.series_preferences, before, after)
-        if not preferences.base_series_preferences:
-            preferences.base_series_preferences = chosen([], [], list(tracked(preferences.base_experiment)))
-        preferences.save()
-    for preferences in (Key(key).load() for key in ComparisonPreferencesIndex.get_all()):
-        if preferences is not None and preferences.base_experiment == run_id:
-            preferences.base_series_preferences = chosen(preferences.base_series_preferences, before, after)
-            preferences.save()
+    """Draw the losses of a run, and other metrics as the user chose. labml stores this choice by position,
+    so a new metric would move it to others."""
     if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
-        choice = dict(zip(after, preferences.series_preferences, strict=False))
-        preferences.series_preferences = chosen([choice.get(name, -1) for name in before], before, after)
+        choice = dict(zip(after, preferences.series_preferences, strict=False))  # 1 for one that is drawn
+        marks = {name: choice.get(name, -1) for name in before}
+        losses = {name: 1 for name in after if name.startswith("loss.")}
+        preferences.series_preferences = [(losses | marks).get(name, -1) for name in after]
         preferences.save()
 
 

@@ -207,7 +207,7 @@ def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_ev
 
 
 @pytest.mark.long
-def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
+def test_labml_lists_runs_with_their_settings_and_draws_their_losses(
     with_network, quick_runs, troubles, tmp_path
 ):
     page, folder = with_network, tmp_path / "two"
@@ -235,13 +235,9 @@ def test_labml_lists_runs_with_their_settings_and_draws_two_that_are_compared(
         assert not {"mem_len", "seed"} & set(configs.inner_text().split()), "a transformer has no memory"
         assert not [text for text in ("does not reach", "deleted in") if text in page.inner_text("html")]
         assert not page.get_by_text("Computer").is_visible()
-        page.goto(f"{run}/compare")
-        for kind in ("base", "current"):
-            lines = f".fixed-chart path.smoothed-line.{kind}"
-            page.wait_for_selector(lines, state="attached")
-            paths = [path.get_attribute("d") for path in page.query_selector_all(lines)]
-            ends = [
-                1 + path.count("C") if "C" in path else path.count("M") + path.count("L") for path in paths
-            ]
-            assert sorted(ends) == [3, 30], "a curve's pieces end at its points"
+        page.goto(f"{run}/metrics")
+        lines = "path.unsmoothed-line.smooth-focused"
+        page.wait_for_selector(lines, state="attached")
+        ends = [1 + path.get_attribute("d").count("C") for path in page.query_selector_all(lines)]
+        assert sorted(ends) == [3, 30], "a curve's pieces end at its points"
     assert [trouble for trouble in troubles if not {"404", "net::ERR_FAILED"} & set(trouble.split())] == []
