@@ -213,9 +213,7 @@ async def track(request: Request, labml_token: str) -> Response:
         missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
-        if "configs" in packet and not (
-            is_known(run_id) and run.get(run_id).configs
-        ):  # then the user chooses
+        if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):  # the user's choice
             packet["selected_configs"] = [setting["name"] for setting in packet["configs"].values()]
         drop_known(run_id, packet)
     request._json = packets

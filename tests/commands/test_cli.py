@@ -115,8 +115,8 @@ def test_every_folder_that_a_program_names_may_be_below_the_home(tmp_path, monke
     averages = Path(options.__file__).parents[2] / "experiments" / "memories" / "averages.py"
     flagged = "@dataclass(frozen=True)\nclass Flagged(Settings):\n    flag: bool = False\n\n\n"
     mine = f"{averages.read_text()}\n\n{flagged}class Mine(Averages):\n    Config = Flagged\n"
-    (tmp_path / "home" / "mine.py").write_text(mine)
-    checked = run("check", "~/mine.py:Mine", "--flag=True")
+    (tmp_path / "home" / "of_home.py").write_text(mine)
+    checked = run("check", "~/of_home.py:Mine", "--flag=True")
     assert checked.code == 0, checked.err
     Memory.empty(trained.model.config, 1).save("~/memory")
     Memory.load("~/memory")
