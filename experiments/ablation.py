@@ -11,17 +11,9 @@ from typing import ClassVar, Literal
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
 from memformers.common.fields import Count, replace_nested
+from memformers.comparison import recall
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import (
-    RECALL,
-    SETTINGS,
-    RecallConfig,
-    compressive,
-    paper_ablation,
-    sees_back,
-)
-from memformers.comparison.recall import transformer_xl as xl
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
@@ -49,11 +41,11 @@ PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits
 def arms_of(model: ModelConfig) -> list[Arm]:
     """With the lengths of ``model``; Transformer-XL has equal keys, slots in half the layers are half."""
     arms = [
-        *paper_ablation(model),
-        xl("transformer-xl", keys_of_layers(model)),
-        compressive("mean", model, compression="mean"),
-        compressive("conv-from-mean", model, compression_start="mean"),
-        compressive("gated", model, gate="gru"),
+        *recall.paper_ablation(model),
+        recall.transformer_xl("transformer-xl", keys_of_layers(model)),
+        recall.compressive("mean", model, compression="mean"),
+        recall.compressive("conv-from-mean", model, compression_start="mean"),
+        recall.compressive("gated", model, gate="gru"),
     ]
     by_name = {arm.name: arm for arm in arms}
     return [replace(by_name[name], label=label) for name, (label, _) in ROWS.items()]
@@ -93,12 +85,12 @@ class Ablation(ArmsCommand):
         text = replace_nested(TEXT, data=self.data, tokens=self.text_tokens or few or TEXT.tokens)
         text = replace_nested(text, evaluations=1) if self.quick else text
         tokens = self.recall_tokens or few or RECALL_TOKENS
-        near = RecallConfig(quick=self.quick, tokens=tokens).setting
+        near = recall.RecallConfig(quick=self.quick, tokens=tokens).setting
         arms = self.chosen(asdict(text), arms_of(text.model))
         of_recall = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
         tasks = {
             "text": Experiment(TextTask(probed=False), text, {}, arms, self.how[0]),
-            "recall": Experiment(RECALL, near.train, near.more, of_recall, *self.how),
+            "recall": Experiment(recall.RECALL, near.train, near.more, of_recall, *self.how),
         }
         return {task: each for task, each in tasks.items() if self.only in (None, task)}
 
@@ -106,8 +98,8 @@ class Ablation(ArmsCommand):
         """Answers beyond and within the distances that one layer of Transformer-XL with equal keys sees."""
         if task == "text":
             return [BITS]
-        setting = SETTINGS["near"]
-        low, high = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+        setting = recall.SETTINGS["near"]
+        low, high = (recall.sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
         return [
             correct(f"answers about values set {a} to {b} tokens ago", right_between(a, b))
             for a, b in ((low, high), (0, low))

@@ -63,6 +63,8 @@ class Column:
         return found[name].minus(found[rival], self.measure.of) if len(found) == 2 else None
 
 
+Pairs = Sequence[tuple[str, str]]  # arms and their rivals
+Drawn = tuple[Figure, str] | None  # a figure and what is said below it
 Parts = Mapping[str, Sequence[Column]]  # the columns of each table, by its title; the first one has none
 
 
@@ -166,11 +168,30 @@ class ArmsCommand(ExperimentCommand):
             ]
             page += [f"## {title}"] * bool(title) + [rows_table("arm", columns, means)]
             page.append(rows_table("difference", columns, differences))
-            if not title and (drawn := differences_figure(columns, pairs, labels)):
+            if not title and (drawn := self.figure(columns, pairs, labels)):
                 page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
         page += [f"## What each arm costs: {task}", costs_table(arms)]
         page += ["## How it was made", f"{self.method} {METHOD}", facts_table(arms, places[-1])]
         return write_page([part for part in page if part], folder)
+
+    def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
+        """A panel for each column, in which each pair has its difference, and what is said below."""
+        found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
+        if not found:
+            return None
+        base = {labels[rival] for _, rival in found}
+        names = [labels[a] if len(base) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
+        figure, panels = plotting.panels([0.5 + 0.2 * len(found)] * len(columns))
+        for i, (column, axes) in enumerate(zip(columns, panels, strict=True)):
+            points = [(float(at), mean) for at, of in enumerate(found.values()) if (mean := of[i])]
+            line = plotting.BLUE | {"linestyle": "none"}
+            series = plotting.Series("", points, line, scale=column.measure.scale)
+            plotting.draw_marks(axes, [series], horizontal=True)
+            plotting.style(axes, title=f"{column.name}: difference{column.measure.unit_of_differences}")
+            plotting.categories(axes, names)
+            axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+        against = f' to "{base.pop()}"' if len(base) == 1 else "s of rivals"
+        return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
 
     def arms_in(self, place: Path) -> list[ArmRuns]:
         plan, listed = read_plan(place), {arm.name: arm for arm in self.listed()}
@@ -199,32 +220,9 @@ def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str
     return table([head, *(column.name for column in columns)], rows, numbers=True) if rows else ""
 
 
-def differences_figure(
-    columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str]
-) -> tuple[Figure, str] | None:
-    """A panel for each column, in which each pair has its difference; None without any."""
-    found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
-    if not found:
-        return None
-    base = {labels[rival] for _, rival in found}
-    names = [labels[a] if len(base) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
-    figure, panels = plotting.panels([0.5 + 0.2 * len(found)] * len(columns))
-    for i, (column, axes) in enumerate(zip(columns, panels, strict=True)):
-        points = [(float(at), mean) for at, of in enumerate(found.values()) if (mean := of[i])]
-        line = plotting.BLUE | {"linestyle": "none"}
-        series = plotting.Series("", points, line, scale=column.measure.scale)
-        plotting.draw_marks(axes, [series], horizontal=True)
-        plotting.style(axes, title=f"{column.name}: difference{column.measure.unit_of_differences}")
-        plotting.categories(axes, names)
-        axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    against = f' to "{base.pop()}"' if len(base) == 1 else "s of rivals"
-    return figure, f"The difference{against}, paired by seed. Lines are 95 % intervals by Student's t."
-
-
 def write_results(
-    columns: Sequence[Column], pairs: Sequence[tuple[str, str]], labels: Mapping[str, str], folder: Path,
-    about: Mapping[str, Any],
-) -> None:  # fmt: skip
+    columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str], folder: Path, about: Mapping[str, Any]
+) -> None:
     """Write ``about``, the means of arms and the differences of pairs as results.json, and values from seeds
     as results.csv."""
     lines: list[dict[str, Any]] = [

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
-from experiments.memories.selective import Selective
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
@@ -34,7 +33,6 @@ from memformers.evaluation.memory_ablation import (
     held_out_tokens,
     losses_under_controls,
 )
-from memformers.models.registry import name_of
 from memformers.report.arms import Measure
 from memformers.runs.folder import Arm
 from memformers.runs.reader import Run, read_runs
@@ -59,6 +57,7 @@ def listed(arms: Mapping[str, tuple[str, ...]]) -> dict[str, Arm]:
     }
 
 
+SELECTIVE = "experiments.memories.selective:Selective"
 XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
 SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
 UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
@@ -81,32 +80,21 @@ KINDS = listed({
     "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
 })  # fmt: skip
 """Equal keys, c = 4 and all layers alike if not named otherwise; and what 192 slots cover, kept exactly."""
-HALVES = {
-    "selective": ("that are like no newer one", f"model={name_of(Selective)}"),
-    "slots": ("slots", "model=compressive"),
-    "means": ("means", "model=compressive compression=mean"),
+HALF = "mem_len=[64,64,64,128] c_mem_len=[0,0,0,128]"
+LAST = {
+    "last-256": ("256 newest", f"{XL}=[64,64,64,256]"),
+    "last-128-selective": ("128 newest, 128 like no newer one", f"model={SELECTIVE} {HALF}", "last-256"),
+    "last-128-slots": ("128 newest, 128 slots", f"model=compressive {HALF}", "last-256"),
+    "last-128-means": ("128 newest, 128 means", f"model=compressive compression=mean {HALF}", "last-256"),
+    "last-832": ("832 newest", f"{XL}=[64,64,64,832]"),
+    "last-416-selective": ("416 newest, 416 like no newer one",
+                           f"model={SELECTIVE} {HALF.replace('128', '416')}", "last-832"),
+}  # fmt: skip
+"""Other layers have 64 positions. Each also with a token shift."""
+SHIFTED = {
+    f"{name}-shift": (f"{label}, token shift", f"{settings} token_shift=true", name)
+    for name, (label, settings, *_) in {**LAST, "xl-256": ("256 positions", f"{XL}=256")}.items()
 }
-
-
-def last_layer(keys: int, halves: Sequence[str] = tuple(HALVES)) -> dict[str, Arm]:
-    """Arms whose last layer has so many keys, all newest or half of them of a kind, with and without a token
-    shift; other layers have 64 positions."""
-    n, rival = keys // 2, f"last-{keys}"
-    found = {rival: (f"last layer: {keys} newest", f"{XL}=[64,64,64,{keys}]")}
-    for kind in halves:
-        lengths = f"mem_len=[64,64,64,{n}] c_mem_len=[0,0,0,{n}]"
-        label, model = HALVES[kind]
-        found[f"last-{n}-{kind}"] = (f"last layer: {n} newest, {n} {label}", f"{model} {lengths}")
-    plain = {name: (*arm, rival if name != rival else "") for name, arm in found.items()}
-    shifted = {
-        f"{name}-shift": (f"{label}, token shift", f"{settings} token_shift=true", name)
-        for name, (label, settings) in found.items()
-    }
-    return listed(plain | shifted)
-
-
-LAST = last_layer(256) | last_layer(832, ("selective",))
-SHIFTED = listed({"xl-256-shift": ("256 positions, token shift", f"{XL}=256 token_shift=true", "xl-256")})
 VARIANTS = listed({
     "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
     "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
@@ -117,7 +105,7 @@ VARIANTS = listed({
     "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
 })  # fmt: skip
 """One setting changed, with the same number of keys over all layers."""
-ALL = {**KINDS, **LAST, **SHIFTED, **VARIANTS}
+ALL = {**KINDS, **listed(LAST | SHIFTED), **VARIANTS}
 
 
 @dataclass(frozen=True)

@@ -1,47 +1,42 @@
 """Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927) against the bytes that a memory has.
 
-Run it with ``python -m experiments.mqar --length 512 --out FOLDER``. An episode of N tokens starts with
-N / 16 pairs of a key and its value, in successive tokens. Then each key asks once for its value, rather early
-than late, between tokens that mean nothing. Each arm has two learning rates, and the better one is drawn.
+Run it with ``python -m experiments.mqar --out FOLDER``. An episode of N tokens starts with N / 16 pairs of a
+key and its value; then each key asks once for its value, early rather than late.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count, cycle, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from experiments.arms import ArmsCommand, Parts, Tasks, correct
-from experiments.memories.selective import Selective
+from experiments.arms import ArmsCommand, Column, Drawn, Pairs, correct
+from experiments.memory_worth import SELECTIVE, listed
 from memformers.common.fields import Count, Range, replace_nested
+from memformers.common.intervals import mean_of
 from memformers.comparison.experiment import Experiment, train_alone
 from memformers.comparison.recall import QUICK_TOKENS, TRAINING, RecallRun, RecallSettings, RecallTask
 from memformers.data.recall_stream import NOTHING, RecallStream
 from memformers.data.streams import IGNORED, Segment
-from memformers.models.config import ModelConfig
-from memformers.models.registry import name_of
 from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.report.document import right_between
-from memformers.report.markdown import Report, write_page
-from memformers.runs.folder import REPORT, Arm
+from memformers.runs.folder import Arm
 
-SEGMENT, VALUES, KEYS = 64, 64, (32, 64, 128)
-"""Tokens of a segment; different values; and keys that a layer remembers."""
-SHIFTS, RATES = ("", "-shift"), {"": 1.0, "-slow": 1 / 3}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "none": ("no memory", {"model": "transformer"}),
-    "xl": ("Transformer-XL", {"model": "transformer-xl"}),
-    "conv": ("Compressive", {"model": "compressive"}),
-    "mean": ("means", {"model": "compressive", "compression": "mean"}),
-    "selective": ("selective", {"model": name_of(Selective)}),
+SEGMENT, VALUES, KEYS = 64, 64, (32, 64, 128)  # tokens; different values; and keys that a layer remembers
+SHIFTS, RATES = {"": "false", "-shift": "true"}, {"": 1.0, "-slow": 1 / 3}
+HALVES = "mem_len={half} c_mem_len={half}"
+KINDS = {
+    "none": ("no memory", "model=transformer"),
+    "xl": ("Transformer-XL", "model=transformer-xl mem_len={n}"),
+    "conv": ("Compressive", f"model=compressive {HALVES}"),
+    "mean": ("means", f"model=compressive compression=mean {HALVES}"),
+    "selective": ("selective", f"model={SELECTIVE} {HALVES}"),
 }
-CORRECT = correct("correct", right_between(0, 2**31))
 
 
 class MQARTask(RecallTask):
@@ -49,7 +44,7 @@ class MQARTask(RecallTask):
 
     module = "experiments.mqar"
 
-    def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Tensor]]:
+    def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Any]]:
         """Ids are first the values, then four keys for each pair, then the token that means nothing."""
         pairs, length, rng = run.recall.stream.keys, run.recall.reach, np.random.default_rng(seed)
         early = np.arange(1, length - 2 * pairs + 1) ** -0.5
@@ -79,59 +74,46 @@ class MQAR(ArmsCommand):
     """Tokens of an episode, N: a multiple of 64."""
     tokens: Count = 10_000_000
     """Tokens of each training run."""
+    seeds: Count = 4
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
         """The rival of an arm is that without the token shift, or Transformer-XL with as many keys."""
-        arms = []
-        for kind, (label, settings) in KINDS.items():
-            for n, shift, (rate, factor) in product(KEYS if kind != "none" else (0,), SHIFTS, RATES.items()):
-                lengths = {"mem_len": n if kind == "xl" else n // 2, "c_mem_len": n // 2}
-                of_model = settings | lengths | {"token_shift": bool(shift)}
-                of_optim = {"learning_rate": factor * 3e-3, "muon_learning_rate": factor * 0.02}
-                dotted = {f"model.{name}": value for name, value in of_model.items()}
-                dotted |= {f"optim.{name}": value for name, value in of_optim.items()}
-                said = f"{label}, {n} keys{', token shift' * bool(shift)}{', slow' * bool(rate)}"
-                rival = "xl" if kind in ("conv", "mean", "selective") else ""
-                rival = f"{kind if shift else rival}-{n}{rate}" if shift or rival else ""
-                arms.append(Arm(f"{kind}-{n}{shift}{rate}", dotted, said, rival))
-        return arms
+        arms = {}
+        for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
+            rival = kind if shift else "" if kind in ("none", "xl") else "xl"
+            speed = f"learning_rate={3e-3 * RATES[rate]} muon_learning_rate={0.02 * RATES[rate]}"
+            for n in KEYS if kind != "none" else (0,):
+                settings = f"{model.format(n=n, half=n // 2)} token_shift={SHIFTS[shift]} " + speed
+                shown = f"{label}, {n} keys" + f"{shift}{rate}".replace("-", ", ")
+                arms[f"{kind}-{n}{shift}{rate}"] = (shown, settings, rival and f"{rival}-{n}{rate}")
+        return list(listed(arms).values())
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        pairs, times = self.length // 16, 1 if self.quick else 8
-        model = ModelConfig(vocab_size=VALUES + 4 * pairs + 1, d_model=64, n_layers=2, d_ff=256)
-        tokens = QUICK_TOKENS if self.quick else self.tokens
-        train = replace_nested(replace(TRAINING, model=model), tokens=tokens, evaluations=times)
-        recall = RecallSettings(RecallStream(pairs, VALUES), 0.0, times * self.length, self.length)
-        more = {MQARTask.name: asdict(recall)}
+        pairs, N, times = self.length // 16, self.length, 1 if self.quick else 8
+        train = replace_nested(
+            TRAINING, tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=times,
+            vocab_size=VALUES + 4 * pairs + 1, d_model=64, n_layers=2, d_ff=256,
+        )  # fmt: skip
+        more = {MQARTask.name: asdict(RecallSettings(RecallStream(pairs, VALUES), 0.0, times * N, N))}
         arms = self.chosen(asdict(train) | more)
         return {MQARTask.name: Experiment(MQARTask(), train, more, arms, *self.how)}
 
     def measures(self, task: str) -> Sequence[Measure]:
-        return [CORRECT]
+        return [correct("correct", right_between(0, 2**31))]
 
-    def parts(self, tasks: Tasks) -> Parts:
-        return {"Correct answers": super().parts(tasks)[""]}  # without the figure of differences
-
-    def report(self, folder: Path) -> Report:
-        """The report, and the figure below it."""
-        super().report(folder)
-        place = folder / MQARTask.name
-        arms = {arm.name: arm for arm in self.arms_in(place if place.exists() else folder)}
+    def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
         figure, (axes,) = plotting.panels([2.8])
+        shares = {arm.name: list(arm.values(columns[0].measure.of).values()) for arm in columns[0].arms}
+        size = {arm.name: arm.first.facts["state_bytes"] / 1024 for arm in columns[0].arms}
         for (kind, shift), line in zip(product(KINDS, SHIFTS), cycle(plotting.PALETTE), strict=False):
-            points = []
-            for n in (0, *KEYS):
-                tried = [arms[name] for rate in RATES if (name := f"{kind}-{n}{shift}{rate}") in arms]
-                means = {mean: arm for arm in tried if (mean := arm.mean(CORRECT.of))}
-                if means:
-                    best = max(means, key=lambda mean: mean.mean)
-                    points.append((means[best].first.facts["state_bytes"] / 1024, best))
-            label = KINDS[kind][0] + ", token shift" * bool(shift)
-            plotting.draw_marks(axes, [plotting.Series(label, points, line, 100)] if points else [])
+            tried = [[f"{kind}-{n}{shift}{rate}" for rate in RATES] for n in (0, *KEYS)]
+            best = [max(names, key=lambda name: shares.get(name, [])[:1]) for names in tried]
+            points = [(size[name], mean_of(shares[name][1:])) for name in best if shares.get(name, [])[1:]]
+            series = plotting.Series(KINDS[kind][0] + shift.replace("-", ", "), points, line, 100)
+            plotting.draw_marks(axes, [series] if points else [])
         plotting.style(axes, "KiB of state per stream", "correct answers, %")
-        shown = plotting.save_figure(figure, folder, self.name, self.title, "With the better learning rate.")
-        return write_page([(folder / REPORT).read_text(encoding="utf-8").rstrip(), shown], folder)
+        return figure, "With the learning rate that is better from the first seed, which is left out."
 
 
 if __name__ == "__main__":

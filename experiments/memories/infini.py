@@ -31,7 +31,7 @@ class InfiniLayer(TransformerXLLayer):
         super().__init__(**parts)
         self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
 
-    def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, past: list[Tensor], mask: Any, key_start: Tensor | None, *_: Any) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
         own, read = self.self_attn, self.attention_input(x)

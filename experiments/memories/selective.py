@@ -7,7 +7,6 @@ what keys are made of, less the mean of all. What was dropped doesn't come back.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +15,19 @@ from torch import Tensor
 from memformers import CustomMemory, MemorySizes
 from memformers.models.base import MemoryStack
 from memformers.models.config import NetworkConfig
-from memformers.models.layers import MemoryLayer
+from memformers.models.layers import MemoryLayer, Shift
 from memformers.models.memory import Memory, cut, valid_afterwards
 
 
 class SelectiveLayer(MemoryLayer):
     """With a token shift, kept positions are stored shifted, since their predecessors may not be kept."""
 
-    def attention_inputs(self, x: Tensor, past: Sequence[Tensor], *shift: Any) -> tuple[Tensor, Tensor]:
-        C = shift[0] if shift else 0
-        if not C:
-            return super().attention_inputs(x, past, *shift)
-        query, key = super().attention_inputs(x, past[1:], 0, *shift[1:])
+    def attention_inputs(
+        self, x: Tensor, past: Sequence[Tensor] = (), shift: Shift | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not (shift and shift.slots):
+            return super().attention_inputs(x, past, shift)
+        query, key = super().attention_inputs(x, past[1:], shift._replace(slots=0))
         return query, torch.cat((past[0], key))
 
 
@@ -58,7 +58,7 @@ class Selective(CustomMemory):
             kept = past[0]
             if n and layer.size.c_mem_len:
                 with torch.no_grad():
-                    _, key = layer.attention_inputs(x, [part for part in past if len(part)], *shift)
+                    _, key = layer.attention_inputs(x, [part for part in past if len(part)], shift)
                     stored = torch.cat((*past, x)) if layer.shift is None else key
                     newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
                     chosen = least_like_newer(key, C + n, layer.size.c_mem_len, newest)

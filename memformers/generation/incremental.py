@@ -17,7 +17,7 @@ from memformers.models.base import eval_mode
 from memformers.models.core import MemoryCore
 from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
-from memformers.models.layers import MemoryLayer
+from memformers.models.layers import MemoryLayer, Shift
 from memformers.models.memory import Memory, check_memory, check_streams, predecessors
 
 
@@ -41,7 +41,7 @@ class LayerCache:
         return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
 
     def restart(
-        self, new: tuple[Tensor, Tensor], shift: Sequence[Any], C: int, kept: int, n: int, S: int
+        self, new: tuple[Tensor, Tensor], shift: Shift | None, C: int, kept: int, n: int, S: int
     ) -> None:
         """Keep the newest ``kept`` of C slots and the newest n positions, with the ``new`` slots and
         positions, ``[·, B, D]``, between them, and make room for S keys after them."""
@@ -49,18 +49,17 @@ class LayerCache:
         room = self.value.new_zeros(B, H, S, E)
         key = value = room[:, :, :0]
         if any(map(len, new)):
-            _, m = self.layer.attention_inputs(new[1], new[:1], *shift)
+            _, m = self.layer.attention_inputs(new[1], new[:1], shift)
             _, key, value = self.project(m, m)
         slots, recent = slice(C - kept, C), slice(K - n, K)
         self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
         self.value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], room), dim=2)
 
-    def attend(self, x: Tensor, begin: int, key_start: Tensor | None, *shift: Any) -> Tensor:
+    def attend(self, x: Tensor, begin: int, key_start: Tensor | None, shift: Shift | None) -> Tensor:
         """Attention of the next inputs ``x [t, B, D]``, whose keys have the indices from ``begin`` on, to the
-        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. A token ``shift`` is that of
-        [`MemoryLayer`][], with the input before ``x``."""
+        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. The ``shift`` is that of ``x``."""
         attention = self.layer.self_attn
-        query, key, value = self.project(*self.layer.attention_inputs(x, (), *shift))
+        query, key, value = self.project(*self.layer.attention_inputs(x, shift=shift))
         end = begin + len(x)
         self.key[..., begin:end], self.value[:, :, begin:end] = key.mT, value
         window, first = self.layer.size.window, 0
@@ -166,13 +165,8 @@ class Stepper:
     def _begin(self, memory: Memory, *, reuse: bool = False) -> None:
         """Start a segment after ``memory``. With ``reuse``, the keys of all that it has of the past and of
         the last segment are kept, and only new slots are projected."""
-        S, B, D, n_layers = (
-            self.config.segment_len,
-            self.running.shape[1],
-            self.config.d_model,
-            len(self.caches),
-        )
-        nothing = self.transformer.weight.new_empty(0, B, D)
+        S, n_layers = self.config.segment_len, len(self.caches)
+        nothing = self.transformer.weight.expand(0, self.running.shape[1], -1)  # [0, B, D]
         shifts = self.transformer.shifts(memory, None, None, 0)
         for i, (cache, shift) in enumerate(zip(self.caches, shifts, strict=False)):
             (M, C), (new_M, new_C) = (each.lengths(n_layers)[i] for each in (self.past, memory))
@@ -180,11 +174,11 @@ class Stepper:
             if reuse:
                 n = min(cache.layer.size.n_evicted(M + S) // cache.layer.size.compression_rate, new_C)
                 new = slots[new_C - n :], positions[:0]
-                cache.restart(new, shift and (n, None, None), C, new_C - n, new_M, S)
+                cache.restart(new, Shift(n), C, new_C - n, new_M, S)
             else:
                 cache.restart((slots, positions), shift, 0, 0, 0, S)
         self.past, self.running, self.doc_starts = memory, self.running[:0], None
-        self.inputs = nothing.new_empty(n_layers, S, B, D)
+        self.inputs = nothing.new_empty(n_layers, S, *nothing.shape[1:])
 
     def memory(self) -> Memory:
         """The memory before the current segment, as the forward pass returns it."""
@@ -239,15 +233,13 @@ class Stepper:
             shifts = self.transformer.shifts(self.past, doc_starts, None, end)
             if shifts[0]:
                 before = predecessors(self.past, [x[: end - t] for x in self.inputs], Memory())
-                shifts = [
-                    (0, b, None if s is None else s[-t:]) for b, (*_, s) in zip(before, shifts, strict=True)
-                ]
+                shifts = [s and s.part(x, slice(-t, None)) for x, s in zip(before, shifts, strict=True)]
             for cache, inputs, key_start, shift in zip(self.caches, self.inputs, first, shifts, strict=True):
                 inputs[end - t : end] = output
                 begin = cache.value.shape[2] - S + end - t
                 key_start = None if key_start is None else key_start[:, -t:]
                 output = cache.layer(
-                    output, cached=lambda x, c=cache, b=begin, k=key_start, s=shift: c.attend(x, b, k, *s)
+                    output, cached=lambda x, c=cache, b=begin, k=key_start, s=shift: c.attend(x, b, k, s)
                 )
             output, inputs = self.transformer.norm(output), self.inputs.unbind()
         else:

@@ -4,8 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
-from operator import or_
+from itertools import repeat
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,7 +16,7 @@ from memformers.common.fields import Count, check_arguments
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.layers import FeedForward, MemoryLayer
+from memformers.models.layers import FeedForward, MemoryLayer, Shift
 from memformers.models.memory import Memory, first_visible_key, predecessors, valid_afterwards
 from memformers.models.registry import NoSettings, lookup
 
@@ -106,20 +105,17 @@ class MemoryStack(nn.Module):
         for layer, past, key_start, shift in layers:
             inputs.append(x)
             # By position: only there a checkpoint looks for devices whose random states it must restore.
-            arguments = x, *past, mask, key_start, *shift
+            arguments = x, *past, mask, key_start, *([shift] if shift else ())
             x = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return self.norm(x), inputs
 
     def shifts(
         self, memory: Memory, doc_starts: Tensor | None, mask: Tensor | None, segment_len: int
-    ) -> list[tuple[Any, ...]]:
-        """What each layer gets for a token shift: C, the input before its oldest position, and where nothing
-        is shifted to, since a document starts there or no query sees both. Nothing without a token shift."""
-        n_layers = len(self.layers)
+    ) -> list[Shift | None]:
+        """What each layer's token shift needs to know of its keys; None without a token shift."""
         if self.memory_layers[0].shift is None:
-            return [()] * n_layers
-        lengths, starts = memory.lengths(n_layers), list[Tensor]()
-        M = max([M for M, _ in lengths])
+            return [None] * len(self.layers)
+        M, starts = memory.mem_len, list[Tensor]()
         if memory.valid is not None:
             at = torch.arange(M + segment_len, device=memory.valid.device)
             starts.append(at[:, None] == M - memory.valid)
@@ -127,9 +123,9 @@ class MemoryStack(nn.Module):
             starts.append(F.pad(doc_starts, (0, 0, M, 0)))
         if mask is not None:
             starts.append(F.pad(~(mask[:, 1:] & mask[:, :-1]).any(0), (0, 0, 1, 0))[-M - segment_len :])
-        anywhere = reduce(or_, starts) if starts else None
-        layers = zip(memory.before or [None] * n_layers, lengths, strict=True)
-        return [(C, x, None if anywhere is None else anywhere[M - length :]) for x, (length, C) in layers]
+        anywhere = torch.stack(torch.broadcast_tensors(*starts)).any(0) if starts else None
+        layers = zip(memory.lengths(len(self.layers)), memory.before or repeat(None), strict=False)
+        return [Shift(C, x, None if anywhere is None else anywhere[M - n :]) for (n, C), x in layers]
 
     def first_visible_keys(
         self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True

@@ -84,8 +84,13 @@ def results(lm, forward, text, doc_starts=None, memory=None):
 
 
 @each
-def test_a_model_passes_every_check_of_the_conformance_suite(name):
-    assert_conforms(**CONFIGS[name])
+@pytest.mark.parametrize("token_shift", [False, True])
+def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
+    if token_shift and name == "infini":
+        with pytest.raises(ValueError, match="attends in its own way; use token_shift=False"):
+            assert_conforms(**CONFIGS[name], token_shift=True)
+    else:
+        assert_conforms(**CONFIGS[name] | {"token_shift": token_shift})
 
 
 @pytest.mark.usefixtures("float64")
