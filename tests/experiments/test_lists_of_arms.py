@@ -5,12 +5,14 @@ import json
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from experiments import ablation, mqar, recipes
 from experiments.ablation import ROWS, Ablation
+from experiments.arms import Column
 from experiments.memories import __main__ as memories
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
@@ -157,6 +159,20 @@ def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
     assert torch.equal(inputs[place + 1, stream], targets[at, stream])
     assert len(at) == 16 * run.train.batch_size
     assert len(set(zip(stream.tolist(), place.tolist(), strict=True))) == len(at)
+
+
+def test_the_first_seed_chooses_the_learning_rate_and_the_others_are_shown(monkeypatch):
+    drawn, first = [], SimpleNamespace(facts={"state_bytes": 2048})
+    shares = {"xl-32": (0.5, 0.2, 0.2), "xl-32-slow": (0.4, 0.9, 0.9), "none-0": (0.1,)}
+    arms = [
+        SimpleNamespace(name=k, first=first, values=lambda _, v=v: dict(enumerate(v)))
+        for k, v in shares.items()
+    ]
+    monkeypatch.setattr(mqar.plotting, "draw_marks", lambda axes, lines: drawn.extend(lines))
+    mqar.MQAR().figure([Column("correct", mqar.MQAR().measures("recall")[0], arms)], (), {})
+    assert [(s.label, [(at, mean.mean, mean.n) for at, mean in s.points]) for s in drawn] == [
+        ("Transformer-XL", [(2.0, 0.2, 2)])
+    ]
 
 
 def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_order():
