@@ -22,10 +22,9 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 
+# Of a step, which must be finite.
 NUMBERS = ("the loss", "the reconstruction loss", "the gradient's norm", "the compressions' gradient's norm")
-"""Of a step, which must be finite."""
-STAGES = 8
-"""The number of lengths of a growing memory; few, since each is another shape to compile."""
+STAGES = 8  # lengths of a growing memory; few, since each is another shape to compile
 
 
 class NotFiniteError(UserError):
