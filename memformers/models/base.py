@@ -115,7 +115,8 @@ class MemoryStack(nn.Module):
         """What each layer's token shift needs to know of its keys; None without a token shift."""
         if self.memory_layers[0].shift is None:
             return [None] * len(self.layers)
-        M, starts = memory.mem_len, list[Tensor]()
+        lengths, starts = memory.lengths(len(self.layers)), []
+        M = max([M for M, _ in lengths])
         if memory.valid is not None:
             at = torch.arange(M + segment_len, device=memory.valid.device)
             starts.append(at[:, None] == M - memory.valid)
@@ -124,7 +125,7 @@ class MemoryStack(nn.Module):
         if mask is not None:
             starts.append(F.pad(~(mask[:, 1:] & mask[:, :-1]).any(0), (0, 0, 1, 0))[-M - segment_len :])
         anywhere = torch.stack(torch.broadcast_tensors(*starts)).any(0) if starts else None
-        layers = zip(memory.lengths(len(self.layers)), memory.before or repeat(None), strict=False)
+        layers = zip(lengths, memory.before or repeat(None), strict=False)
         return [Shift(C, x, None if anywhere is None else anywhere[M - n :]) for (n, C), x in layers]
 
     def first_visible_keys(
