@@ -31,9 +31,9 @@ ablation: .venv/ready
 dashboard: .venv/ready-for-dashboard
 	$(BIN)/memformers dashboard $(DASHBOARD)
 
-# In two processes; one that has done its half takes tests from the other. Threads that wait for work must not
-# spin, since there are more of them than cores.
-PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# In three processes, since some tests wait; one that has done its part takes tests from the others. Threads
+# that wait for work must not spin, since there are more of them than cores.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 test: .venv/ready-for-tests
 	$(PYTEST) -m "not long"
