@@ -39,7 +39,7 @@ def stream() -> TextIO:
 
 
 class Progress(tqdm):  # type: ignore[type-arg]
-    """A progress bar, in a terminal; a log gets only what [`say`][] says, unless it is ``hidden``."""
+    """A progress bar, in a terminal; a log gets only what ``say`` says, unless it is ``hidden``."""
 
     def __init__(self, hidden: bool = False, **options: Any):
         self.hidden = hidden
