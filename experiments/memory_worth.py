@@ -1,4 +1,4 @@
-"""What memory is worth on a long text: one network with memories of several kinds, at equal keys and at
+"""What memory saves on a long text: one network with memories of several kinds, at equal keys and at
 several budgets of training, against the network without memory.
 
 Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes. Each
@@ -113,7 +113,7 @@ class MemoryWorth(ArmsCommand):
     """Train each memory on a long text, with several budgets and from several seeds."""
 
     name: ClassVar = "memory-worth"
-    title: ClassVar = "What memory is worth on a long text"
+    title: ClassVar = "What memory saves on a long text"
     method: ClassVar = (
         "No setting of the training was chosen on this text. Losses by distance, in nats per token, are of "
         f"the first {READ:,} tokens of some of the held-out documents that are so long, each read from an "

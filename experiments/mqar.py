@@ -40,7 +40,7 @@ KINDS = {
 
 
 class MQARTask(RecallTask):
-    """Training runs on episodes of ``reach`` tokens with as many pairs as the stream has keys."""
+    """Training runs on episodes of ``reach`` tokens with one pair for each key of the stream."""
 
     module = "experiments.mqar"
 
@@ -78,7 +78,7 @@ class MQAR(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The rival of an arm is that without the token shift, or Transformer-XL with as many keys."""
+        """The rival of an arm is the same one without token shift, or Transformer-XL at equal keys."""
         arms = {}
         for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
             rival = kind if shift else "" if kind in ("none", "xl") else "xl"

@@ -30,7 +30,7 @@ def public(name):
 
 def takes_tensors(node):
     """Whether a function's arguments or its result are tensors or sequences of them, by their annotations;
-    tensors by name, such as a state dict, are of as many shapes as there are names."""
+    tensors by name, such as a state dict, differ in shape."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     annotations = [ast.unparse(a) for a in [*(a.annotation for a in arguments), node.returns] if a]
     return any(re.search(r"\bTensor\b", BY_NAME.sub("", annotation)) for annotation in annotations)

@@ -159,7 +159,3 @@ class MemoryLM(Pretrained):
             raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
         if tokens.device != (device := self.transformer.weight.device):
             raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")
-
-    def check_memory(self, memory: Memory, batch: int) -> None:
-        """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        check_memory(memory, self.transformer.weight.expand(1, batch, -1), self.transformer.sizes)

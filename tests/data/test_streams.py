@@ -144,9 +144,9 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
     read = recalled(stream, length, length // 25, longest=longest)
     assert torch.equal(read, recalled(stream, length, length // 25, longest=longest))
     assert len({str(x.tolist()) for x in (*read[0].T, recalled(stream, length, 8, 1)[0, :, 0])}) == 4
-    for told in read.unbind(2):
+    for column in read.unbind(2):
         value_of, set_at, asked, due = {}, {}, Counter(), Counter()
-        for position, (token, target, distance) in enumerate(told.T.tolist()):
+        for position, (token, target, distance) in enumerate(column.T.tolist()):
             assert stream.values <= token < stream.vocab_size
             key = token - stream.values * (1 + stream.keys)
             if key < 0:
@@ -164,5 +164,5 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
                 due["band", band] += 1 / len(sizes) / sizes[band]
         assert longest or all(abs(asked[x] - share) <= 4 * share**0.5 for x, share in due.items())
         assert stream is SMALL or min(asked["band", band] for band in range(4)) > 500, "most tokens ask"
-        assert told[2].max() > 20
+        assert column[2].max() > 20
     assert (USUAL.vocab_size, USUAL.chance) == (84, 0.25)

@@ -88,14 +88,14 @@ def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
 @pytest.mark.parametrize("documents", [(), LENGTHS])
 @pytest.mark.parametrize("n", [2, 20])
 def test_shares_of_the_streams_are_together_what_one_process_reads(documents, n):
-    lm, text, told = small_lm("compressive"), torch.randint(0, 11, (600,)), []
+    lm, text, received = small_lm("compressive"), torch.randint(0, 11, (600,)), []
     reading = reading_of(len(text), 16, 7, documents)
     wanted = evaluate(lm, text, 16, documents=documents)
     total = Evaluation(reading, wanted.reach)
     for i in range(n):
         groups = tuple(group[i::n] for group in reading.groups if group[i::n])
-        total.merge(evaluate_reading(lm, text, replace(reading, groups=groups), told.append))
-    assert len(torch.cat(told)) == total.tokens == wanted.tokens
+        total.merge(evaluate_reading(lm, text, replace(reading, groups=groups), received.append))
+    assert len(torch.cat(received)) == total.tokens == wanted.tokens
     check_same(total, wanted, "accuracy")
     assert total.reconstruction_loss == pytest.approx(wanted.reconstruction_loss, rel=0.5)
 

@@ -104,11 +104,11 @@ DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 90)
 @pytest.mark.parametrize(("documents", "streams", "counted"), [((), 16, 10), (DOCUMENTS, 6, 20)])
 def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(documents, streams, counted):
     """A stream's memory is swapped with that of one at the same place."""
-    lm, S, warm_up, told = small_lm("compressive").train(), 7, 21, []
+    lm, S, warm_up, received = small_lm("compressive").train(), 7, 21, []
     text = TEXT[: sum(documents) or len(TEXT)]
     found = memory_ablation(
         {"lm": lm}, text, tokens=streams * counted, documents=documents,
-        progress=told.append,
+        progress=received.append,
     )  # fmt: skip
     assert lm.training
     lm.eval()  # which gives the loss of each token
@@ -139,7 +139,7 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     n = sum(counts)
     assert found.of_documents == bool(documents)
     if not documents:  # which are padded
-        assert sum(told) == streams * (warm_up + counted) + 4 * n, "only what counts is read under controls"
+        assert sum(received) == streams * (warm_up + counted) + 4 * n, "controls read only what counts"
     assert (found.streams, found.tokens, found.warm_up) == (streams, n, warm_up)
     assert found.loss["lm"] == pytest.approx(sum(sums["plain"]) / n, abs=1e-9)
     costs = found.costs["lm"]

@@ -1,4 +1,4 @@
-"""What memory is worth on a long text, at a size of moments."""
+"""What memory saves on a long text, at a size that takes seconds."""
 
 import csv
 from dataclasses import asdict, replace

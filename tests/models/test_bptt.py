@@ -106,4 +106,4 @@ def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, wo
     with pytest.raises(ValueError, match=word):
         lm_of(bptt)(segments(1)[0], wrong)
     with pytest.raises(ValueError, match="at most 6"):
-        lm_of(1).check_memory(memory, 2)
+        lm_of(1)(segments(1)[0], memory)

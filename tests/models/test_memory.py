@@ -223,7 +223,7 @@ def test_a_memory_that_does_not_fit_is_an_error(memory, word):
         ("transformer", Memory((ONE,) * 2)),
     ):
         with pytest.raises(ValueError, match=r"at most [05]"):
-            small_lm(model).check_memory(wrong, 2)
+            small_lm(model)(tokens(7), wrong)
 
 
 def test_the_loss_of_a_segment_that_compresses_nothing_is_0():

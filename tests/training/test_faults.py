@@ -187,7 +187,9 @@ def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
         load_for_use(copy, CPU)
         path.write_bytes(data)
     assert not exploded.exists()
-    pickle.loads(pickle.dumps(Bomb(exploded)))  # on purpose: it only makes a folder, and shows that it would
+    # Unsafe on purpose: these bytes were made here, and their code only makes a folder. Without this check, a
+    # Bomb whose code never runs would pass the test.
+    pickle.loads(pickle.dumps(Bomb(exploded)))
     assert exploded.exists()
 
 
