@@ -15,27 +15,13 @@ from torch import Tensor
 from memformers import CustomMemory, MemorySizes
 from memformers.models.base import MemoryStack
 from memformers.models.config import NetworkConfig
-from memformers.models.layers import MemoryLayer, Shift
 from memformers.models.memory import Memory, cut, valid_afterwards
-
-
-class SelectiveLayer(MemoryLayer):
-    """With a token shift, kept positions are stored shifted, since their predecessors may not be kept."""
-
-    def attention_inputs(
-        self, x: Tensor, past: Sequence[Tensor] = (), shift: Shift | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if not (shift and shift.slots):
-            return super().attention_inputs(x, past, shift)
-        query, key = super().attention_inputs(x, past[1:], shift._replace(slots=0))
-        return query, torch.cat((past[0], key))
 
 
 class Selective(CustomMemory):
     """The newest ``mem_len`` positions, and ``c_mem_len`` older ones, in order of time, in place of slots."""
 
     uses = ("mem_len", "c_mem_len")
-    layer = SelectiveLayer
     keeps_keys = True
     visible_past_keys = MemoryStack.visible_past_keys  # a kept position counts as one
 
@@ -49,20 +35,21 @@ class Selective(CustomMemory):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with ``inputs [S, B, D]`` and ``doc_starts [S, B]``; no loss."""
         mem, c_mem = [], []
-        shifts = self.shifts(memory, doc_starts, None, len(inputs[0]))
-        sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), inputs, shifts, strict=True)
-        for i, (layer, (M, C), x, shift) in enumerate(sizes):
+        shifted = self.shifted(memory, inputs, doc_starts)
+        sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), shifted, strict=True)
+        for i, (layer, (M, C), x) in enumerate(sizes):
             past = [memory.c_mem[i] if memory.c_mem else x[:0], *memory.mem[i : i + 1]]
             n = layer.size.n_evicted(M + len(x))
             mem.append(cut((*past[1:], x), n))
             kept = past[0]
             if n and layer.size.c_mem_len:
                 with torch.no_grad():
-                    _, key = layer.attention_inputs(x, [part for part in past if len(part)], shift)
-                    stored = torch.cat((*past, x)) if layer.shift is None else key
+                    whole = torch.cat((*past, x))
                     newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
-                    chosen = least_like_newer(key, C + n, layer.size.c_mem_len, newest)
-                    kept = stored.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
+                    chosen = least_like_newer(
+                        layer.attention_input(whole), C + n, layer.size.c_mem_len, newest
+                    )
+                    kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
             c_mem.append(kept)
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
 

@@ -4,6 +4,7 @@ a segment is full, the model makes the next memory, and what stays in it keeps i
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from memformers.models.base import eval_mode
 from memformers.models.core import MemoryCore
 from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
-from memformers.models.layers import MemoryLayer, Shift
-from memformers.models.memory import Memory, check_memory, check_streams, predecessors
+from memformers.models.layers import MemoryLayer
+from memformers.models.memory import Memory, check_memory, check_streams
 
 
 @dataclass
@@ -40,26 +41,24 @@ class LayerCache:
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
 
-    def restart(
-        self, new: tuple[Tensor, Tensor], shift: Shift | None, C: int, kept: int, n: int, S: int
-    ) -> None:
-        """Keep the newest ``kept`` of C slots and the newest n positions, with the ``new`` slots and
-        positions, ``[·, B, D]``, between them, and make room for S keys after them."""
+    def restart(self, new: Tensor, C: int, kept: int, n: int, S: int) -> None:
+        """Keep the newest ``kept`` of C slots and the newest n positions, with what is ``new [·, B, D]``
+        between them, and make room for S keys after them."""
         B, H, K, E = self.value.shape
         room = self.value.new_zeros(B, H, S, E)
         key = value = room[:, :, :0]
-        if any(map(len, new)):
-            _, m = self.layer.attention_inputs(new[1], new[:1], shift)
-            _, key, value = self.project(m, m)
+        if len(new):
+            z = self.layer.attention_input(new)
+            _, key, value = self.project(z, z)
         slots, recent = slice(C - kept, C), slice(K - n, K)
         self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
         self.value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], room), dim=2)
 
-    def attend(self, x: Tensor, begin: int, key_start: Tensor | None, shift: Shift | None) -> Tensor:
-        """Attention of the next inputs ``x [t, B, D]``, whose keys have the indices from ``begin`` on, to the
-        keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``. The ``shift`` is that of ``x``."""
-        attention = self.layer.self_attn
-        query, key, value = self.project(*self.layer.attention_inputs(x, shift=shift))
+    def attend(self, x: Tensor, keys: Tensor, begin: int, key_start: Tensor | None) -> Tensor:
+        """Attention of the next inputs ``x [t, B, D]``, whose keys, made of ``keys``, have the indices from
+        ``begin`` on, to the keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``."""
+        attention, z = self.layer.self_attn, self.layer.attention_input(x)
+        query, key, value = self.project(z, z if keys is x else self.layer.attention_input(keys))
         end = begin + len(x)
         self.key[..., begin:end], self.value[:, :, begin:end] = key.mT, value
         window, first = self.layer.size.window, 0
@@ -167,16 +166,14 @@ class Stepper:
         the last segment are kept, and only new slots are projected."""
         S, n_layers = self.config.segment_len, len(self.caches)
         nothing = self.transformer.weight.expand(0, self.running.shape[1], -1)  # [0, B, D]
-        shifts = self.transformer.shifts(memory, None, None, 0)
-        for i, (cache, shift) in enumerate(zip(self.caches, shifts, strict=False)):
+        for i, cache in enumerate(self.caches):
             (M, C), (new_M, new_C) = (each.lengths(n_layers)[i] for each in (self.past, memory))
             slots, positions = (xs[i] if xs else nothing for xs in (memory.c_mem, memory.mem))
             if reuse:
                 n = min(cache.layer.size.n_evicted(M + S) // cache.layer.size.compression_rate, new_C)
-                new = slots[new_C - n :], positions[:0]
-                cache.restart(new, Shift(n), C, new_C - n, new_M, S)
+                cache.restart(slots[new_C - n :], C, new_C - n, new_M, S)
             else:
-                cache.restart((slots, positions), shift, 0, 0, 0, S)
+                cache.restart(torch.cat((slots, positions)), 0, 0, 0, S)
         self.past, self.running, self.doc_starts = memory, self.running[:0], None
         self.inputs = nothing.new_empty(n_layers, S, *nothing.shape[1:])
 
@@ -230,16 +227,17 @@ class Stepper:
         if self.caches:
             output, end = self.encode(x), len(running)
             first = self.transformer.first_visible_keys(running, self.past, doc_starts, windows=t > 1)
-            shifts = self.transformer.shifts(self.past, doc_starts, None, end)
-            if shifts[0]:
-                before = predecessors(self.past, [x[: end - t] for x in self.inputs], Memory())
-                shifts = [s and s.part(x, slice(-t, None)) for x, s in zip(before, shifts, strict=True)]
-            for cache, inputs, key_start, shift in zip(self.caches, self.inputs, first, shifts, strict=True):
+            starts = None if doc_starts is None else doc_starts[-t:]
+            befores = self.inputs[:, end - t - 1 : end - t] if end > t else self.past.before or repeat(None)
+            for cache, inputs, key_start, before in zip(
+                self.caches, self.inputs, first, befores, strict=False
+            ):
                 inputs[end - t : end] = output
+                keys = cache.layer.shifted(output, before, starts)
                 begin = cache.value.shape[2] - S + end - t
                 key_start = None if key_start is None else key_start[:, -t:]
                 output = cache.layer(
-                    output, cached=lambda x, c=cache, b=begin, k=key_start, s=shift: c.attend(x, b, k, s)
+                    output, cached=lambda x, c=cache, m=keys, b=begin, k=key_start: c.attend(x, m, b, k)
                 )
             output, inputs = self.transformer.norm(output), self.inputs.unbind()
         else:

@@ -70,11 +70,11 @@ def attention_probabilities(
     return scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
 
 
-def token_shift(z: Tensor, w: Tensor, starts: Tensor | None) -> Tensor:
-    """m_j = z_j + w ⊙ z_{j−1}, of which keys and values are made, K = W_k m and V = W_v m (arXiv 2411.19574):
-    ``z [1 + t, B, D]`` and ``w [D]`` to ``[t, B, D]``; m_j = z_j where ``starts [t, B]`` is true."""
-    before = z[:-1] if starts is None else z[:-1].masked_fill(starts[..., None], 0)
-    return torch.addcmul(z[1:], w, before)
+def token_shift(x: Tensor, w: Tensor, starts: Tensor | None) -> Tensor:
+    """x_j + w ⊙ x_{j−1}, of which keys and values are made (arXiv 2411.19574): ``x [1 + t, B, D]`` and ``w
+    [D]`` to ``[t, B, D]``; x_j where ``starts [t, B]`` is true."""
+    before = x[:-1] if starts is None else x[:-1].masked_fill(starts[..., None], 0)
+    return torch.addcmul(x[1:], w, before)
 
 
 def relative_shift(position: Tensor) -> Tensor:

@@ -110,16 +110,25 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
 
     def forward_with_memory(
-        self, x: Tensor, past: Tensor, norm: nn.LayerNorm | None, key_start: Tensor | None
+        self,
+        x: Tensor,
+        past: Tensor,
+        norm: nn.LayerNorm | None,
+        key_start: Tensor | None,
+        keys: Tensor | None = None,
     ) -> Tensor:
-        """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
-        [M, B, D]``: ``[S, B, D]``, if [`can_fold`][]. With the norm's scale and shift folded into the maps,
-        remembered vectors don't need their gradient: a training step with M > S takes 4 to 8 % less time."""
+        """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; keys])``, of ``x`` and ``keys [S, B,
+        D]``, ``x`` if None, and ``past [M, B, D]``: ``[S, B, D]``, if [`can_fold`][]. With the norm's scale
+        and shift folded into the maps, remembered vectors don't need their gradient: a training step with M >
+        S takes 4 to 8 % less time."""
+        keys = x if keys is None else keys
         if norm is not None:
-            x, past = (F.layer_norm(t, norm.normalized_shape, eps=norm.eps) for t in (x, past))
+            past, of_keys = (F.layer_norm(t, norm.normalized_shape, eps=norm.eps) for t in (past, keys))
+            x = of_keys if keys is x else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+            keys = of_keys
         query = F.linear(x, *folded(norm, self.query))  # [S, B, D]
         key, value = (
-            torch.cat((F.linear(past, weight, bias), F.linear(x, weight, bias)))  # [M + S, B, D]
+            torch.cat((F.linear(past, weight, bias), F.linear(keys, weight, bias)))  # [M + S, B, D]
             for weight, bias in (folded(norm, self.key), folded(norm, self.value))
         )
         return self.attend(query, key, value, None, key_start)

@@ -8,7 +8,6 @@ from itertools import repeat
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,8 +15,8 @@ from memformers.common.fields import Count, check_arguments
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.layers import FeedForward, MemoryLayer, Shift
-from memformers.models.memory import Memory, first_visible_key, predecessors, valid_afterwards
+from memformers.models.layers import FeedForward, MemoryLayer
+from memformers.models.memory import Memory, first_visible_key, valid_afterwards
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
@@ -86,6 +85,8 @@ class MemoryStack(nn.Module):
         ``doc_starts [S, B]`` where a document starts, whose queries see nothing before it. The next memory
         has a gradient only ``through_memory``."""
         memory = memory or Memory()
+        if mask is not None and self.memory_layers[0].shift is not None:
+            raise UserError("a mask doesn't say where a token shift ends; give doc_starts instead.")
         if doc_starts is not None:
             memory = memory.reset(doc_starts[0])
         output, inputs = self.read(x, memory, mask, doc_starts)
@@ -99,34 +100,23 @@ class MemoryStack(nn.Module):
         """The output for a segment ``x``, and what [`remember`][] makes the next memory of: each layer's
         input, all ``[S, B, D]``."""
         inputs, first = [], self.first_visible_keys(x, memory, doc_starts)
-        shifts = self.shifts(memory, doc_starts, mask, len(x))
-        layers = zip(self.layers, memory.layers(len(self.layers)), first, shifts, strict=True)
+        before = memory.before or (None,) * len(first)
+        layers = zip(self.memory_layers, memory.layers(len(first)), first, before, strict=True)
         recompute = self.recompute and torch.is_grad_enabled()
-        for layer, past, key_start, shift in layers:
+        for layer, past, key_start, previous in layers:
             inputs.append(x)
             # By position: only there a checkpoint looks for devices whose random states it must restore.
-            arguments = x, *past, mask, key_start, *([shift] if shift else ())
+            arguments: tuple[Tensor | None, ...] = x, *past, mask, key_start
+            if layer.shift is not None:
+                arguments = *arguments, layer.shifted(x, previous, doc_starts)
             x = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return self.norm(x), inputs
 
-    def shifts(
-        self, memory: Memory, doc_starts: Tensor | None, mask: Tensor | None, segment_len: int
-    ) -> list[Shift | None]:
-        """What each layer's token shift needs to know of its keys; None without a token shift."""
-        if self.memory_layers[0].shift is None:
-            return [None] * len(self.layers)
-        lengths, starts = memory.lengths(len(self.layers)), []
-        M = max([M for M, _ in lengths])
-        if memory.valid is not None:
-            at = torch.arange(M + segment_len, device=memory.valid.device)
-            starts.append(at[:, None] == M - memory.valid)
-        if doc_starts is not None:
-            starts.append(F.pad(doc_starts, (0, 0, M, 0)))
-        if mask is not None:
-            starts.append(F.pad(~(mask[:, 1:] & mask[:, :-1]).any(0), (0, 0, 1, 0))[-M - segment_len :])
-        anywhere = torch.stack(torch.broadcast_tensors(*starts)).any(0) if starts else None
-        layers = zip(lengths, memory.before or repeat(None), strict=False)
-        return [Shift(C, x, None if anywhere is None else anywhere[M - n :]) for (n, C), x in layers]
+    def shifted(self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None) -> list[Tensor]:
+        """What each layer remembers of its ``inputs [S, B, D]`` after ``memory``: with a token shift, their
+        [`MemoryLayer.shifted`][memformers.models.layers.MemoryLayer.shifted], otherwise the inputs."""
+        by_layer = zip(self.memory_layers, inputs, memory.before or repeat(None), strict=False)
+        return [layer.shifted(x, before, doc_starts) for layer, x, before in by_layer]
 
     def first_visible_keys(
         self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True
@@ -156,7 +146,7 @@ class MemoryStack(nn.Module):
         B]``, and the loss of compressing it, a scalar."""
         after, loss = self.update_memory(memory, inputs, doc_starts)
         if any(size.predecessors for size in self.sizes):
-            after = replace(after, before=predecessors(memory, inputs, after))
+            after = replace(after, before=tuple(x[-1:].clone() for x in inputs))
         if doc_starts is None and memory.valid is None:
             return after, loss
         before, now = memory.positions(self.sizes), after.positions(self.sizes)

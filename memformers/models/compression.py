@@ -15,7 +15,7 @@ from memformers.common.fields import Count, check_arguments, check_value
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified
 from memformers.models.config import CompressionStart
-from memformers.models.layers import CompressiveTransformerLayer, Shift
+from memformers.models.layers import CompressiveTransformerLayer
 
 
 class Conv1dCompression(nn.Module):
@@ -172,13 +172,11 @@ class AttentionReconstructionLoss:
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
         n_masked: Tensor | Sequence[Tensor] | None = None,
-        shifts: Sequence[Shift | None] | None = None,
     ) -> Tensor:
         """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, the memories that it compresses, ``mem
         [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem``; None to compute it. ``n_masked [B]``, or one
         per layer, is how many of the oldest slots don't count in each stream; the mean is over streams in
-        which some do, and 0 without any. ``shifts`` are what token shifts need. Raises ValueError unless
-        there is one tensor per layer."""
+        which some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
         n = len(self.layers)
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
@@ -186,33 +184,28 @@ class AttentionReconstructionLoss:
             f_cs = [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
             c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
         masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
-        by_layer = self.layers, h, mem, c_mem, masked, shifts or [None] * n
         losses = [
-            layer_loss(layer, x, old, new, hidden, shift)
-            for layer, x, old, new, hidden, shift in zip(*by_layer, strict=True)
+            layer_loss(layer, x, old, new, hidden)
+            for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
             if len(old)
         ]
         return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
 
 
-def layer_loss(
-    layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None, shift: Shift | None = None
-) -> Tensor:
+def layer_loss(layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
     ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     attention = layer.self_attn
     norm = nn.Identity() if layer.norm == "post" else layer.norm_self_attn
     query = attention.by_head(frozen(attention.query)(frozen(norm)(h.detach())))  # [B, H, S, E]
-    with torch.no_grad():
-        _, old = layer.attention_inputs(mem, shift=shift and shift.part(shift.before, slice(len(mem))))
     if n_masked is None:
-        whole = content_attention(attention, query, old)  # [B, H, S, E]
+        whole = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
         compressed = content_attention(attention, query, frozen(norm)(c_mem))  # [B, H, S, E]
         return F.mse_loss(compressed, whole)
     counts = n_masked < len(c_mem)  # [B]
     first = n_masked * counts  # a softmax over no keys has no value
     c = len(mem) // len(c_mem)
-    whole = content_attention(attention, query, old, first * c)
+    whole = content_attention(attention, query, frozen(norm)(mem.detach()), first * c)
     compressed = content_attention(attention, query, frozen(norm)(c_mem), first)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
     return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)

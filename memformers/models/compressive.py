@@ -101,12 +101,12 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with these layer inputs, ``[S, B, D]``, and the loss of what was
         compressed, a scalar."""
-        after, compressed = compress_memory(memory, inputs, self.compressions, self.sizes, doc_starts)
+        shifted = self.shifted(memory, inputs, doc_starts)
+        after, compressed = compress_memory(memory, shifted, self.compressions, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
             return after, inputs[0].new_zeros(())
         loss = compression.AttentionReconstructionLoss(self.layers)
-        shifts = self.shifts(memory, doc_starts, None, len(inputs[0]))
-        return after, loss(inputs, compressed.old, compressed.new, compressed.n_masked, shifts)
+        return after, loss(inputs, compressed.old, compressed.new, compressed.n_masked)
 
     @property
     def compressions(self) -> list[nn.Module]:

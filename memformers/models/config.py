@@ -62,7 +62,7 @@ class MemorySizes:
     window: Length | None = None
     """How many of the newest keys a query sees, its own included; None for all."""
     predecessors: Annotated[int, Range(0, 1)] = 0
-    """1 to keep the input before the oldest position too, which the token shift adds to it."""
+    """1 to keep the newest input as it is too, which the token shift adds to the next one."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -158,7 +158,7 @@ class NetworkConfig:
     """How the outputs of attention and feed-forward network join their inputs: a sum (residual), or a ReLU
     and a GRU-style gate, which starts almost closed (gru)."""
     token_shift: bool = False
-    """Whether keys and values also see the position before: they are made of z_j + w · z_{j−1}, with inputs z
+    """Whether keys and values also see the position before: they are made of x_j + w · x_{j−1}, with inputs x
     and a learned w, first 0."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""

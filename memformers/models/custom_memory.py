@@ -116,6 +116,7 @@ class CustomMemory(MemoryStack):
         """The memory after a segment whose ``read`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss to
         be added to the language model's, a scalar."""
         B, device, mem, c_mem = inputs[0].shape[1], inputs[0].device, [], []
+        inputs = self.shifted(memory, inputs, doc_starts)
         valid = torch.full((B,), UNBOUNDED, device=device) if memory.valid is None else memory.valid
         for layer, (x, size) in enumerate(zip(inputs, self.sizes, strict=True)):
             whole = torch.cat([memory.mem[layer], x]) if memory.mem else x  # [M + S, B, D]

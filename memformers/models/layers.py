@@ -1,10 +1,8 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memformers.common.fields import Count, Probability, check_arguments
@@ -15,22 +13,6 @@ from memformers.models.config import NOTHING, GateName, MemorySizes, Norm, check
 
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` to memory and segment: ``[S, B, D]``."""
-
-
-class Shift(NamedTuple):
-    """What the token shift of a layer needs to know of its keys, C slots and then positions."""
-
-    slots: int = 0
-    """C."""
-    before: Tensor | None = None
-    """The input before the oldest position, ``[1, B, D]``; None or ``[0, B, D]`` if there is none."""
-    starts: Tensor | None = None
-    """Boolean, a row for each position, ``[M + S, B]``: where nothing is added, since a document starts there
-    or no query sees both; None for nowhere."""
-
-    def part(self, before: Tensor | None, rows: slice) -> "Shift":
-        """That of some positions alone, of which ``before`` is the one before the first."""
-        return Shift(0, before, None if self.starts is None else self.starts[rows])
 
 
 class FeedForward(nn.Module):
@@ -155,7 +137,7 @@ class MemoryLayer(nn.Module):
         c_mem: Tensor | None = None,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
-        shift: Shift | None = None,
+        keys: Tensor | None = None,
         *,
         cached: Attend | None = None,
     ) -> Tensor:
@@ -166,11 +148,11 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            shift: What a token shift needs; None if there is nothing before ``mem`` and no slot.
+            keys: What keys and values of the segment are made of, ``[S, B, D]``; None for ``x``.
             cached: Attention over cached keys and values, instead of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        y = cached(x) if cached else self.attend(x, past, mask, key_start, shift)  # [S, B, D]
+        y = cached(x) if cached else self.attend(x, past, mask, key_start, keys)  # [S, B, D]
         y = self.dropout(y) if self.training else y  # a call without effect would slow down each token
         if self.norm == "post":
             x = self.norm_self_attn(x + y)
@@ -186,31 +168,26 @@ class MemoryLayer(nn.Module):
         past: list[Tensor],
         mask: Tensor | None,
         key_start: Tensor | None,
-        shift: Shift | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
-        """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to itself, both
-        normalized first in pre-norm: ``[S, B, D]``."""
+        """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to ``keys [S, B,
+        D]``, ``x`` itself if None, all normalized first in pre-norm: ``[S, B, D]``."""
         norm = None if self.norm == "post" else self.norm_self_attn
-        if past and mask is None and self.shift is None and self.self_attn.can_fold(norm):
+        if past and mask is None and self.self_attn.can_fold(norm):
             context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
-            return self.self_attn.forward_with_memory(x, context, norm, key_start)
-        query, key = self.attention_inputs(x, past, shift)
+            return self.self_attn.forward_with_memory(x, context, norm, key_start, keys)
+        key = self.attention_input(torch.cat((*past, x if keys is None else keys)))
+        query = key[len(key) - len(x) :] if keys is None else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
 
-    def attention_inputs(
-        self, x: Tensor, past: Sequence[Tensor] = (), shift: Shift | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """What queries ``[S, B, D]``, and what keys and values ``[K, B, D]`` are made of: all normalized, and
-        positions shifted. Slots are not, since they stand for several positions."""
+    def shifted(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
+        """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: x_j + w ⊙ x_{j−1}
+        with a token shift, ``x`` itself without. ``before [1, B, D]`` is the input before the segment, None
+        for none; where ``doc_starts [S, B]`` is true, nothing is added."""
         if self.shift is None:
-            z = self.attention_input(torch.cat((*past, x)) if past else x)
-            return z[len(z) - len(x) :], z
-        C, before, starts = shift or Shift()
-        previous = x[:0] if before is None else before
-        z = self.attention_input(torch.cat((*past[: C > 0], previous, *past[C > 0 :], x)))
-        slots, z = z[:C], z[C:] if len(previous) else F.pad(z[C:], (0, 0, 0, 0, 1, 0))  # [1 + M + S, B, D]
-        m = naive.token_shift(z, self.shift, starts)
-        return z[len(z) - len(x) :], torch.cat((slots, m)) if C else m
+            return x
+        before = x.new_zeros(1, *x.shape[1:]) if before is None else before
+        return naive.token_shift(torch.cat((before, x)), self.shift, doc_starts)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""

@@ -50,7 +50,7 @@ class Memory:
     """
 
     mem: tuple[Tensor, ...] = ()
-    """For each layer ``[M, B, D]``: that layer's inputs."""
+    """For each layer ``[M, B, D]``: that layer's inputs, shifted with ``token_shift``."""
     c_mem: tuple[Tensor, ...] = ()
     """For each layer ``[C, B, D]``: slots, each for ``compression_rate`` inputs older than all of ``mem``;
     empty for a model that doesn't compress."""
@@ -61,8 +61,8 @@ class Memory:
     """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
     computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
     before: tuple[Tensor, ...] = ()
-    """For each layer ``[1, B, D]``: the input before those of ``mem``, or ``[0, B, D]`` where there is none;
-    empty without ``token_shift``."""
+    """For each layer ``[1, B, D]``: the newest input, which a token shift adds to the next one; empty without
+    ``token_shift``."""
 
     @classmethod
     def empty(
@@ -192,9 +192,8 @@ class Memory:
 
     def positions(self, sizes: Sequence[MemorySizes]) -> int:
         """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
-        before = map(len, self.before or [()] * len(sizes))
-        lengths = zip(self.lengths(len(sizes)), before, sizes, strict=True)
-        return max(M + max(size.compression_rate * C, n) for (M, C), n, size in lengths)
+        lengths = zip(self.lengths(len(sizes)), sizes, strict=True)
+        return max(M + size.compression_rate * C for (M, C), size in lengths)
 
 
 # So that torch.export takes a memory as input and output, and loads a program with an example of one.
@@ -287,14 +286,6 @@ def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
         return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
     piece, part = filled[0]
     return piece.clone() if 2 * len(piece) < len(part) else piece
-
-
-def predecessors(memory: Memory, inputs: Sequence[Tensor], after: Memory) -> tuple[Tensor, ...]:
-    """For each layer the input before those of ``after.mem``, the newest of ``memory`` and ``inputs [S, B,
-    D]``: ``[1, B, D]``, or ``[0, B, D]`` where there is none."""
-    whole = [(*memory.before[i : i + 1], *memory.mem[i : i + 1], x) for i, x in enumerate(inputs)]
-    ends = [sum(map(len, xs)) - M for xs, (M, _) in zip(whole, after.lengths(len(whole)), strict=True)]
-    return tuple(cut(xs, end - 1, end) for xs, end in zip(whole, ends, strict=True))
 
 
 def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:

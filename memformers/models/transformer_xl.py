@@ -52,7 +52,9 @@ class TransformerXL(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start (section
         3.2); no loss."""
-        return truncate_memory(memory, inputs, self.sizes), inputs[0].new_zeros(())
+        return truncate_memory(memory, self.shifted(memory, inputs, doc_starts), self.sizes), inputs[
+            0
+        ].new_zeros(())
 
 
 class WithoutMemory(TransformerXL):

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -17,7 +17,7 @@ from memformers.data.streams import IGNORED, Segment
 from memformers.models.config import MemorySizes
 from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, predecessors
+from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
@@ -252,9 +252,7 @@ def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Mem
         slots.append(max(keys - size.mem_len, 0))
         slot_inputs.append(slots[-1] * size.compression_rate)
     c_mem, inputs = newest(memory.c_mem, slots), newest(memory.slot_inputs, slot_inputs)
-    after = Memory(newest(memory.mem, mem), c_mem, memory.valid, inputs)
-    nothing = [x[:0] for x in memory.before]
-    return replace(after, before=predecessors(memory, nothing, after)) if nothing else after
+    return Memory(newest(memory.mem, mem), c_mem, memory.valid, inputs, memory.before)
 
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:

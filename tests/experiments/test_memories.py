@@ -65,8 +65,7 @@ def test_a_kept_position_stays_as_it_was_and_one_that_was_dropped_stays_away(tok
     layer, memory, before = lm.transformer.memory_layers[0], None, set()
     torch.nn.init.normal_(layer.shift) if token_shift else None
     x = torch.randn(40, 1, 8, dtype=torch.float64)
-    z = layer.attention_input(x)
-    rows = torch.cat((z[:1], z[1:] + layer.shift * z[:-1])) if token_shift else x
+    rows = torch.cat((x[:1], x[1:] + layer.shift * x[:-1])) if token_shift else x
     for i, part in enumerate(x.split(5)):
         _, memory, _ = lm.transformer(part, memory)
         distances = [(row - rows).abs().sum((1, 2)) for row in (memory.c_mem or [()])[0]]

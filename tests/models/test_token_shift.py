@@ -1,4 +1,4 @@
-"""Keys and values of m_j = z_j + w ⊙ z_{j−1}, exactly, wherever segments, documents and memories end."""
+"""Keys and values of x_j + w ⊙ x_{j−1}, exactly, wherever segments, documents and memories end."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from memformers import Memory, MemoryLM, ModelConfig
 from memformers.evaluation.conformance import SMALL
+from memformers.models.compression import AttentionReconstructionLoss
 from memformers.models.layers import MemoryLayer
 from memformers.training.loop import shortened
 from tests.builders import fill_zeros
@@ -25,38 +26,44 @@ def lm_of(**settings):
 @pytest.mark.parametrize("settings", [XL, LEARNED, BPTT, BPTT | {"bptt": 0, "compression": "mean"}])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded, monkeypatch):
-    """Of all positions that a query may see, those at the end of a memory and of none too."""
-    calls, attention_inputs = [], MemoryLayer.attention_inputs
+    """In a segment, in memory, and step by step; in layers that remember no position too."""
+    calls, attend = [], MemoryLayer.attend
 
-    def recorded(layer, x, *past, **shift):
-        query, key = attention_inputs(layer, x, *past, **shift)
-        calls.append((layer, x, key))
-        return query, key
+    def recorded(layer, x, past, mask, key_start, keys):
+        calls.append((x, keys))
+        return attend(layer, x, past, mask, key_start, keys)
 
     lm, text = lm_of(**settings), tokens(40)
-    layers = lm.transformer.memory_layers
-    monkeypatch.setattr(MemoryLayer, "attention_inputs", recorded)
+    monkeypatch.setattr(MemoryLayer, "attend", recorded)
     starts = documents(40, 2, *[(13, 0), (17, 0), (17, 1), (24, 1)] * bounded)
     for lengths in ([6, 6, 6, 6, 6, 6, 4], [1] * 40, [3, 7, 1, 6, 5, 2, 6, 6, 4]):
-        memory, passes = Memory(), []
+        memory, calls[:] = Memory(), []
         for part, start in zip(text.split(lengths), starts.split(lengths), strict=True):
-            memory = memory.reset(start[0]) if bounded else memory
-            first = lm.transformer.first_visible_keys(part, memory, start if bounded else None)
-            sizes, calls[:] = memory.lengths(len(layers)), []
             memory = lm(part, memory, doc_starts=start if bounded else None).memory
-            passes.append([(M, k, *call) for (M, _), k, call in zip(sizes, first, calls, strict=False)])
-        for by_segment in zip(*passes, strict=True):
-            layer = by_segment[0][2]
-            z, end = layer.attention_input(torch.cat([x for *_, x, _ in by_segment])), 0
-            before = F.pad(z[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[..., None], 0.0)
-            whole = z + layer.shift * before
-            for M, key_start, of, x, key in by_segment:
-                assert of is layer
-                end += len(x)
-                for b in range(2):
-                    hidden = 0 if key_start is None else int(key_start[b, 0])
-                    visible = min(M + len(x), len(key) - hidden)
-                    same([key[-visible:, b]], [whole[end - visible : end, b]])
+        for i, layer in enumerate(lm.transformer.memory_layers):
+            x, keys = (torch.cat(parts) for parts in zip(*calls[i::2], strict=True))
+            before = F.pad(x[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[..., None], 0.0)
+            same([keys], [x + layer.shift * before])
+            same([memory.mem[i], memory.before[i]], [keys[40 - len(memory.mem[i]) :], x[-1:]])
+
+
+@pytest.mark.parametrize("settings", [XL, BPTT, {"model": "transformer"}])
+def test_output_and_gradients_are_those_of_projected_shifted_inputs(settings):
+    """With the norm folded into the maps, and by the equation: a hook keeps a module from being folded."""
+    lm, text, found = lm_of(**settings, dropout=0.0).train(), tokens(18), []
+    for hooked in (False, True):
+        if hooked:
+            for layer in lm.transformer.layers:
+                layer.self_attn.key.register_forward_hook(lambda *_: None)
+        memory, losses = None, []
+        for part in text.split(6):
+            output = lm(part, memory, through_memory=True)
+            memory, losses = output.memory, [*losses, output.logits.square().mean()]
+        lm.zero_grad()
+        sum(losses).backward()
+        found.append([*losses, *(p.grad for p in lm.parameters() if p.grad is not None)])
+        assert all(layer.shift.grad.any() for layer in lm.transformer.layers)
+    same(*found)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "infini"])
@@ -74,24 +81,14 @@ def test_at_zero_every_model_is_the_model_without_it(name):
     same(*found)
 
 
-def test_one_pass_with_a_mask_equals_segments_and_nothing_of_a_hidden_position_is_read():
-    lm, S, M = lm_of(model="transformer-xl", mem_len=8), 6, 8
-    x, at = torch.randn(24, 2, 12), torch.arange(24)
-    visible = (at[None] <= at[:, None]) & (at[None] >= (at // S * S - M)[:, None])
-    whole, _, _ = lm.transformer(x, mask=visible[:, :, None])
-    memory, parts = None, []
-    for part in x.split(S):
-        output, memory, _ = lm.transformer(part, memory)
-        parts.append(output)
-    same([torch.cat(parts)], [whole])
-    changed, padding = x.clone(), visible & ((at >= 3)[None] | (at < 3)[:, None])
-    changed[:3] = torch.randn(3, 2, 12)
-    outputs = [lm.transformer(y, mask=padding[:, :, None])[0][3:] for y in (x, changed)]
-    same([outputs[0]], [outputs[1]])
+def test_a_mask_is_refused_since_it_does_not_say_where_a_shift_ends():
+    lm, mask = lm_of(model="transformer-xl", mem_len=8), torch.ones(6, 6, 1, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match="a mask doesn't say where a token shift ends; give doc_starts"):
+        lm.transformer(torch.randn(6, 2, 12), mask=mask)
 
 
 @pytest.mark.parametrize("settings", [XL, BPTT, {"model": "compressive", "mem_len": 7}])
-def test_the_vector_before_a_memory_is_joined_checked_and_cut_with_it(settings):
+def test_the_newest_input_is_joined_checked_and_kept_with_a_memory(settings):
     lm, later = lm_of(**settings), tokens(18, 3)
     memory = read(lm, tokens(36, 3), documents(36, 3, (20, 1), (35, 2)))[2]
     assert [len(x) for x in memory.before] == [1, 1]
@@ -100,17 +97,16 @@ def test_the_vector_before_a_memory_is_joined_checked_and_cut_with_it(settings):
     with pytest.raises(ValueError, match="before has length 1 in layer 0, where this model keeps at most 0"):
         lm_of(**settings, token_shift=False)(later, memory)
     half = shortened(memory, 0.5, lm.config.memory_sizes)
-    same([half.before[0]], [memory.mem[0][len(memory.mem[0]) - len(half.mem[0]) - 1 :][:1]])
+    assert half.before is memory.before
 
 
-def test_the_reconstruction_loss_compares_with_the_keys_that_queries_see():
-    stack = lm_of(model="compressive").transformer
+def test_the_reconstruction_loss_is_of_shifted_memories_and_teaches_only_the_compression():
+    stack = lm_of(model="compressive", mem_len=6, c_mem_len=4).transformer
     memory = Memory()
     for part in torch.randn(4, 6, 2, 12):
         old, (_, memory, loss) = memory, stack(part, memory)
-    for layer in stack.memory_layers:
-        torch.nn.init.zeros_(layer.shift)
-    assert stack(part, old)[2] != loss
+    _, inputs = stack.read(part, old)
+    same([loss], [AttentionReconstructionLoss(stack.layers)(inputs, old.mem)])
     grads = torch.autograd.grad(loss, list(stack.parameters()), allow_unused=True)
     names = [name for name, _ in stack.named_parameters()]
     learned = {name.split(".")[2] for name, x in zip(names, grads, strict=True) if x is not None}
