@@ -1,8 +1,9 @@
-"""Compare this checkout with another one: the seconds of a step in training, of an agent and in decoding, in
-turns, and whether both compute the same numbers, bit by bit.
+"""Compare this checkout with another one, or two settings: the seconds of a step in training, of an agent and
+in decoding, in turns, and whether both compute the same numbers, bit by bit.
 
     git worktree add --detach ../before a37ff72
     python -m experiments.benchmarks.against ../before
+    python -m experiments.benchmarks.against . --cases compare:transformer-xl --ours '{"token_shift": true}'
 """
 
 import inspect
@@ -34,6 +35,10 @@ class Options:
     """Training by size and model, an agent by its streams, decoding by model."""
     rounds: int = 5
     """How often the two take turns."""
+    ours: str = "{}"
+    """Settings of the model in this checkout, as JSON."""
+    theirs: str = "{}"
+    """Settings of the model in the other one."""
 
 
 def worker() -> None:
@@ -117,10 +122,11 @@ def chosen(config: ModelConfig | CoreConfig) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Print a line for each case."""
     sides = start(Path(__file__).parents[2]), start(options.checkout)
+    settings = [json.loads(text) for text in (options.ours, options.theirs)]
     for text in options.cases:
         kind, config, B, fill, steps = case_of(*text.split(":"))
-        for side in sides:
-            ask(side, kind=kind, config=chosen(config), B=B, steps=fill)
+        for side, of_side in zip(sides, settings, strict=True):
+            ask(side, kind=kind, config=chosen(config) | of_side, B=B, steps=fill)
         rounds = [[ask(side, steps=steps) for side in sides] for _ in range(options.rounds)]
         ratios = sorted(ours[0] / theirs[0] for ours, theirs in rounds)
         equal = all(ours[1] == theirs[1] for ours, theirs in rounds)

@@ -44,11 +44,10 @@ class Selective(CustomMemory):
             kept = past[0]
             if n and layer.size.c_mem_len:
                 with torch.no_grad():
-                    whole = torch.cat((*past, x))
+                    whole = torch.cat((*past, x))  # [C + M + S, B, D]
+                    key = layer.attention_input(whole)
                     newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
-                    chosen = least_like_newer(
-                        layer.attention_input(whole), C + n, layer.size.c_mem_len, newest
-                    )
+                    chosen = least_like_newer(key, C + n, layer.size.c_mem_len, newest)
                     kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
             c_mem.append(kept)
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())

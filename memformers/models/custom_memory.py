@@ -26,7 +26,8 @@ class CustomMemory(MemoryStack):
 
     - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.MemorySizes].
     - ``grow(layer, slots, evicted, belongs)``: the slots after some positions have left the newest M; or, for
-      a memory that grows in another way, all of ``update_memory``.
+      a memory that grows in another way, all of ``update_memory``, which with ``token_shift`` remembers
+      ``self.shifted(memory, inputs, doc_starts)`` instead of the ``inputs``.
 
     Optionally:
 

@@ -52,9 +52,8 @@ class TransformerXL(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start (section
         3.2); no loss."""
-        return truncate_memory(memory, self.shifted(memory, inputs, doc_starts), self.sizes), inputs[
-            0
-        ].new_zeros(())
+        shifted = self.shifted(memory, inputs, doc_starts)
+        return truncate_memory(memory, shifted, self.sizes), inputs[0].new_zeros(())
 
 
 class WithoutMemory(TransformerXL):
