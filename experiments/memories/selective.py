@@ -21,7 +21,7 @@ from memformers.models.memory import Memory, cut, valid_afterwards
 class Selective(CustomMemory):
     """The newest ``mem_len`` positions, and ``c_mem_len`` older ones, in order of time, in place of slots."""
 
-    uses = ("mem_len", "c_mem_len")
+    uses = ("mem_len", "c_mem_len", "memory_warmup")
     keeps_keys = True
     visible_past_keys = MemoryStack.visible_past_keys  # a kept position counts as one
 

@@ -14,8 +14,9 @@ from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import UNBOUNDED, Memory, check_memory, check_returned, valid_afterwards
 
-MAY_USE = ("mem_len", "c_mem_len", "compression_rate")
-"""The settings of built-in models that your memory may use too."""
+MAY_USE = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
+"""The settings of built-in models that your memory may use too. With ``memory_warmup``, training starts with
+a shorter memory: its newest positions, and then its newest slots."""
 JSON = (int, float, str, tuple, type(None))
 """The types of its settings: bool is an int."""
 

@@ -226,7 +226,8 @@ class TrainConfig:
     @property
     def memory_growth(self) -> float:
         """The fraction of the training over which the memory grows."""
-        if ":" in self.model.model or (self.memory_warmup is None and self.step.compile):
+        never = ":" in (model := self.model.model) and not applies_to("memory_warmup", model)
+        if never or (self.memory_warmup is None and self.step.compile):
             return 0.0
         return 0.5 if self.memory_warmup is None else self.memory_warmup
 

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memformers import AdaptiveConfig, MemoryLM, kernels
+from memformers import AdaptiveConfig, CustomMemory, MemoryLM, MemorySizes, kernels
 from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
 from memformers.training import run as run_module
@@ -113,6 +113,20 @@ def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, len
     config = small_training(tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == lengths
+
+
+@pytest.mark.parametrize(("uses", "first"), [(("mem_len", "memory_warmup"), 4), (("mem_len",), 8)])
+def test_a_custom_memory_grows_if_it_says_so(uses, first):
+    class Newest(CustomMemory):
+        @classmethod
+        def memory_sizes(cls, config):
+            return [MemorySizes(config.mem_len)] * config.n_layers
+
+    Newest.uses = uses
+    config = small_training(tokens=64 * 4, memory_warmup=0.5, log_every=1, model="transformer-xl", mem_len=8)
+    config = replace(config, model=replace(config.model, model=Newest))
+    records = train_here(build_model(config), config, regular(config))
+    assert [record["memory.length"] for record in records] == [first, 8, 8, 8]
 
 
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
