@@ -159,7 +159,7 @@ class NetworkConfig:
     and a GRU-style gate, which starts almost closed (gru)."""
     token_shift: bool = False
     """Whether keys and values also see the position before: they are made of x_j + w · x_{j−1}, with inputs x
-    and a learned w, first 0."""
+    and a learned w, first from −1 to 1."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"

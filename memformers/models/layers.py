@@ -126,9 +126,10 @@ class MemoryLayer(nn.Module):
         self.shift = nn.Parameter(torch.zeros(d_model)) if token_shift else None  # w
 
     def reset_parameters(self) -> None:
-        """Set w to 0; other modules draw their weights themselves."""
+        """Let w rise from −1 to 1, so that a shift is there from the first step; others draw theirs."""
         if self.shift is not None:
-            nn.init.zeros_(self.shift)
+            with torch.no_grad():
+                self.shift.copy_(torch.linspace(-1, 1, self.d_model))
 
     def forward(
         self,
