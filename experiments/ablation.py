@@ -61,8 +61,8 @@ class Ablation(ArmsCommand):
         "Chance on the recall stream is 25 %. The paper's results are bits per character of large networks "
         f"on enwik8, without intervals: {PAPER} (Rae et al. 2020, arXiv 1911.05507). Ours are of small "
         "networks, trained for minutes. In our BPTT, the gradient reaches back through one compression; "
-        "the paper may do it in another way. Slots in the upper layers only are half as many; all other arms "
-        "have the same number of keys."
+        "the paper may do it in another way. With slots in the upper layers only, there are half the slots; "
+        "all other arms have the same number of keys."
     )
     base: ClassVar = "conv"
     seeds: Count = 2

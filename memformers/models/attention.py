@@ -110,18 +110,12 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
 
     def forward_with_memory(
-        self,
-        x: Tensor,
-        past: Tensor,
-        norm: nn.LayerNorm | None,
-        key_start: Tensor | None,
-        keys: Tensor | None = None,
+        self, x: Tensor, keys: Tensor, past: Tensor, norm: nn.LayerNorm | None, key_start: Tensor | None
     ) -> Tensor:
         """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; keys])``, of ``x`` and ``keys [S, B,
-        D]``, ``x`` if None, and ``past [M, B, D]``: ``[S, B, D]``, if [`can_fold`][]. With the norm's scale
-        and shift folded into the maps, remembered vectors don't need their gradient: a training step with M >
-        S takes 4 to 8 % less time."""
-        keys = x if keys is None else keys
+        D]`` and ``past [M, B, D]``: ``[S, B, D]``, if [`can_fold`][]. With the norm's scale and shift folded
+        into the maps, remembered vectors don't need their gradient: a training step with M > S takes 4 to 8 %
+        less time."""
         if norm is not None:
             past, of_keys = (F.layer_norm(t, norm.normalized_shape, eps=norm.eps) for t in (past, keys))
             x = of_keys if keys is x else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)

@@ -149,7 +149,8 @@ class MemoryLayer(nn.Module):
             c_mem: Compressed memory ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            keys: What keys and values of the segment are made of, ``[S, B, D]``; None for ``x``.
+            keys: What keys and values of the segment are made of, ``[S, B, D]``; None for ``shifted(x, None,
+                None)``, as if nothing came before ``x``.
             cached: Attention over cached keys and values, instead of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
@@ -172,13 +173,14 @@ class MemoryLayer(nn.Module):
         keys: Tensor | None = None,
     ) -> Tensor:
         """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to ``keys [S, B,
-        D]``, ``x`` itself if None, all normalized first in pre-norm: ``[S, B, D]``."""
+        D]``, as in ``forward``, all normalized first in pre-norm: ``[S, B, D]``."""
+        keys = self.shifted(x, None, None) if keys is None else keys
         norm = None if self.norm == "post" else self.norm_self_attn
         if past and mask is None and self.self_attn.can_fold(norm):
             context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
-            return self.self_attn.forward_with_memory(x, context, norm, key_start, keys)
-        key = self.attention_input(torch.cat((*past, x if keys is None else keys)))
-        query = key[len(key) - len(x) :] if keys is None else self.attention_input(x)
+            return self.self_attn.forward_with_memory(x, keys, context, norm, key_start)
+        key = self.attention_input(torch.cat((*past, keys)))
+        query = key[len(key) - len(x) :] if keys is x else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
 
     def shifted(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:

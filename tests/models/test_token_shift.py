@@ -26,7 +26,7 @@ def lm_of(**settings):
 @pytest.mark.parametrize("settings", [XL, LEARNED, BPTT, BPTT | {"bptt": 0, "compression": "mean"}])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded, monkeypatch):
-    """In a segment, in memory, and step by step; in layers that remember no position too."""
+    """Those of the running segment and those in memory; in a layer that remembers no position too."""
     calls, attend = [], MemoryLayer.attend
 
     def recorded(layer, x, past, mask, key_start, keys):
@@ -80,6 +80,12 @@ def test_at_zero_every_model_is_the_model_without_it(name):
         shifts = [x for n, x in lm.named_parameters() if n.endswith(".shift")]
         assert len(shifts) == 2 * token_shift
     same(*found)
+
+
+def test_a_layer_alone_shifts_as_if_nothing_came_before():
+    layer, x = lm_of(model="transformer").transformer.memory_layers[0], torch.randn(6, 2, 12)
+    same([layer(x)], [layer(x, keys=x + layer.shift * F.pad(x[:-1], (0, 0, 0, 0, 1, 0)))])
+    assert not torch.equal(layer(x), layer(x, keys=x))
 
 
 def test_a_mask_is_refused_since_it_does_not_say_where_a_shift_ends():

@@ -176,7 +176,7 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
     key_start = torch.randint(0, M + 1, (2, S))
     context = torch.cat((past, x)) if norm is None else norm(torch.cat((past, x)))
     plain = attention(query=context[M:], key=context, value=context, key_start=key_start)
-    folded = attention.forward_with_memory(x, past, norm, key_start)
+    folded = attention.forward_with_memory(x, x, past, norm, key_start)
     learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
     weight = torch.randn_like(plain)
     same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))
