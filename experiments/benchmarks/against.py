@@ -10,7 +10,7 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -56,7 +56,8 @@ def worker() -> None:
         request = json.loads(line)
         if "config" in request:
             torch.manual_seed(0)
-            kind, config, B, number = request["kind"], request["config"], request["B"], 0
+            kind, B, number = request["kind"], request["B"], 0
+            config = {k: tuple(v) if isinstance(v, list) else v for k, v in request["config"].items()}
             if kind == "agent":
                 reader: Any = Stepper(MemoryCore(CoreConfig(**config)).eval(), B)
                 features = torch.randn(B, config["d_input"])
@@ -122,11 +123,12 @@ def chosen(config: ModelConfig | CoreConfig) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Print a line for each case."""
     sides = start(Path(__file__).parents[2]), start(options.checkout)
-    settings = [json.loads(text) for text in (options.ours, options.theirs)]
+    changes = [json.loads(text) for text in (options.ours, options.theirs)]
+    settings = [{k: tuple(v) if isinstance(v, list) else v for k, v in of.items()} for of in changes]
     for text in options.cases:
         kind, config, B, fill, steps = case_of(*text.split(":"))
         for side, of_side in zip(sides, settings, strict=True):
-            ask(side, kind=kind, config=chosen(config) | of_side, B=B, steps=fill)
+            ask(side, kind=kind, config=chosen(replace(config, **of_side)), B=B, steps=fill)
         rounds = [[ask(side, steps=steps) for side in sides] for _ in range(options.rounds)]
         ratios = sorted(ours[0] / theirs[0] for ours, theirs in rounds)
         equal = all(ours[1] == theirs[1] for ours, theirs in rounds)
