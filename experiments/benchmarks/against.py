@@ -10,7 +10,7 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from experiments.benchmarks.decoding import CONFIG, CORE
 from experiments.benchmarks.training import MODELS, SIZES, Case
 from memformers import CoreConfig, ModelConfig
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.fields import replace_nested
 
 CASES = (*(f"{name}:{model}" for name in SIZES for model in MODELS), "agent:1", "agent:16")
 
@@ -57,7 +58,7 @@ def worker() -> None:
         if "config" in request:
             torch.manual_seed(0)
             kind, B, number = request["kind"], request["B"], 0
-            config = {k: tuple(v) if isinstance(v, list) else v for k, v in request["config"].items()}
+            config: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in request["config"].items()}
             if kind == "agent":
                 reader: Any = Stepper(MemoryCore(CoreConfig(**config)).eval(), B)
                 features = torch.randn(B, config["d_input"])
@@ -128,7 +129,7 @@ def main(options: Options) -> None:
     for text in options.cases:
         kind, config, B, fill, steps = case_of(*text.split(":"))
         for side, of_side in zip(sides, settings, strict=True):
-            ask(side, kind=kind, config=chosen(replace(config, **of_side)), B=B, steps=fill)
+            ask(side, kind=kind, config=chosen(replace_nested(config, **of_side)), B=B, steps=fill)
         rounds = [[ask(side, steps=steps) for side in sides] for _ in range(options.rounds)]
         ratios = sorted(ours[0] / theirs[0] for ours, theirs in rounds)
         equal = all(ours[1] == theirs[1] for ours, theirs in rounds)

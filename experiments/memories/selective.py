@@ -35,8 +35,7 @@ class Selective(CustomMemory):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with ``inputs [S, B, D]`` and ``doc_starts [S, B]``; no loss."""
         mem, c_mem = [], []
-        shifted = self.shifted(memory, inputs, doc_starts)
-        sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), shifted, strict=True)
+        sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), inputs, strict=True)
         for i, (layer, (M, C), x) in enumerate(sizes):
             past = [memory.c_mem[i] if memory.c_mem else x[:0], *memory.mem[i : i + 1]]
             n = layer.size.n_evicted(M + len(x))

@@ -25,7 +25,7 @@ BYTES = 4
 
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights; in pre-norm a final norm.
-    A model defines [`update_memory`][]."""
+    A model defines [`update`][]."""
 
     Config: ClassVar[type] = NoSettings
     """The frozen dataclass of settings that no other model has."""
@@ -38,6 +38,11 @@ class MemoryStack(nn.Module):
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """How much each layer of the network of ``config`` remembers."""
         raise NotImplementedError
+
+    @classmethod
+    def may_shift(cls) -> bool:
+        """Whether ``token_shift`` is possible."""
+        return True
 
     @classmethod
     def build(
@@ -112,12 +117,6 @@ class MemoryStack(nn.Module):
             x = checkpoint(layer, *arguments, use_reentrant=False) if recompute else layer(*arguments)
         return self.norm(x), inputs
 
-    def shifted(self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None) -> list[Tensor]:
-        """What each layer remembers of its ``inputs [S, B, D]`` after ``memory``: with a token shift, their
-        [`MemoryLayer.shifted`][memformers.models.layers.MemoryLayer.shifted], otherwise the inputs."""
-        by_layer = zip(self.memory_layers, inputs, memory.before or repeat(None), strict=False)
-        return [layer.shifted(x, before, doc_starts) for layer, x, before in by_layer]
-
     def first_visible_keys(
         self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True
     ) -> list[Tensor | None]:
@@ -144,7 +143,9 @@ class MemoryStack(nn.Module):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment of ``segment_len`` tokens with ``inputs [S, B, D]`` and ``doc_starts [S,
         B]``, and the loss of compressing it, a scalar."""
-        after, loss = self.update_memory(memory, inputs, doc_starts)
+        by_layer = zip(self.memory_layers, inputs, memory.before or repeat(None), strict=False)
+        shifted = [layer.shifted(x, previous, doc_starts) for layer, x, previous in by_layer]
+        after, loss = self.update(memory, inputs, shifted, doc_starts)
         if any(size.predecessors for size in self.sizes):
             after = replace(after, before=tuple(x[-1:].clone() for x in inputs))
         if doc_starts is None and memory.valid is None:
@@ -153,10 +154,11 @@ class MemoryStack(nn.Module):
         valid = valid_afterwards(memory.valid, doc_starts, segment_len, before, now)
         return replace(after, valid=valid), loss
 
-    def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
+    def update(
+        self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """A model's [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, without ``valid``."""
+        """A model's [`remember`][], without ``valid`` and ``before``. What it remembers is ``shifted``: the
+        ``inputs``, ``[S, B, D]`` both, after a token shift, if there is one."""
         raise NotImplementedError
 
     @property

@@ -96,12 +96,11 @@ class CompressiveTransformer(MemoryStack):
             memory = replace(memory, c_mem=tuple(recompute_newest_slots(*parts) for parts in by_layer))
         return super().read(x, memory, mask, doc_starts)
 
-    def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
+    def update(
+        self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with these layer inputs, ``[S, B, D]``, and the loss of what was
-        compressed, a scalar."""
-        shifted = self.shifted(memory, inputs, doc_starts)
+        compressed, a scalar, whose queries are the ``inputs``."""
         after, compressed = compress_memory(memory, shifted, self.compressions, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
             return after, inputs[0].new_zeros(())

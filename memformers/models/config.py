@@ -220,6 +220,8 @@ class NetworkConfig:
         self._check_compression()
         if self.same_length and not min(self.per_layer("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; use mem_len ≥ 1.")
+        if self.token_shift and not kind.may_shift():
+            raise UserError(f"{kind.__qualname__} reads or attends in its own way; use token_shift=False.")
         sizes = kind.memory_sizes(self)
         is_list = isinstance(sizes, list | tuple) and all(isinstance(size, MemorySizes) for size in sizes)
         if not is_list or len(sizes) != self.n_layers:

@@ -27,8 +27,7 @@ class CustomMemory(MemoryStack):
 
     - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.MemorySizes].
     - ``grow(layer, slots, evicted, belongs)``: the slots after some positions have left the newest M; or, for
-      a memory that grows in another way, all of ``update_memory``, which with ``token_shift`` remembers
-      ``self.shifted(memory, inputs, doc_starts)`` instead of the ``inputs``.
+      a memory that grows in another way, all of ``update_memory``.
 
     Optionally:
 
@@ -92,14 +91,15 @@ class CustomMemory(MemoryStack):
         self.settings = config.memory_config
 
     @classmethod
+    def may_shift(cls) -> bool:
+        """Whether it reads, and its layers attend, as built-in models do."""
+        usual = MemoryStack.read, MemoryLayer.forward, MemoryLayer.attend
+        return (cls.read, cls.layer.forward, cls.layer.attend) == usual
+
+    @classmethod
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "CustomMemory":
-        if config.token_shift and (cls.layer.forward, cls.layer.attend) != (
-            MemoryLayer.forward,
-            MemoryLayer.attend,
-        ):
-            raise UserError(f"{cls.__qualname__}.layer attends in its own way; use token_shift=False.")
         network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
             arguments = "config, self_attn, feed_forward"
@@ -112,13 +112,18 @@ class CustomMemory(MemoryStack):
         earlier documents, and ``belongs``, boolean ``[n, B]``, says which are of the running one."""
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 
+    def update(
+        self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
+    ) -> tuple[Memory, Tensor]:
+        """[`update_memory`][], of ``shifted [S, B, D]``."""
+        return self.update_memory(memory, shifted, doc_starts)
+
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment whose ``read`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss to
-        be added to the language model's, a scalar."""
+        """The memory after a segment whose ``read`` returned ``inputs``, ``[S, B, D]`` a layer, here after a
+        token shift, if there is one; and a loss to be added to the language model's, a scalar."""
         B, device, mem, c_mem = inputs[0].shape[1], inputs[0].device, [], []
-        inputs = self.shifted(memory, inputs, doc_starts)
         valid = torch.full((B,), UNBOUNDED, device=device) if memory.valid is None else memory.valid
         for layer, (x, size) in enumerate(zip(inputs, self.sizes, strict=True)):
             whole = torch.cat([memory.mem[layer], x]) if memory.mem else x  # [M + S, B, D]

@@ -47,12 +47,11 @@ class TransformerXL(MemoryStack):
         )  # fmt: skip
         return cls(layer, config.n_layers)
 
-    def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
+    def update(
+        self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start (section
+        """The newest positions of ``memory`` and ``shifted [S, B, D]``, wherever documents start (section
         3.2); no loss."""
-        shifted = self.shifted(memory, inputs, doc_starts)
         return truncate_memory(memory, shifted, self.sizes), inputs[0].new_zeros(())
 
 

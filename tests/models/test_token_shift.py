@@ -10,7 +10,7 @@ from memformers.models.compression import AttentionReconstructionLoss
 from memformers.models.layers import MemoryLayer
 from memformers.training.loop import shortened
 from tests.builders import fill_zeros
-from tests.models.test_contract import CONFIGS
+from tests.models.test_contract import CONFIGS, OWN_WAY
 from tests.texts import documents, read, same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -66,7 +66,7 @@ def test_output_and_gradients_are_those_of_projected_shifted_inputs(settings):
     same(*found)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "infini"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in OWN_WAY])
 def test_at_zero_every_model_is_the_model_without_it(name):
     found, text, starts = [], tokens(36), torch.rand(36, 2) < 0.1
     for token_shift in (False, True):
