@@ -15,7 +15,9 @@ from memformers.training.config import TrainConfig
 
 def main(model: ModelName) -> None:
     with cli_errors():
-        folder = parse_train(sys.argv[1:], Train(TrainConfig(model=ModelConfig(model=model)))).train()
+        folder = parse_train(
+            sys.argv[1:], Train(TrainConfig(ModelConfig(model=model, token_shift=True)))
+        ).train()
         if is_first():
             print(f"report: {write_report(folder)}")
 

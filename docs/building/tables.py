@@ -217,14 +217,18 @@ def longer_training() -> str:
 
 
 def far_memory() -> str:
-    """A long memory for the last layer, by seed: over all of the text, and by how far back a word began."""
-    body, numbers = list[list[str]](), sorted(seeds("text_heads", "xl-256", PER_BYTE))
-    for measure in (PER_BYTE, *DISTANCES[:-1]):
-        ours, theirs = (seeds("text_heads", arm, measure) for arm in ("xl-last", "xl-256"))
-        cells = [number(ours[seed] - theirs[seed], ".3f", signed=True) for seed in numbers]
+    """What a long memory for the last layer and a token shift save, by how far back a word last began."""
+    body, compared = list[list[str]](), (
+        ("text_heads", "xl-last", "xl-256"), ("text_shift_python", "last-256-shift", "last-256"),
+        ("text_shift_rfc", "last-256-shift", "last-256"),
+    )  # fmt: skip
+    for measure in (PER_BYTE, *DISTANCES):
+        pairs = (
+            (seeds(name, ours, measure), seeds(name, theirs, measure)) for name, ours, theirs in compared
+        )
         what = "bits per byte" if measure == PER_BYTE else f"nats, {measure} back"
-        body.append([what, *cells, more(paired(ours, theirs))])
-    head = ["832 in the last layer vs. 256 in every layer", *(f"seed {seed}" for seed in numbers), "all"]
+        body.append([what, *(more(paired(*pair)) for pair in pairs)])
+    head = ["", "832 in the last layer vs. 256 in every layer", "token shift, Python", "token shift, RFCs"]
     return table(head, body, numbers=True)
 
 

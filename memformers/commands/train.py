@@ -15,7 +15,7 @@ from memformers.common.processes import is_first
 from memformers.common.text import UserError
 from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
-from memformers.models.registry import short_name
+from memformers.models.registry import lookup, name_of, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_preset, read_train_config
@@ -37,7 +37,7 @@ class Train(TrackedCommand):
     """
 
     first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
-    config: TrainConfig = field(default_factory=TrainConfig)
+    config: TrainConfig = field(default_factory=lambda: TrainConfig(ModelConfig(token_shift=True)))
     """What is trained, on which text and for how long."""
     preset: str = ""
     """The settings of a paper's benchmark, such as enwik8-12l, instead of the defaults; other options
@@ -106,9 +106,13 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
 
 
 def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig:
-    """``config`` with the custom memory that ``--model`` names, if any, whose settings then are options."""
+    """``config`` with the custom memory that ``--model`` names, if any, whose settings then are options;
+    without token shift if its layers attend in their own way."""
     model = last_value("--model", arguments)
-    return replace(config, model=model) if ":" in model else config
+    if ":" not in model:
+        return config
+    name = name_of(model)
+    return replace(config, model=name, token_shift=config.token_shift and lookup(name).may_shift())
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Check:
     Example: memformers check compressive --compression dilated
     """
 
-    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL))
+    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL, token_shift=True))
     """The network and its memory."""
 
     def run(self) -> None:
@@ -143,6 +147,6 @@ def parse_check(arguments: list[str], prog: str | None = None) -> Check:
         raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
     if not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
-    default = Check(with_custom_memory(ModelConfig(**SMALL), arguments))
+    default = Check(with_custom_memory(Check().config, arguments))
     check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
     return check

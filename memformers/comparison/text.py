@@ -40,7 +40,7 @@ equal keys, Transformer-XL then remembers 64 positions, which is better than 128
 class CompareConfig:
     """A comparison: the same training for each arm, from each seed."""
 
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(model=MEMORIES))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(replace(MEMORIES, token_shift=True)))
     """What all arms share."""
     models: tuple[ModelName, ...] = ("transformer", "transformer-xl", "compressive")
     """The models to train, in this order; each is an arm with the name of the model."""

@@ -98,7 +98,8 @@ def train(
     init: MemoryLM | str | Path | None = None,
     dashboard: str = "",
 ) -> TrainedModel:
-    """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard.
+    """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard. The
+    command has a token shift by default; here, it is ``ModelConfig(token_shift=True)``.
 
     Ctrl-C, the stop button of a notebook, SIGTERM and SIGHUP end the training after the current step and its
     checkpoint, by KeyboardInterrupt or SystemExit. Afterwards, the process's random states are as before.

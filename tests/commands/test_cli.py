@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memformers import Memory, MemoryLM, prepare_ids, train
+from memformers import Memory, MemoryLM, ModelConfig, prepare_ids, train
 from memformers.cli import COMMANDS
 from memformers.commands import options
+from memformers.commands.train import parse_train
 from memformers.common.files import read_json
 from memformers.common.processes import StopSignals
+from memformers.comparison.text import CompareConfig
 from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of
 from memformers.data.tokenizer import ByteTokenizer
@@ -78,6 +80,22 @@ def test_train_then_generate_then_report(tmp_path):
     assert len(text) == len("BANQUO:") + 30 + 1
     assert run("report", folder).code == 0
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("words", "shifted"), [
+    ((), True), (("--no-token-shift",), False), (("--model", "compressive"), True),
+    (("--preset", "text8-24l"), False),
+    (("--model", "experiments/memories/averages.py:Averages"), True),
+    (("--model", "experiments/memories/infini.py:InfiniAttention"), False),
+    (("--init-from", "transformer-xl-shakespeare"), False),
+])  # fmt: skip
+def test_a_training_from_scratch_has_a_token_shift_unless_its_memory_or_its_source_has_none(
+    words, shifted, monkeypatch
+):
+    monkeypatch.chdir(Path(options.__file__).parents[2])
+    assert parse_train([*words]).config.model.token_shift == shifted
+    assert CompareConfig().train.model.token_shift
+    assert not ModelConfig().token_shift
 
 
 def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):

@@ -46,8 +46,8 @@ NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval"
 """What pages need beside the package; these take long."""
 OTHERS = (
     "python -m experiments.", "python docs/plain/", "git clone ", "cd memformers", "apt-get download ",
-    "for package in doc-rfc-", "mkdir rfc && find packages ", "pip install ", "source .venv/bin/activate",
-    ".venv/bin/python -m pytest",
+    "for package in doc-rfc-", "mkdir rfc && find packages ", "library=$(python", "mkdir stdlib && ",
+    "pip install ", "source .venv/bin/activate", ".venv/bin/python -m pytest",
 )  # fmt: skip
 LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
 """What starts several processes."""
@@ -92,7 +92,8 @@ def workplace(tmp_path_factory):
     pages = [text[i : i + 400] for i in range(0, 4_000, 400)]
     texts = {"book.txt": text, "other.txt": text, "pages.txt": "<|endoftext|>".join(pages)}
     texts |= {f"novels/{number}.txt": page for number, page in enumerate(pages)}
-    texts |= {"rfc/rfc0.txt": write_play(60_000), "rfc/rfc1.txt": text[:400]}
+    texts |= {f"{name}/0.txt": write_play(60_000) for name in ("rfc", "stdlib")}
+    texts |= {f"{name}/1.txt": text[:400] for name in ("rfc", "stdlib")}
     texts["pages.jsonl"] = "\n".join(json.dumps({"text": page}) for page in pages)
     for name, content in texts.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -115,6 +115,20 @@ def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differe
         assert f"another −{more.mean:.3f} ± {more.half_width:.3f}" in page
 
 
+def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
+    gains = []
+    for text in ("python", "rfc"):
+        arms = (python_source(arm, f"text_shift_{text}") for arm in ("last-256-shift", "last-256"))
+        gains.append(paired(*arms))
+        assert (gains[-1].n, gains[-1].leaves_out_zero) == (3, True)
+    code, prose = (f"{-gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
+    assert f"token shift (default) | −{code} on Python, −{prose} on RFCs" in README
+    which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
+    for page in (HOME, " ".join(RESULTS["long-text"].split()), which):
+        assert f"{code} " in page
+        assert f"{prose} on RFCs" in page
+
+
 @pytest.mark.parametrize(
     ("experiment", "band"), [("recall_three_layers", "192 – 384"), ("recall_far", "512 – 2048")]
 )
