@@ -260,20 +260,23 @@ def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[
     csv.field_size_limit(MAX_RECORD)
     lines, number = (f"{line}\n" for line, _ in parts_between("\n", texts, name)), 0
     first = next(lines)
-    heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
-    mark = next((mark for mark, columns in heads.items() if field in columns), "")
-    if not mark:
-        names = repr(first.strip()[:99])
-        raise UserError(f"{name}: no column {field!r} in the first row, {names}; name one with text_field.")
     try:
-        for number, row in enumerate(csv.reader(lines, delimiter=mark, strict=True), 1):
+        heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
+        mark = next((mark for mark, columns in heads.items() if field in columns), "")
+        if not mark:
+            names = repr(first.strip()[:99])
+            raise UserError(
+                f"{name}: no column {field!r} in the first row, {names}; name one with text_field."
+            )
+        for row in csv.reader(lines, delimiter=mark, strict=True):
             if row and len(row) != len(heads[mark]):
                 raise csv.Error(f"expected {len(heads[mark])} columns, got {len(row)}")
+            number += 1
             if row:  # else a line that is blank
                 text = row[heads[mark].index(field)]
                 yield f"{Path(name).name}:{number}", checked(text, f"{name}, row {number}")
     except csv.Error as error:
-        raise UserError(f"{name}: the row after row {number - 1:,} can't be read: {error}.") from None
+        raise UserError(f"{name} can't be read after row {number:,}: {error}; correct it.") from None
 
 
 def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:

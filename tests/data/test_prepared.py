@@ -190,6 +190,7 @@ RAW = (
 @settings(max_examples=60)
 @given(st.dictionaries(NAMES, RAW, min_size=1, max_size=3), st.booleans(), st.sampled_from(["bpe", "byte"]))
 @example({"x.npy": b"\x93NUMPY\x01\x00v\x00{'descr'"}, False, "bpe")
+@example({"x.csv": b"\r\0"}, False, "bpe")
 def test_any_file_becomes_tokens_that_decode_to_it_or_one_line(tmp_path_factory, files, is_folder, tokenizer):
     folder = write(tmp_path_factory.mktemp("any"), files)
     source, out = folder if is_folder else folder / next(iter(files)), folder / "out" / "tokens"

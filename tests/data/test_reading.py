@@ -213,7 +213,9 @@ REFUSED = [
       for kind, words in (("", "every second id is 0, .* call it x.uint32.bin"),
                           ("uint64.", "expected ids of 8 bytes, got 36 bytes"))],
     ({"x.parquet.gz": PACK[".gz"](PARQUET.getvalue())}, "", "compressed table, .*; decompress it"),
-    ({"x.csv": b"id,text\n1,a\n2\n"}, "", "x.csv: the row after row 1 .* expected 2 columns, got 1"),
+    ({"x.csv": b"id,text\n1,a\n2\n"}, "", "x.csv can't be read after row 1: expected 2 columns, got 1"),
+    ({"x.csv": b'text\na\nb\n"c\n'}, "", "x.csv can't be read after row 2: unexpected end of data; correct"),
+    ({"x.csv": b"a\rb\nc\n"}, "", "x.csv can't be read after row 0: new-line character"),
     *[({name: raw}, f"--text-field {field}", f"{name}.*{words}")
       for name, raw, field, words in (
           ("x.csv", CSV, "title", "no column 'title' in the first row, '\"id"),
