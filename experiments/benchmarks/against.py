@@ -21,7 +21,6 @@ from experiments.benchmarks.decoding import CONFIG, CORE
 from experiments.benchmarks.training import MODELS, SIZES, Case
 from memformers import CoreConfig, ModelConfig
 from memformers.common.command_line import cli_errors, parse_arguments
-from memformers.common.fields import replace_nested
 
 CASES = (*(f"{name}:{model}" for name in SIZES for model in MODELS), "agent:1", "agent:16")
 
@@ -124,12 +123,11 @@ def chosen(config: ModelConfig | CoreConfig) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Print a line for each case."""
     sides = start(Path(__file__).parents[2]), start(options.checkout)
-    changes = [json.loads(text) for text in (options.ours, options.theirs)]
-    settings = [{k: tuple(v) if isinstance(v, list) else v for k, v in of.items()} for of in changes]
+    settings = [json.loads(text) for text in (options.ours, options.theirs)]
     for text in options.cases:
         kind, config, B, fill, steps = case_of(*text.split(":"))
         for side, of_side in zip(sides, settings, strict=True):
-            ask(side, kind=kind, config=chosen(replace_nested(config, **of_side)), B=B, steps=fill)
+            ask(side, kind=kind, config=chosen(config) | of_side, B=B, steps=fill)
         rounds = [[ask(side, steps=steps) for side in sides] for _ in range(options.rounds)]
         ratios = sorted(ours[0] / theirs[0] for ours, theirs in rounds)
         equal = all(ours[1] == theirs[1] for ours, theirs in rounds)

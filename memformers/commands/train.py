@@ -107,7 +107,7 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
 
 def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig:
     """``config`` with the custom memory that ``--model`` names, if any, whose settings then are options;
-    without token shift if its layers attend in their own way."""
+    without token shift if it reads or attends in its own way."""
     model = last_value("--model", arguments)
     if ":" not in model:
         return config
