@@ -119,11 +119,8 @@ def forest() -> Figure:
             axes.set_xlim(-end, end)
         axes.set_title(f"{panel}, in {unit}")
     figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
-    key(
-        figure,
-        ("compressive", "transformer-xl", ""),
-        ("Compressive", "Transformer-XL", "no clear difference"),
-    )
+    labels = ("Compressive", "Transformer-XL", "no clear difference")
+    key(figure, ("compressive", "transformer-xl", ""), labels)
     return figure
 
 
@@ -237,13 +234,8 @@ def agents() -> Figure:
     for axes, arm in zip(all_axes, arms_of("agents")[:4], strict=True):
         by_maze: list[Seeds] = [seeds("agents", arm["arm"], maze) for maze in MAZES]
         for seed in by_maze[0]:
-            style: Any = {
-                "color": COLOURS.get(arm["arm"], INK),
-                "markersize": 4,
-                "linewidth": 0.8,
-                "alpha": 0.8,
-            }
-            axes.plot(range(3), [100 * solved[seed] for solved in by_maze], "o-", **style)
+            style: Any = {"color": COLOURS.get(arm["arm"], INK), "markersize": 4, "linewidth": 0.8}
+            axes.plot(range(3), [100 * solved[seed] for solved in by_maze], "o-", alpha=0.8, **style)
         axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
         axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=arm["shown"])
         axes.set_xticks(range(3), [maze.removeprefix("t-maze-") for maze in MAZES])

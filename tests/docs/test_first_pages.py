@@ -129,6 +129,17 @@ def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
         assert f"{prose} on RFCs" in page
 
 
+def test_what_a_selective_memory_costs_is_a_paired_difference_to_as_many_newest_positions():
+    of = ("last-128-selective-shift", "last-256-shift")
+    code, prose = (
+        paired(*(python_source(arm, f"text_shift_{text}") for arm in of)) for text in ("python", "rfc")
+    )
+    assert (code.leaves_out_zero, prose.leaves_out_zero) == (True, False)
+    assert f"cost {code.mean:.3f} ± {code.half_width:.3f} more" in (ROOT / "docs/which-memory.md").read_text()
+    assert f"is {code.mean:.3f} ± {code.half_width:.3f} bits per byte higher" in RESULTS["long-text"]
+    assert f"({prose.mean:+.3f} ± {prose.half_width:.3f})" in RESULTS["long-text"]
+
+
 @pytest.mark.parametrize(
     ("experiment", "band"), [("recall_three_layers", "192 – 384"), ("recall_far", "512 – 2048")]
 )

@@ -18,6 +18,7 @@ from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
 from memformers.common.files import read_json, write_json
+from memformers.common.intervals import mean_of
 from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.recall import SETTINGS
@@ -161,18 +162,18 @@ def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
     assert len(set(zip(stream.tolist(), place.tolist(), strict=True))) == len(at)
 
 
-def test_the_first_seed_chooses_the_learning_rate_and_the_others_are_shown(monkeypatch):
-    drawn, first = [], SimpleNamespace(facts={"state_bytes": 2048})
-    shares = {"xl-32": (0.5, 0.2, 0.2), "xl-32-slow": (0.4, 0.9, 0.9), "none-0": (0.1,)}
+def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_without_shift(monkeypatch):
+    drawn, shares = [], {"xl-32": (0.1, 0.3), "xl-128": (0.5, 0.5), "xl-32-shift": (0.8, 1.0)}
     arms = [
-        SimpleNamespace(name=k, first=first, values=lambda _, v=v: dict(enumerate(v)))
-        for k, v in shares.items()
-    ]
+        SimpleNamespace(name=name, first=SimpleNamespace(facts={"state_bytes": 32 * int(name.split("-")[1])}),
+                        mean=lambda _, values=values: mean_of(values))
+        for name, values in shares.items()
+    ]  # fmt: skip
     monkeypatch.setattr(mqar.plotting, "draw_marks", lambda axes, lines: drawn.extend(lines))
     mqar.MQAR().figure([Column("correct", mqar.MQAR().measures("recall")[0], arms)], (), {})
-    assert [(s.label, [(at, mean.mean, mean.n) for at, mean in s.points]) for s in drawn] == [
-        ("Transformer-XL", [(2.0, 0.2, 2)])
-    ]
+    assert [(s.label, [(at, mean.mean) for at, mean in s.points]) for s in drawn] == [
+        ("Transformer-XL", [(1.0, 0.2), (4.0, 0.5)]), ("Transformer-XL, shift", [(1.0, 0.9)])
+    ]  # fmt: skip
 
 
 def test_each_arm_of_a_list_differs_from_the_others_and_the_papers_are_in_its_order():
