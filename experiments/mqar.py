@@ -26,7 +26,7 @@ from memformers.report.arms import Measure
 from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 
-SEGMENT, VALUES, KEYS = 64, 64, (32, 64, 128)  # tokens; different values; and keys that a layer remembers
+SEGMENT, VALUES, KEYS = 64, 64, (32, 128)  # tokens; different values; and keys that a layer remembers
 SHIFTS, RATES = {"": "false", "-shift": "true"}, {"": 1.0, "-slow": 1 / 3}
 HALVES = "mem_len={half} c_mem_len={half}"
 KINDS = {
@@ -78,15 +78,16 @@ class MQAR(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The rival of an arm is the same one without token shift, or Transformer-XL at equal keys."""
+        """The rival of an arm is Transformer-XL with as many keys; its rival, itself without token shift."""
         arms = {}
         for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
-            rival = kind if shift else "" if kind in ("none", "xl") else "xl"
+            own = f"{kind}-{{}}{rate}" if shift else ""  # the same without shift
+            rival = own if kind in ("none", "xl") else f"xl-{{}}{shift}{rate}"
             speed = f"learning_rate={3e-3 * RATES[rate]} muon_learning_rate={0.02 * RATES[rate]}"
             for n in KEYS if kind != "none" else (0,):
                 settings = f"{model.format(n=n, half=n // 2)} token_shift={SHIFTS[shift]} " + speed
                 shown = f"{label}, {n} keys" + f"{shift}{rate}".replace("-", ", ")
-                arms[f"{kind}-{n}{shift}{rate}"] = (shown, settings, rival and f"{rival}-{n}{rate}")
+                arms[f"{kind}-{n}{shift}{rate}"] = (shown, settings, rival.format(n))
         return list(listed(arms).values())
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:

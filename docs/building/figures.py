@@ -5,7 +5,7 @@ else is black or grey."""
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from docs.building.results import Seeds, mean, rows, seeds, stored, verdicts
+from docs.building.results import Seeds, about, mean, rows, seeds, stored, verdicts
 from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
 from memformers.common.intervals import Mean, paired
 from memformers.report.markdown import DARK
@@ -24,7 +24,7 @@ WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
 INK, GREY = "#000000", "#666666"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
-           "compressive": GREEN["color"], "": GREY}  # fmt: skip
+           "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
 STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
@@ -148,6 +148,27 @@ def reach() -> Figure:
     all_axes[0].set_ylabel("correct answers, %")
     all_axes[1].set_xlabel("tokens since the value was set")
     key(figure, MODELS)
+    return figure
+
+
+def mqar() -> Figure:
+    """Answers by the bytes of a memory; pale: without a token shift."""
+    figure, axes = panels(1, 1, 3.0)
+    kinds = {
+        "none": "none",
+        "xl": "transformer-xl",
+        "conv": "compressive",
+        "mean": "",
+        "selective": "selective",
+    }
+    for (kind, arm), pale in product(kinds.items(), (False, True)):
+        of = [x for x in arms_of("mqar") if x["arm"].startswith(kind) and ("shift" not in x["arm"]) == pale]
+        size = [about("mqar")["arms"][x["label"]]["state per stream"] / 1024 for x in of]
+        shares = [mean(seeds("mqar", x["arm"], "correct")) for x in of]
+        curve(axes, sorted(zip(size, shares, strict=True)), arm, 100, 0.3 if pale else 1)
+    axes.set(ylim=(0, 101), ylabel="correct answers, %")
+    axes.set_xlabel("KiB that a memory keeps for each stream (pale: without token shift)")
+    key(figure, kinds.values(), ("No memory", "Transformer-XL", "Compressive", "means", "selective"))
     return figure
 
 
@@ -275,6 +296,7 @@ def speed() -> Figure:
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "verdicts": forest, "reach": reach, "slots": slots, "long_text": long_text, "agents": agents,
-    "tiny_shakespeare": tiny_shakespeare, "compression": compression, "memories": memories, "speed": speed,
+    "verdicts": forest, "reach": reach, "mqar": mqar, "slots": slots, "long_text": long_text,
+    "agents": agents, "tiny_shakespeare": tiny_shakespeare, "compression": compression, "memories": memories,
+    "speed": speed,
 }  # fmt: skip

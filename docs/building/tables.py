@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -174,46 +175,10 @@ def both_losses() -> str:
     return table(head, body, numbers=True)
 
 
-PER_CHARACTER, PER_BYTE = "bits per character", "bits per byte, 6,400,000 tokens"
-OF_ABLATION = (("correct beyond", "answers about values set 192 to 384 tokens ago"),
-               ("correct within", "answers about values set 0 to 192 tokens ago"),
-               (PER_CHARACTER, PER_CHARACTER))  # fmt: skip
-
-
-def compression() -> str:
-    bases = ("the default", "", "the default")
-    columns = [Column(*of, minus) for of, minus in zip(OF_ABLATION, bases, strict=True)]
-    head = "compression, and what trains it"
-    return comparison("compression", head, SMALL_COST, columns, paper="paper: enwik8")
-
-
-def gates() -> str:
-    columns = [Column(*of, "no gates") for of in OF_ABLATION]
-    return comparison("gates", "default compression", SMALL_COST, columns)
-
-
 # Texts
 
+PER_CHARACTER, PER_BYTE = "bits per character", "bits per byte, 6,400,000 tokens"
 DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047")
-
-
-def long_text() -> str:
-    """Bits per byte of each memory, after 6.4 million tokens."""
-    return comparison(
-        "long_text", "memory", COST, [Column("bits per byte", PER_BYTE, "first row of the group")]
-    )
-
-
-def text_variants() -> str:
-    """One setting changed at a time, once each, on another collection of files."""
-    column = Column("bits per byte", PER_BYTE, "256 positions")
-    return comparison("text_variants", "memory", SMALL_COST, [column])
-
-
-def longer_training() -> str:
-    """After 24 million tokens, once each."""
-    column = Column("bits per byte", "bits per byte, 24,000,000 tokens")
-    return comparison("longer_training", "memory", SMALL_COST, [column])
 
 
 def far_memory() -> str:
@@ -266,11 +231,6 @@ def tiny_shakespeare() -> str:
     return table([*head, "positions swapped, nats", "slots swapped, nats"], body, numbers=True)
 
 
-def growth() -> str:
-    column = Column(PER_CHARACTER, PER_CHARACTER, "first row of the group")
-    return comparison("growth", "setting", SMALL_COST, [column])
-
-
 def recipes(search: str) -> str:
     """Losses of the recipes of a ``search`` in 125 seconds."""
 
@@ -286,24 +246,7 @@ def recipes(search: str) -> str:
     return table(["recipe", "tokens", "held-out loss, nats", "vs. default", "seeds"], body, numbers=True)
 
 
-# Agents, memories of other papers, and all experiments
-
-MAZES = ("t-maze-24", "t-maze-60", "t-maze-80")
-
-
-def agents() -> str:
-    columns = [Column(f"{maze.removeprefix('t-maze-')} steps", maze) for maze in MAZES[:2]]
-    columns.append(Column("80 steps", MAZES[2], "Transformer-XL"))
-    columns.append(Column("MiniGrid-MemoryS7", "MiniGrid-MemoryS7-v0", experiment="agents_minigrid"))
-    return comparison("agents", "memory", SMALL_COST, columns, "transformer-xl")
-
-
-def memories() -> str:
-    measures = (("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 tokens ago"),
-                ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
-                ("Python, bits per byte", "bits per byte, python-source"))  # fmt: skip
-    columns = [Column(*measure, "Transformer-XL") for measure in measures]
-    return comparison("memories", "memory", COST, columns, "transformer-xl")
+# All experiments, and comparisons of arms
 
 
 def large_text() -> str:
@@ -330,9 +273,39 @@ def commands() -> str:
     return "```sh\n" + "\n".join(lines) + "\n```"
 
 
+MAZES = ("t-maze-24", "t-maze-60", "t-maze-80")
+OF_ABLATION = (
+    ("correct beyond", "answers about values set 192 to 384 tokens ago"),
+    ("correct within", "answers about values set 0 to 192 tokens ago"),
+    (PER_CHARACTER, PER_CHARACTER),
+)
+BASES, PER_GROUP = ("the default", "", "the default"), "first row of the group"
+OF_MEMORIES = (
+    ("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 tokens ago"),
+    ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
+    ("Python, bits per byte", "bits per byte, python-source"),
+)
+COMPARISONS: dict[str, Sequence[Any]] = {
+    "mqar": ("memory", COST, [Column("correct", "correct", "Transformer-XL")]),
+    "compression": ("compression, and what trains it", SMALL_COST,
+                    [Column(*of, base) for of, base in zip(OF_ABLATION, BASES, strict=True)],
+                    "", "paper: enwik8"),
+    "gates": ("default compression", SMALL_COST, [Column(*of, "no gates") for of in OF_ABLATION]),
+    "long_text": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
+    "text_variants": ("memory", SMALL_COST, [Column("bits per byte", PER_BYTE, "256 positions")]),
+    "longer_training": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte, 24,000,000 tokens")]),
+    "growth": ("setting", SMALL_COST, [Column(PER_CHARACTER, PER_CHARACTER, PER_GROUP)]),
+    "agents": ("memory", SMALL_COST, [
+        *(Column(f"{maze.removeprefix('t-maze-')} steps", maze) for maze in MAZES[:2]),
+        Column("80 steps", MAZES[2], "Transformer-XL"),
+        Column("MiniGrid-MemoryS7", "MiniGrid-MemoryS7-v0", experiment="agents_minigrid")], "transformer-xl"),
+    "memories": ("memory", COST, [Column(*of, "Transformer-XL") for of in OF_MEMORIES], "transformer-xl"),
+}  # fmt: skip
+"""What [`comparison`][] takes for its tables: their heads, costs and columns."""
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
-    for made in (reach, slots, slot_settings, both_losses, compression, gates, long_text, text_variants,
-                 longer_training, far_memory, text_distances, tiny_shakespeare, growth, recipes, agents,
-                 memories, large_text, data, commands)
-} | {"file": of_file}  # fmt: skip
+    for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
+                 recipes, large_text, data, commands)
+}  # fmt: skip
+TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}

@@ -140,6 +140,18 @@ def test_what_a_selective_memory_costs_is_a_paired_difference_to_as_many_newest_
     assert f"({prose.mean:+.3f} ± {prose.half_width:.3f})" in RESULTS["long-text"]
 
 
+def test_what_a_token_shift_gains_in_associative_recall_is_that_of_the_same_memory():
+    shifted, plain = (seeds("mqar", arm, "correct") for arm in ("xl-128-shift-slow", "xl-128-slow"))
+    assert (shifted.keys(), paired(shifted, plain).leaves_out_zero) == ({1, 2, 3}, True)
+    of, without = (
+        f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %" for found in map(mean, (shifted, plain))
+    )
+    assert f"associative recall {of} (without {without})" in README
+    for page in (" ".join((ROOT / "docs/which-memory.md").read_text().split()), RESULTS["index"]):
+        assert of in page
+        assert without in page
+
+
 @pytest.mark.parametrize(
     ("experiment", "band"), [("recall_three_layers", "192 – 384"), ("recall_far", "512 – 2048")]
 )
