@@ -18,6 +18,8 @@ BOLD_ON_TEXT = {
     # Against 256 positions in every layer; against positions in the same layers they are level.
     ("long-text", "192 positions, 128 slots in the upper layers"): "other layers",
     ("long-text", "the same, slots of 2 positions"): "other layers",
+    ("long-text", "32 positions, 32 slots"): "worse",
+    ("long-text", "32 positions, 32 slots, no shift"): "worse",
 }
 """What each bold row that compares slots with positions on a whole text says of slots."""
 
@@ -127,6 +129,19 @@ def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
     for page in (HOME, " ".join(RESULTS["long-text"].split()), which):
         assert f"{code} " in page
         assert f"{prose} on RFCs" in page
+
+
+def test_what_a_token_shift_saves_with_the_settings_of_compare_is_a_paired_difference():
+    pairs = (
+        ("xl-plain", "transformer-xl"),
+        ("compressive-plain", "compressive"),
+        ("compressive", "transformer-xl"),
+    )
+    gains = [paired(*(seeds("text_recipe", arm, "bits per byte") for arm in pair)) for pair in pairs]
+    assert all(gain.mean > 0 and gain.leaves_out_zero for gain in gains)
+    exact, slots, behind = (f"{gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
+    said = f"saves {exact} bits per byte for Transformer-XL and {slots} for the Compressive Transformer"
+    assert f"{said}, which is {behind} behind" in " ".join(RESULTS["long-text"].split())
 
 
 def test_what_a_selective_memory_costs_is_a_paired_difference_to_as_many_newest_positions():
