@@ -161,7 +161,7 @@ def test_what_a_token_shift_gains_in_associative_recall_is_that_of_the_same_memo
     of, without = (
         f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %" for found in map(mean, (shifted, plain))
     )
-    assert f"associative recall {of} (without {without})" in README
+    assert f"associative recall | token shift (default) | {of}, without {without} |" in README
     for page in (" ".join((ROOT / "docs/which-memory.md").read_text().split()), RESULTS["index"]):
         assert of in page
         assert without in page
