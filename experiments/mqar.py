@@ -91,14 +91,12 @@ class MQAR(ArmsCommand):
         return list(listed(arms).values())
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        pairs, N, times = self.length // 16, self.length, 1 if self.quick else 8
-        train = replace_nested(
-            TRAINING, tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=times, seed=self.seed,
-            vocab_size=VALUES + 4 * pairs + 1, d_model=64, n_layers=2, d_ff=256,
-        )  # fmt: skip
-        more = {MQARTask.name: asdict(RecallSettings(RecallStream(pairs, VALUES), 0.0, times * N, N))}
-        arms = self.chosen(asdict(train) | more)
-        return {MQARTask.name: Experiment(MQARTask(), train, more, arms, *self.how)}
+        task, pairs, N, times = MQARTask(), self.length // 16, self.length, 1 if self.quick else 8
+        tokens, vocab_size = QUICK_TOKENS if self.quick else self.tokens, VALUES + 4 * pairs + 1
+        train = replace_nested(TRAINING, tokens=tokens, evaluations=times, seed=self.seed,
+                               vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256)  # fmt: skip
+        more = {task.name: asdict(RecallSettings(RecallStream(pairs, VALUES), 0.0, times * N, N))}
+        return {task.name: Experiment(task, train, more, self.chosen(asdict(train) | more), *self.how)}
 
     def measures(self, task: str) -> Sequence[Measure]:
         return [correct("correct", right_between(0, 2**31))]
