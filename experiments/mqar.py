@@ -78,7 +78,7 @@ class MQAR(ArmsCommand):
 
     @classmethod
     def listed(cls) -> Sequence[Arm]:
-        """The rival of an arm is Transformer-XL with as many keys; its rival, itself without token shift."""
+        """The rival of an arm is Transformer-XL at equal keys; its rival, itself without token shift."""
         arms = {}
         for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
             own = f"{kind}-{{}}{rate}" if shift else ""  # the same without shift

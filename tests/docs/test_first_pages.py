@@ -144,7 +144,7 @@ def test_what_a_token_shift_saves_with_the_settings_of_compare_is_a_paired_diffe
     assert f"{said}, which is {behind} behind" in " ".join(RESULTS["long-text"].split())
 
 
-def test_what_a_selective_memory_costs_is_a_paired_difference_to_as_many_newest_positions():
+def test_what_a_selective_memory_costs_is_a_paired_difference_to_the_newest_positions():
     of = ("last-128-selective-shift", "last-256-shift")
     code, prose = (
         paired(*(python_source(arm, f"text_shift_{text}") for arm in of)) for text in ("python", "rfc")
