@@ -1,9 +1,11 @@
-"""Of the positions that leave the newest M, those stay that are least like a newer one, as they are.
+"""Of the positions that leave the newest M, those stay for a while that are least like a newer one.
 
     memformers train --model experiments/memories/selective.py:Selective --mem-len 128 --c-mem-len 128
 
 A position is as like a newer one as the largest cosine between it and any newer one that is remembered, of
-what keys are made of, less the mean of all. What was dropped doesn't come back. There is nothing to learn.
+what keys are made of, less the mean of all. Whenever c positions leave the newest M, the oldest kept one goes
+too, so the memory reaches M + c·C back, as far as slots do. What was dropped doesn't come back. There is
+nothing to learn.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers import CustomMemory, MemorySizes
-from memformers.models.base import MemoryStack
 from memformers.models.config import NetworkConfig
 from memformers.models.memory import Memory, cut, valid_afterwards
 
@@ -21,14 +22,13 @@ from memformers.models.memory import Memory, cut, valid_afterwards
 class Selective(CustomMemory):
     """The newest ``mem_len`` positions, and ``c_mem_len`` older ones, in order of time, in place of slots."""
 
-    uses = ("mem_len", "c_mem_len", "memory_warmup")
+    uses = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
     keeps_keys = True
-    visible_past_keys = MemoryStack.visible_past_keys  # a kept position counts as one
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
-        lengths = map(config.per_layer, ("mem_len", "c_mem_len"))
-        return [MemorySizes(M, C) for M, C in zip(*lengths, strict=True)]
+        lengths = map(config.per_layer, ("mem_len", "c_mem_len", "compression_rate"))
+        return [MemorySizes(M, C, c if C else 1) for M, C, c in zip(*lengths, strict=True)]
 
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
@@ -37,19 +37,26 @@ class Selective(CustomMemory):
         mem, c_mem = [], []
         sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), inputs, strict=True)
         for i, (layer, (M, C), x) in enumerate(sizes):
-            past = [memory.c_mem[i] if memory.c_mem else x[:0], *memory.mem[i : i + 1]]
-            n = layer.size.n_evicted(M + len(x))
+            past, size = [memory.c_mem[i] if memory.c_mem else x[:0], *memory.mem[i : i + 1]], layer.size
+            n = size.n_evicted(M + len(x))
             mem.append(cut((*past[1:], x), n))
             kept = past[0]
-            if n and layer.size.c_mem_len:
+            if n and size.c_mem_len:
+                # As many as if the kept ones were preceded by nothing up to C: a stream alone isn't full yet.
+                expired = min(max(n // size.compression_rate + C - size.c_mem_len, 0), C)
+                whole = torch.cat((kept[expired:], *past[1:], x)).detach()  # [C + M + S, B, D]
+                C -= expired
+                newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
                 with torch.no_grad():
-                    whole = torch.cat((*past, x))  # [C + M + S, B, D]
                     key = layer.attention_input(whole)
-                    newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
-                    chosen = least_like_newer(key, C + n, layer.size.c_mem_len, newest)
-                    kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
+                chosen = least_like_newer(key, C + n, size.c_mem_len, newest)
+                kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
             c_mem.append(kept)
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
+
+    def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+        """How many keys belong to the running document of ``valid [B]``: a kept position is one of them."""
+        return valid.clamp(0, mem_len + c_mem_len)
 
 
 def least_like_newer(key: Tensor, n: int, n_kept: int, newest: Tensor | None) -> Tensor:
