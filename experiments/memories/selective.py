@@ -3,9 +3,9 @@
     memformers train --model experiments/memories/selective.py:Selective --mem-len 128 --c-mem-len 128
 
 A position is as like a newer one as the largest cosine between it and any newer one that is remembered, of
-what keys are made of, less the mean of all. Whenever c positions leave the newest M, the oldest kept one goes
-too, so the memory reaches M + c·C back, as far as slots do. What was dropped doesn't come back. There is
-nothing to learn.
+what keys are made of, less the mean of all. For every c positions that leave the newest M, the oldest kept
+one goes, so that the memory reaches M + c·C positions back, as with slots. What was dropped doesn't come
+back. There is nothing to learn.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,11 @@ class Selective(CustomMemory):
         sizes = zip(self.memory_layers, memory.lengths(len(self.layers)), inputs, strict=True)
         for i, (layer, (M, C), x) in enumerate(sizes):
             past, size = [memory.c_mem[i] if memory.c_mem else x[:0], *memory.mem[i : i + 1]], layer.size
-            n = size.n_evicted(M + len(x))
+            n = max(M + len(x) - size.mem_len, 0)
             mem.append(cut((*past[1:], x), n))
             kept = past[0]
             if n and size.c_mem_len:
-                # As many as if the kept ones were preceded by nothing up to C: a stream alone isn't full yet.
-                expired = min(max(n // size.compression_rate + C - size.c_mem_len, 0), C)
+                expired = min(max(-(-n // size.compression_rate) - (size.c_mem_len - C), 0), C)
                 whole = torch.cat((kept[expired:], *past[1:], x)).detach()  # [C + M + S, B, D]
                 C -= expired
                 newest = valid_afterwards(memory.valid, doc_starts, len(x), C + M, C + M + len(x))  # [B]
