@@ -57,7 +57,6 @@ def listed(arms: Mapping[str, tuple[str, ...]]) -> dict[str, Arm]:
     }
 
 
-SELECTIVE = "experiments.memories.selective:Selective"
 XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
 SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
 UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
@@ -83,12 +82,12 @@ KINDS = listed({
 HALF = "mem_len=[64,64,64,128] c_mem_len=[0,0,0,128]"
 LAST = {
     "last-256": ("256 newest", f"{XL}=[64,64,64,256]"),
-    "last-128-selective": ("128 newest, 128 like no newer one", f"model={SELECTIVE} {HALF}", "last-256"),
+    "last-128-selective": ("128 newest, 128 like no newer one", f"model=selective {HALF}", "last-256"),
     "last-128-slots": ("128 newest, 128 slots", f"model=compressive {HALF}", "last-256"),
     "last-128-means": ("128 newest, 128 means", f"model=compressive compression=mean {HALF}", "last-256"),
     "last-832": ("832 newest", f"{XL}=[64,64,64,832]"),
     "last-416-selective": ("416 newest, 416 like no newer one",
-                           f"model={SELECTIVE} {HALF.replace('128', '416')}", "last-832"),
+                           f"model=selective {HALF.replace('128', '416')}", "last-832"),
 }  # fmt: skip
 """Other layers have 64 positions. Each also with a token shift."""
 SHIFTED = {

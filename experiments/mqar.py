@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from experiments.arms import ArmsCommand, Column, Drawn, Pairs, correct
-from experiments.memory_worth import SELECTIVE, listed
+from experiments.memory_worth import listed
 from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.experiment import Experiment, train_alone
 from memformers.comparison.recall import QUICK_TOKENS, TRAINING, RecallRun, RecallSettings, RecallTask
@@ -34,7 +34,7 @@ KINDS = {
     "xl": ("Transformer-XL", "model=transformer-xl mem_len={n}"),
     "conv": ("Compressive", f"model=compressive {HALVES}"),
     "mean": ("means", f"model=compressive compression=mean {HALVES}"),
-    "selective": ("selective", f"model={SELECTIVE} {HALVES}"),
+    "selective": ("selective", f"model=selective {HALVES}"),
 }
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
     from memformers.models.registry import register_memory as register_memory
+    from memformers.models.selective import SelectiveTransformer as SelectiveTransformer
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
     from memformers.training.api import TrainedModel as TrainedModel
     from memformers.training.api import evaluate as evaluate
@@ -64,6 +65,7 @@ _NAMES = {
     "models.layers": ("CompressiveTransformerLayer", "FeedForward", "GRUGate", "TransformerXLLayer"),
     "models.memory": ("Memory",),
     "models.registry": ("register_memory",),
+    "models.selective": ("SelectiveTransformer",),
     "models.transformer_xl": ("TransformerXL",),
     "training.api": ("TrainedModel", "evaluate", "train"),
     "training.config": (

@@ -40,7 +40,8 @@ SMALL_SIZES = [
 ]  # fmt: skip
 SMALL_RUN = ["--data", "builtin", *SMALL_SIZES]
 """Arguments of the command for seconds of training."""
-MODELS = ("transformer", "transformer-xl", "compressive")
+COMPARED = ("transformer", "transformer-xl", "compressive")
+MODELS = (*COMPARED, "selective")
 
 
 def small_lm(model: str, **changes: Any) -> MemoryLM:

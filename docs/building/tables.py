@@ -186,8 +186,8 @@ def far_memory() -> str:
     body, compared = list[list[str]](), (
         ("text_heads", "xl-last", "xl-256"), ("text_shift_python", "last-256-shift", "last-256"),
         ("text_shift_rfc", "last-256-shift", "last-256"),
-        ("text_shift_python", "last-128-selective-shift", "last-256-shift"),
-        ("text_shift_rfc", "last-128-selective-shift", "last-256-shift"),
+        ("text_selective_python", "last-128-selective-shift", "last-256-shift"),
+        ("text_selective_rfc", "last-128-selective-shift", "last-256-shift"),
     )  # fmt: skip
     for measure in (PER_BYTE, *DISTANCES):
         pairs = (
@@ -196,7 +196,7 @@ def far_memory() -> str:
         what = "bits per byte" if measure == PER_BYTE else f"nats, {measure} back"
         body.append([what, *(more(paired(*pair)) for pair in pairs)])
     head = ["", "832 in one layer vs. 256 in all", "shift, Python", "shift, RFCs",
-            "like no newer one, Python", "like no newer one, RFCs"]  # fmt: skip
+            "selective, Python", "selective, RFCs"]  # fmt: skip
     return table(head, body, numbers=True)
 
 

@@ -16,7 +16,7 @@ from memformers.comparison.experiment import Experiment, Settings, Task, run_exp
 from memformers.data.dataset import DatasetInfo
 from memformers.data.sources import BUILTIN, STAND_IN, TINY_SHAKESPEARE_URL, CorpusSpec
 from memformers.evaluation.memory_ablation import probe
-from memformers.models.config import ModelConfig, ModelName
+from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
 from memformers.runs.folder import Arm, read_plan
 from memformers.training.api import train
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
@@ -48,8 +48,8 @@ class CompareConfig:
     """Other arms in addition to the models: a name and the settings that differ, such as
     "long: model=transformer-xl mem_len=320"; or a file with one arm per line."""
     equal_keys: bool = True
-    """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
-    memory together, so that both attend to the same number of keys."""
+    """Whether Transformer-XL's memory is as long as the others' memory and compressed memory, or kept
+    positions, together, so that all attend to the same number of keys."""
     seeds: Count = 1
     """How many seeds each arm is trained from: seed, seed + 1 and so on. Claims need at least 3."""
     scale: Annotated[float, Range(above=0, below=math.inf)] = 1.0
@@ -70,7 +70,8 @@ class CompareConfig:
         """The experiment; ``beside`` are arms that it has already."""
         train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
         longer: dict[str, Settings] = {}
-        if self.equal_keys and "compressive" in [*self.models, *(arm.name for arm in beside)]:
+        trained = {*self.models, *(arm.name for arm in beside)}
+        if self.equal_keys and trained & {*SETTING_MODELS["c_mem_len"]}:
             longer = {"transformer-xl": {"model.mem_len": keys_of_layers(train.model)}}
         arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]
         for arm in read_arms(self.arms, asdict(train)):

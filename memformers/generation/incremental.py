@@ -16,7 +16,6 @@ from memformers.kernels import relative_attention
 from memformers.models.attention import RelativeMultiHeadAttention, folded, is_unmodified, linear
 from memformers.models.base import eval_mode
 from memformers.models.core import MemoryCore
-from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import Memory, check_memory, check_streams
@@ -247,7 +246,7 @@ class Stepper:
         if len(running) == S and not self.slides:
             past = self.past if doc_starts is None else self.past.reset(doc_starts[0])
             memory, _ = self.transformer.remember(past, inputs, doc_starts, S)
-            self._begin(memory, reuse=not isinstance(self.transformer, CustomMemory))
+            self._begin(memory, reuse=self.transformer.only_appends)
         else:
             self.running, self.doc_starts = running, doc_starts
         self.last = result[-1]

@@ -33,6 +33,9 @@ class MemoryStack(nn.Module):
     """The settings of built-in models that a user's memory uses too."""
     keeps_keys: ClassVar[bool] = True
     """Whether layers attend to memories and segment alone, so that generation may cache keys and values."""
+    only_appends: ClassVar[bool] = True
+    """Whether what a memory keeps stays as it is and in order, so that generation need not compute all keys
+    again after a segment."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:

@@ -11,7 +11,7 @@ from memformers.common.text import UserError
 from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
-ModelName = Literal["transformer", "transformer-xl", "compressive"]
+ModelName = Literal["transformer", "transformer-xl", "compressive", "selective"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
@@ -21,10 +21,10 @@ CompressionLossName = Literal["attention", "none"]
 WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max")
 """Compressions that have nothing to learn."""
 SETTING_MODELS: dict[str, tuple[ModelName, ...]] = {
-    **dict.fromkeys(("mem_len", "memory_warmup"), ("transformer-xl", "compressive")),
+    **dict.fromkeys(("mem_len", "memory_warmup"), ("transformer-xl", "compressive", "selective")),
     "same_length": ("transformer-xl",),
-    **dict.fromkeys(("c_mem_len", "compression_rate", "bptt"), ("compressive",)),
-    **dict.fromkeys(("compression", "compression_start", "compression_loss"), ("compressive",)),
+    **dict.fromkeys(("c_mem_len", "compression_rate"), ("compressive", "selective")),
+    **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
 }
 """Which built-in models use each setting that not all of them use."""
 SHARED_SETTINGS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
@@ -139,7 +139,8 @@ class NetworkConfig:
 
     model: ModelName | str = "transformer-xl"
     """What it remembers between segments: nothing (transformer), its latest inputs (transformer-xl), or those
-    and older ones compressed (compressive); or your memory, such as my_memory.py:Averages."""
+    and older ones, compressed (compressive) or the least repeated as they are (selective); or your memory,
+    such as my_memory.py:Averages."""
     d_model: Count = 128
     """Width D: features per position."""
     heads: Count = 4
@@ -173,13 +174,15 @@ class NetworkConfig:
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: Lengths = 64
     """Memory length M, in positions; one for all layers, or one for each, such as 64,64,64,832
-    (transformer-xl, compressive)."""
+    (transformer-xl, compressive, selective)."""
     same_length: bool = False
     """Whether each query sees only the newest mem_len positions, including its own (transformer-xl)."""
     c_mem_len: Lengths = 64
-    """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
+    """Compressed memory length C, in slots, or how many older positions are kept; one for all layers, or one
+    for each (compressive, selective)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
-    """Positions that a compressed slot summarizes, c; one for all layers, or one for each (compressive)."""
+    """Positions that a compressed slot summarizes, or for which one is kept, c; one for all layers, or one
+    for each (compressive, selective)."""
     compression: CompressionName = "conv"
     """How slots are made: a learned convolution (conv), after dilated ones that also see later positions
     (dilated), the mean, or each feature's maximum (max) (compressive)."""

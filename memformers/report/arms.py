@@ -16,6 +16,7 @@ LABELS = {
     "transformer": "No memory",
     "transformer-xl": "Transformer-XL",
     "compressive": "Compressive Transformer",
+    "selective": "Selective memory",
 }
 """In reports, of arms that have the name of their model."""
 POINTS = 500

@@ -50,7 +50,7 @@ AMBER = _line("#E69F00", (0, (2, 1)), "P")
 BLACK = _line("#000000", (0, (1, 1)), "X")
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
 LINE_STYLES = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
-               "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
+               "selective": BLACK, "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
 """Those of arms with these names, in every figure and on the live page."""
 CONTROL_LINES = {
     "slots zeroed": GREEN, "slots swapped": SKY, "memory zeroed": ORANGE | {"linestyle": ":"},

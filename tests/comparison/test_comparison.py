@@ -15,7 +15,7 @@ from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
 from memformers.runs.folder import read_metrics
 from memformers.training.run import find_text
-from tests.builders import MODELS, SMALL_RUN, small_training
+from tests.builders import COMPARED, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
 
 pytestmark = pytest.mark.filterwarnings("default:not probed")  # what is pretended has no checkpoints
@@ -54,7 +54,7 @@ def pretended(compared, monkeypatch):
 
 
 def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_again(compared, small):
-    for model in MODELS:
+    for model in COMPARED:
         assert read_json(compared / model / "result.json")["tokens"] == 1_024
     assert "| Compressive Transformer | 1 |" in (compared / "report.md").read_text()
     assert (compared / "report.html").is_file()
@@ -64,14 +64,14 @@ def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_agai
 
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
     """S 16, M 16 and C 4, c 3: Transformer-XL remembers M + C, and sees back less far than M + c · C."""
-    facts = [read_json(compared / model / "run.json") for model in MODELS]
+    facts = [read_json(compared / model / "run.json") for model in COMPARED]
     assert [(of["keys"], of["memory"]["one_layer"]) for of in facts] == [(0, 0), (20, 20), (20, 28)]
     assert len({of["attention_operations"] for of in facts[1:]}) == 1
-    configs = [read_json(compared / model / "config.json") for model in MODELS]
+    configs = [read_json(compared / model / "config.json") for model in COMPARED]
     for config in configs:
         del config["model"]["model"], config["model"]["mem_len"]
     assert configs[0] == configs[1] == configs[2]
-    steps = [[r["tokens"] for r in read_metrics(compared / model)] for model in MODELS]
+    steps = [[r["tokens"] for r in read_metrics(compared / model)] for model in COMPARED]
     assert steps[0] == steps[1] == steps[2]
 
 

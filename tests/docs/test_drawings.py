@@ -7,11 +7,11 @@ import torch
 
 from docs.building.drawings import DRAWINGS, LABEL, compressed, exactly, reached, rolled, svg
 from memformers.models.config import MemorySizes
-from tests.builders import MODELS, small_lm
+from tests.builders import COMPARED, small_lm
 from tests.texts import read
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", COMPARED)
 def test_the_drawn_reach_is_that_of_a_model(model, float64):
     lm = small_lm(model, n_layers=3, segment_len=4, mem_len=4, c_mem_len=2, compression_rate=2).eval()
     text = torch.randint(9, (36, 1))

@@ -15,7 +15,7 @@ from memformers.common.intervals import Mean
 from memformers.evaluation.memory_ablation import held_out_tokens, probe
 from memformers.report.document import write_report
 from memformers.report.markdown import number
-from tests.builders import MODELS, small_training
+from tests.builders import COMPARED, small_training
 from tests.report.fake_runs import markdown_of
 from tests.training.runs import SHORT, finding, train_run
 
@@ -32,7 +32,7 @@ def test_terminal_page_and_report_say_the_same_of_each_part_of_each_memory(copie
     main(["probe", str(copied), "--tokens", "512"])
     ablation = read_json(copied / "probe.json")["memory_ablation"]
     assert (ablation["tokens"], ablation["streams"]) == (512, 16)
-    assert [*ablation["costs"]] == list(MODELS)
+    assert [*ablation["costs"]] == list(COMPARED)
     controls = {f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped")}
     assert ablation["costs"]["compressive"].keys() == controls
     out = " ".join(capsys.readouterr().out.split())
@@ -59,7 +59,7 @@ def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(
     write_json(folder / "experiment.json", plan)
     shutil.rmtree(folder / "transformer" / "checkpoints")
     probed = read_json(probe(folder, 256, CPU))
-    assert set(probed["memory_ablation"]["loss"]) == set(MODELS) - {"transformer"}
+    assert set(probed["memory_ablation"]["loss"]) == set(COMPARED) - {"transformer"}
     assert "**Not probed, since there is no checkpoint**: No memory." in markdown_of(folder)
     facts = read_json(folder / "compressive" / "run.json")
     facts["corpus"]["sha256"] = "0123"

@@ -108,4 +108,4 @@ def test_what_is_measured_of_a_model_knows_each_layers_lengths():
         model: small_lm(model, positions="learned").transformer.layers[0].self_attn.max_positions
         for model in MODELS
     }
-    assert stored == {"transformer": 7, "transformer-xl": 5 + 7, "compressive": 4 + 5 + 7}
+    assert stored == {"transformer": 7, "transformer-xl": 5 + 7, "compressive": 16, "selective": 16}

@@ -52,7 +52,7 @@ CONFIGS = {
         "memory_config": {"tokens_of_memory": 3},
     },
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
-    "selective": {"model": f"{MEMORIES}/selective.py:Selective", "mem_len": (3, 8)} | SHIFT,
+    "selective": {"model": "selective", "mem_len": (3, 8)} | SHIFT,
 }
 each = pytest.mark.parametrize("name", CONFIGS)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")

@@ -7,7 +7,7 @@ from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
 from memformers.runs.folder import CARD, Arm, Card, Plan, runs_of
 from memformers.training.config import unused_settings
-from tests.builders import MODELS, small_training
+from tests.builders import COMPARED, small_training
 
 XL = [2.40, 2.50, 2.45]
 """The bits per character of three seeds of Transformer-XL."""
@@ -63,7 +63,7 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
     write_json(folder / "experiment.json", asdict(plan))
     for name, run in plan.runs.items():
         if run.seed < len(bits[run.arm]) and (value := bits[run.arm][run.seed]) is not None:
-            model = run.arm if run.arm in MODELS else "transformer-xl"
+            model = run.arm if run.arm in COMPARED else "transformer-xl"
             facts = FACTS | ({"keys": keys[run.arm]} if keys else {})
             fake_run(folder / name, model, value, seed=run.seed, facts=facts)
 

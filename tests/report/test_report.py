@@ -16,7 +16,7 @@ from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.report.document import write_report
 from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
-from tests.builders import MODELS
+from tests.builders import COMPARED
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
 WIDE = """[...document.querySelectorAll("table, pre, figure, svg")].filter(
@@ -30,7 +30,7 @@ FILL = """[...document.querySelectorAll("path[style*='stroke: var']")].map(p => 
 @pytest.fixture
 def comparison(tmp_path):
     """A trial of all models, from one seed."""
-    fake_comparison(tmp_path, dict(zip(MODELS, ([2.5], [2.4], [2.3]), strict=True)))
+    fake_comparison(tmp_path, dict(zip(COMPARED, ([2.5], [2.4], [2.3]), strict=True)))
     changed(tmp_path / "experiment.json", commands=["memformers compare --scale 0.05"], scale=0.05)
     return tmp_path
 
@@ -38,7 +38,7 @@ def comparison(tmp_path):
 @pytest.fixture
 def seeds(tmp_path):
     """The page of the report of all models, from three seeds."""
-    fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in MODELS})
+    fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in COMPARED})
     return write_report(tmp_path).page
 
 
@@ -53,7 +53,7 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     order = ["Tiny Shakespeare</h1>", 'class="bars"', "Trial: 5\u00a0%", "<table>", "<figure>"]
     places = [page.index(text) for text in order]
     assert places == sorted(places)
-    assert page.count("<i style=") == len(MODELS)
+    assert page.count("<i style=") == len(COMPARED)
     folded = re.findall("<summary>(.*?)</summary>", page)
     assert {"Other units, and accuracy", "Settings"} <= set(folded)
     assert page.count("<details>") == page.count("</details>") == len(folded)
@@ -74,13 +74,13 @@ def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_
     assert " ± " in markdown
     with open(seeds.with_name("results.csv"), newline="") as file:
         bits = [float(row["bits_per_character"]) for row in csv.DictReader(file)]
-    assert bits == [2.4, 2.5, 2.45] * len(MODELS)
+    assert bits == [2.4, 2.5, 2.45] * len(COMPARED)
     found = json.loads(seeds.with_name("results.json").read_text())
-    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [3] * len(MODELS)
+    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [3] * len(COMPARED)
     assert found["base"] == "transformer-xl"
 
 
-@pytest.mark.parametrize(("names", "claims"), [(MODELS, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
+@pytest.mark.parametrize(("names", "claims"), [(COMPARED, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
 def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
     fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in names})
     answer = write_report(tmp_path).answer
@@ -132,12 +132,12 @@ def test_on_a_screen_and_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms
      ((2_048, 9_000), "over unequal parts of the held-out text (2,048 or 9,000 tokens;")],
 )  # fmt: skip
 def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
-    for model, tokens in zip(MODELS, read, strict=False):
+    for model, tokens in zip(COMPARED, read, strict=False):
         fake_run(tmp_path / model, model, 2.5, read=tokens)
     markdown = markdown_of(tmp_path)
     assert said in markdown
     assert "the losses in the table are over the whole held-out text." in markdown
-    for model in MODELS[:2]:
+    for model in COMPARED[:2]:
         changed(tmp_path / model / "result.json", held_out_tokens=90_000)
     last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
     assert markdown.count(last) == 2
@@ -199,7 +199,7 @@ def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(
 
 def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(comparison):
     decided = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
-    for model in MODELS:
+    for model in COMPARED:
         changed(comparison / model / "run.json", decided=decided)
         changed(comparison / model / "config.json", memory_warmup=None)
     markdown = markdown_of(comparison)

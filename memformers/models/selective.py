@@ -1,0 +1,102 @@
+"""A memory of the newest positions, and of older ones that no newer one resembles."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.base import MemoryStack
+from memformers.models.config import MemorySizes, NetworkConfig
+from memformers.models.layers import TransformerXLLayer
+from memformers.models.memory import Memory, cut, valid_afterwards
+from memformers.models.registry import MODELS
+
+
+class SelectiveTransformer(MemoryStack):
+    """A Transformer-XL that also keeps C older positions, as they are, in place of slots: of those that leave
+    the newest M, the C that are least like a newer one ([`least_like_newer`][]). For every c positions that
+    leave, the oldest kept one goes too, so that a layer sees M + c·C positions back, as with slots. There is
+    nothing to learn. Layers are like ``layer``, or one for each.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, MemorySizes, RelativeMultiHeadAttention
+        >>> from memformers import SelectiveTransformer, TransformerXLLayer
+        >>> layer = TransformerXLLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1, size=MemorySizes(16, 8, 4))
+        >>> stack, memory = SelectiveTransformer(layer, n_layers=2), None
+        >>> for _ in range(4):
+        ...     output, memory, _ = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
+        >>> memory.mem_len, memory.c_mem_len
+        (16, 8)
+    """
+
+    only_appends = False
+
+    @classmethod
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+        """The newest ``mem_len`` positions, and ``c_mem_len`` older ones."""
+        lengths = map(config.per_layer, ("mem_len", "c_mem_len", "compression_rate"))
+        return [MemorySizes(M, C, c if C else 1) for M, C, c in zip(*lengths, strict=True)]
+
+    @classmethod
+    def build(
+        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
+    ) -> "SelectiveTransformer":
+        layer = TransformerXLLayer(
+            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
+        )  # fmt: skip
+        return cls(layer, config.n_layers)
+
+    def update(
+        self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
+    ) -> tuple[Memory, Tensor]:
+        """The memory after a segment with ``shifted [S, B, D]`` and ``doc_starts [S, B]``; no loss."""
+        mem, c_mem = [], []
+        by_layer = zip(self.memory_layers, memory.lengths(len(self.layers)), shifted, strict=True)
+        for i, (layer, (M, C), x) in enumerate(by_layer):
+            size, kept = layer.size, memory.c_mem[i] if memory.c_mem else x[:0]
+            newest = (*memory.mem[i : i + 1], x)
+            n = max(M + len(x) - size.mem_len, 0)
+            mem.append(cut(newest, n))
+            if n and size.c_mem_len:
+                leave = -(-n // size.compression_rate) - (size.c_mem_len - C)  # free places go first
+                kept = kept[max(leave, 0) :]
+                whole = torch.cat((kept, *newest)).detach()  # [C + M + S, B, D]
+                C, t = len(kept), len(whole)
+                belong = valid_afterwards(memory.valid, doc_starts, len(x), t - len(x), t)  # [B]
+                with torch.no_grad():
+                    key = layer.attention_input(whole)
+                chosen = least_like_newer(key, C + n, size.c_mem_len, belong)
+                kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
+            c_mem.append(kept)
+        return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
+
+    def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+        """As [`MemoryStack.visible_past_keys`][memformers.models.base.MemoryStack.visible_past_keys], int64
+        ``[B]``, where a kept position counts as one."""
+        return valid.clamp(0, mem_len + c_mem_len)
+
+
+def least_like_newer(key: Tensor, n: int, n_kept: int, newest: Tensor | None) -> Tensor:
+    """The indices ``[n_kept, B]``, in order, of those of the oldest n positions of ``key [t, B, D]`` that are
+    least like a newer one: whose largest cosine with any newer one is smallest, after the mean of all is
+    subtracted. Only the ``newest [B]`` are of the running document, all if it is None."""
+    t, at = len(key), torch.arange(len(key), device=key.device)
+    belongs = at >= (0 if newest is None else (t - newest)[:, None])  # [B, t] or [t]
+    key = key.transpose(0, 1).to(torch.promote_types(key.dtype, torch.float32))  # [B, t, D]
+    key = key if newest is None else key.where(belongs[..., None], 0.0)
+    key = F.normalize(key - key.sum(1, keepdim=True) / belongs.sum(-1)[..., None, None], dim=2)
+    is_newer = (at[:n, None] < at) & belongs[..., None, :]  # [B, n, t] or [n, t]
+    likeness = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
+    likeness = likeness.masked_fill(~belongs[..., :n], 2.0)  # of earlier documents, the last to be chosen
+    # Copies are equally like each other but for rounding: the newer one stays, whatever else is in the batch.
+    order = likeness.round(decimals=4).flip(1).sort(stable=True).indices[:, :n_kept]
+    return (n - 1 - order).sort().values.T
+
+
+MODELS["selective"] = SelectiveTransformer
