@@ -15,7 +15,7 @@ from memformers.common.fields import Count, check_arguments
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.layers import FeedForward, MemoryLayer
+from memformers.models.layers import FeedForward, MemoryLayer, TransformerXLLayer
 from memformers.models.memory import Memory, first_visible_key, valid_afterwards
 from memformers.models.registry import NoSettings, lookup
 
@@ -52,7 +52,11 @@ class MemoryStack(nn.Module):
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "MemoryStack":
         """The network of ``config``, with these modules in each layer."""
-        raise NotImplementedError
+        layer = TransformerXLLayer(
+            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
+        )  # fmt: skip
+        return cls(layer, config.n_layers)
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.layers import TransformerXLLayer
 from memformers.models.memory import Memory, cut, valid_afterwards
 from memformers.models.registry import MODELS
 
@@ -41,16 +39,6 @@ class SelectiveTransformer(MemoryStack):
         """The newest ``mem_len`` positions, and ``c_mem_len`` older ones."""
         lengths = map(config.per_layer, ("mem_len", "c_mem_len", "compression_rate"))
         return [MemorySizes(M, C, c if C else 1) for M, C, c in zip(*lengths, strict=True)]
-
-    @classmethod
-    def build(
-        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
-    ) -> "SelectiveTransformer":
-        layer = TransformerXLLayer(
-            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
-            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
-        )  # fmt: skip
-        return cls(layer, config.n_layers)
 
     def update(
         self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None

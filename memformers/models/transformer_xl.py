@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import NOTHING, MemorySizes, NetworkConfig
-from memformers.models.layers import TransformerXLLayer
 from memformers.models.memory import Memory, truncate_memory
 from memformers.models.registry import MODELS
 
@@ -36,16 +34,6 @@ class TransformerXL(MemoryStack):
         """The newest ``mem_len`` positions of each layer."""
         lengths = config.per_layer("mem_len")
         return [MemorySizes(M, window=M if config.same_length else None) for M in lengths]
-
-    @classmethod
-    def build(
-        cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
-    ) -> "TransformerXL":
-        layer = TransformerXLLayer(
-            d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
-            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
-        )  # fmt: skip
-        return cls(layer, config.n_layers)
 
     def update(
         self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
