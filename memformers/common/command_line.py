@@ -71,7 +71,7 @@ def parse_arguments(
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
     words, usual = sys.argv[1:] if arguments is None else arguments, dict(usual_values(default or kind))
-    words, errors = [as_switch(word, usual) for word in words], io.StringIO()
+    words, errors = merged([as_switch(word, usual) for word in words], usual), io.StringIO()
     extra = {} if default is None else {"default": default}
     config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
     inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
@@ -106,6 +106,24 @@ def as_switch(word: str, usual: Mapping[str, Any]) -> str:
     if not match or not isinstance(usual.get(match[1].replace("-", "_")), bool):
         return word
     return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
+
+
+def merged(words: Sequence[str], usual: Mapping[str, Any]) -> list[str]:
+    """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for options
+    that take several values."""
+    groups: dict[str, list[str]] = {"": []}
+    group = groups[""]
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if not name.startswith("--"):
+            group.append(word)
+        elif isinstance(usual.get(field, usual.get(f"{field}_")), tuple):
+            group = groups.setdefault(field, [name])
+            group += filter(None, [value])
+        else:
+            group = groups[f"{place}"] = [word]
+    return [word for group in groups.values() for word in group]
 
 
 def option_rules(first: Sequence[str]) -> Any:

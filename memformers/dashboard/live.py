@@ -36,7 +36,7 @@ IN_WORDS = {
     "return.train": "rewards of an episode",
     "gradient_norm": "norm of the gradient",
     "memory.length": "memory (positions)",
-    "memory.compressed_length": "compressed memory (slots)",
+    "memory.compressed_length": "compressed memory (slots, or kept positions)",
 }  # what metrics are called, with their units; others have their own names
 AXES = {TOKENS: "training tokens", SECONDS: "training time (seconds)"}
 DASHES = {":": "dot", "-": "solid", "--": "dash", "-.": "dashdot"}

@@ -97,6 +97,8 @@ def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any
     assert parse_arguments(Outer, ["--color", "red"], default=made).inner.width == 15
     for words in (["64", "64", "832"], ["64,64,832"]):
         assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)
+    for words in ("--cutoffs 1 2 --name x --cutoffs 3", "--cutoffs=1 --cutoffs 2 --name=x --cutoffs=3"):
+        assert parse_arguments(Outer, words.split()) == Outer(Inner(cutoffs=(1, 2, 3)), "x")
     with pytest.raises(UserError, match=r"width=0; the default is 3\.$"):
         parse_arguments(Outer, ["--width", "0"])
 
