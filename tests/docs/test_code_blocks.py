@@ -33,7 +33,7 @@ LANGUAGES = {"python", "text", "sh", "bibtex"}
 TINY_TRAINING = [*SMALL_SIZES, "--tokens", "600", "--device", "cpu"]
 TINY = {
     "train": TINY_TRAINING,
-    "compare": [*TINY_TRAINING, "--models", "compressive", "--c-mem-len", "8"],
+    "compare": [*TINY_TRAINING, "--c-mem-len", "8"],
     "generate": ["--tokens", "5", "--device", "cpu"],
     "evaluate": ["--device", "cpu"],
     "probe": ["--tokens", "512", "--device", "cpu"],
@@ -115,7 +115,8 @@ def tiny(arguments):
         return [*arguments, "--tokens", "1200"] if "--tokens" in arguments else arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
     slots = ["--c-mem-len", "8"] if command == "train" and "compressive" in arguments else []
-    return [*arguments, *data, *TINY.get(command, []), *slots]
+    models = ["--models", "compressive"] if command == "compare" and "--models" not in arguments else []
+    return [*arguments, *data, *TINY.get(command, []), *slots, *models]
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_the_sentence_about_slots_on_text_counts_every_comparison():
     found = comparisons_on_text()
     better = sum(gain.mean > gain.half_width for gain in found)
     worse = sum(gain.mean < -gain.half_width for gain in found)
-    said = f"in {better} of {len(found)} comparisons (after short training), worse in {worse}, no significant"
+    said = f"slots won {better} of {len(found)} comparisons (after short training) and lost {worse};"
     for page in (README, HOME, " ".join(RESULTS["index"].split())):
-        assert f"{said} difference in {len(found) - better - worse}." in page
+        assert f"{said} {len(found) - better - worse} show no significant difference." in page
     assert [*BOLD_ON_TEXT.values()].count("better") == better
     assert [*BOLD_ON_TEXT.values()].count("worse") == worse
 
@@ -112,9 +112,9 @@ def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differe
     more = paired(*(python_source(arm, "text_heads") for arm in ("xl-256", "xl-last")))
     assert (saved.n, more.leaves_out_zero) == (3, True)
     gain = f"(−{saved.mean:.3f} ± {saved.half_width:.3f})"
-    for page in (README, HOME):
+    for page, long_layer in ((README, "files: −"), (HOME, "another ")):
         assert f"from {mean(none).mean:.3f} to {mean(exact).mean:.3f} bits per byte {gain}" in page
-        assert f"another −{more.mean:.3f} ± {more.half_width:.3f}" in page
+        assert f"{long_layer}{more.mean:.3f} ± {more.half_width:.3f}" in page
 
 
 def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
@@ -124,7 +124,8 @@ def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
         gains.append(paired(*arms))
         assert (gains[-1].n, gains[-1].leaves_out_zero) == (3, True)
     code, prose = (f"{-gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
-    assert f"token shift (default) | −{code} on Python, −{prose} on RFCs" in README
+    shift = "[token shift](docs/how-to/train.md#token-shift) (default)"
+    assert f"{shift} | −{code} on Python, −{prose} on RFCs" in README
     which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
     for page in (HOME, " ".join(RESULTS["long-text"].split()), which):
         assert f"{code} " in page
@@ -174,7 +175,7 @@ def test_what_a_token_shift_gains_in_associative_recall_is_that_of_the_same_memo
     of, without = (
         f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %" for found in map(mean, (shifted, plain))
     )
-    assert f"associative recall | token shift (default) | {of}, without {without} |" in README
+    assert f"associative recall | token shift | Transformer-XL {of}, without {without} |" in README
     for page in (" ".join((ROOT / "docs/which-memory.md").read_text().split()), RESULTS["index"]):
         assert of in page
         assert without in page
