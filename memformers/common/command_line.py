@@ -11,11 +11,12 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from memformers.common.files import user_path
 from memformers.common.text import USER_MODULES, UserError, printable
@@ -70,8 +71,10 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
-    words, usual = sys.argv[1:] if arguments is None else arguments, dict(usual_values(default or kind))
-    words, errors = merged([as_switch(word, usual) for word in words], usual), io.StringIO()
+    words, options = sys.argv[1:] if arguments is None else arguments, list(usual_values(default or kind))
+    usual = {option.name: value for option, value in options}
+    lists = {option.name for option, _ in options if is_list(option.type)}
+    words, errors = merged([as_switch(word, usual) for word in words], lists), io.StringIO()
     extra = {} if default is None else {"default": default}
     config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
     inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
@@ -92,12 +95,22 @@ def parse_arguments(
         raise
 
 
-def usual_values(config: Any) -> Iterator[tuple[str, Any]]:
+def usual_values(config: Any) -> Iterator[tuple[Field[Any], Any]]:
     """The options of a dataclass, or of an instance, and of those in it, with their values."""
     for field in fields(config):
         usual = field.default_factory() if callable(field.default_factory) else None
         value = getattr(config, field.name, usual)
-        yield from usual_values(value) if is_dataclass(value) else [(field.name, value)]
+        yield from usual_values(value) if is_dataclass(value) else [(field, value)]
+
+
+def is_list(kind: Any) -> bool:
+    """Whether an option of type ``kind`` takes any number of values: ``tuple[X, ...]``, or that or None."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return is_list(kinds[0])
+    if origin in (Union, UnionType):
+        return all(k is type(None) or is_list(k) for k in kinds)
+    return origin is tuple and kinds[-1] is ...
 
 
 def as_switch(word: str, usual: Mapping[str, Any]) -> str:
@@ -108,19 +121,19 @@ def as_switch(word: str, usual: Mapping[str, Any]) -> str:
     return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
 
 
-def merged(words: Sequence[str], usual: Mapping[str, Any]) -> list[str]:
-    """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for options
-    that take several values."""
+def merged(words: Sequence[str], lists: Container[str]) -> list[str]:
+    """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for the
+    options that are ``lists``."""
     groups: dict[str, list[str]] = {"": []}
     group = groups[""]
     for place, word in enumerate(words):
-        name, _, value = word.partition("=")
-        field = name.removeprefix("--").replace("-", "_")
+        name, equals, value = word.partition("=")
+        option = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--"):
             group.append(word)
-        elif isinstance(usual.get(field, usual.get(f"{field}_")), tuple):
-            group = groups.setdefault(field, [name])
-            group += filter(None, [value])
+        elif option in lists or f"{option}_" in lists:
+            group = groups.setdefault(option, [name])
+            group += [value] if equals else []
         else:
             group = groups[f"{place}"] = [word]
     return [word for group in groups.values() for word in group]
@@ -197,7 +210,7 @@ def command_here(command: str) -> str:
 
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
     """One whole number, or one for each layer, with blanks or commas between them; else ValueError."""
-    numbers = tuple(whole_number(word) for text in words for word in text.split(","))
+    numbers = tuple(whole_number(word) for text in words or [""] for word in text.split(","))
     return numbers if len(numbers) > 1 else numbers[0]
 
 

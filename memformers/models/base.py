@@ -97,7 +97,7 @@ class MemoryStack(nn.Module):
         ``doc_starts [S, B]`` where a document starts, whose queries see nothing before it. The next memory
         has a gradient only ``through_memory``."""
         memory = memory or Memory()
-        if mask is not None and self.memory_layers[0].shift is not None:
+        if mask is not None and any(layer.shift is not None for layer in self.memory_layers):
             raise UserError("a mask doesn't say where a token shift ends; give doc_starts instead.")
         if doc_starts is not None:
             memory = memory.reset(doc_starts[0])

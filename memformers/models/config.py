@@ -52,9 +52,9 @@ class MemorySizes:
     mem_len: Length = 0
     """M, in positions."""
     c_mem_len: Length = 0
-    """C, in slots."""
+    """C, in slots, or in older positions that a selective memory keeps."""
     compression_rate: Rate = 1
-    """c, the number of positions that a slot summarizes."""
+    """c, the number of positions that a slot summarizes, or that leave for each kept one that expires."""
     bptt: Length = 0
     """How many compressions back f_c learns from the language model's loss."""
     segment_len: Count = 1

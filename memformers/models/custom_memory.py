@@ -84,9 +84,10 @@ class CustomMemory(MemoryStack):
             raise UserError(f"{cls.__qualname__}.{problems[0]}.")
 
     def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
+        shift: Any = {"token_shift": True} if config.token_shift else {}  # a layer may do without
         layer = self.layer(
             d_model=config.d_model, self_attn=self_attn, feed_forward=feed_forward,
-            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, token_shift=config.token_shift,
+            dropout_prob=config.dropout, norm=config.norm, gate=config.gate, **shift,
         )  # fmt: skip
         super().__init__(layer, config.n_layers)
         self.settings = config.memory_config

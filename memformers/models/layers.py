@@ -1,6 +1,7 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,25 @@ class GRUGate(nn.Module):
         return x + z * (h - x)
 
 
+class TokenShift(nn.Module):
+    """What keys and values also see: x_j + w ⊙ x_{j−1}, with a learned w ``[D]`` (arXiv 2411.19574)."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(d_model))
+
+    def reset_parameters(self) -> None:
+        """Let w rise from −1 to 1, so that a shift is there from the first step."""
+        with torch.no_grad():
+            self.w.copy_(torch.linspace(-1, 1, len(self.w)))
+
+    def forward(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
+        """``x [S, B, D]`` after the input ``before [1, B, D]``, None for none, to ``[S, B, D]``; where
+        ``doc_starts [S, B]`` is true, nothing is added."""
+        before = x.new_zeros(1, *x.shape[1:]) if before is None else before
+        return naive.token_shift(torch.cat((before, x)), self.w, doc_starts)
+
+
 class MemoryLayer(nn.Module):
     """The layer that all models share. Raises ValueError for an argument out of its range.
 
@@ -118,18 +138,13 @@ class MemoryLayer(nn.Module):
         check_gate(gate, norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
-        self.d_model, self.norm, self.size = d_model, norm, size
+        self.d_model, self.norm = d_model, norm
+        self.size = replace(size, predecessors=1) if token_shift and size.keys else size
         self.self_attn, self.feed_forward = self_attn, feed_forward
         self.dropout = nn.Dropout(dropout_prob)
         self.norm_self_attn, self.norm_ff = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.gate_self_attn, self.gate_ff = (GRUGate(d_model) if gate == "gru" else None for _ in range(2))
-        self.shift = nn.Parameter(torch.zeros(d_model)) if token_shift else None  # w
-
-    def reset_parameters(self) -> None:
-        """Let w rise from −1 to 1, so that a shift is there from the first step; others draw theirs."""
-        if self.shift is not None:
-            with torch.no_grad():
-                self.shift.copy_(torch.linspace(-1, 1, self.d_model))
+        self.shift = TokenShift(d_model) if token_shift else None
 
     def forward(
         self,
@@ -184,13 +199,9 @@ class MemoryLayer(nn.Module):
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
 
     def shifted(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
-        """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: x_j + w ⊙ x_{j−1}
-        with a token shift, ``x`` itself without. ``before [1, B, D]`` is the input before the segment, None
-        for none; where ``doc_starts [S, B]`` is true, nothing is added."""
-        if self.shift is None:
-            return x
-        before = x.new_zeros(1, *x.shape[1:]) if before is None else before
-        return naive.token_shift(torch.cat((before, x)), self.shift, doc_starts)
+        """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: after a
+        [`TokenShift`][], if there is one, else ``x`` itself."""
+        return x if self.shift is None else self.shift(x, before, doc_starts)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""

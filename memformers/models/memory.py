@@ -30,8 +30,8 @@ UNBOUNDED = 1 << 62
 class Memory:
     """The past of B parallel streams, oldest first; M, C and the rate may differ between layers.
 
-    Only ``mem`` may carry a gradient, with ``through_memory``. A backward pass may still need the tensors:
-    don't change them in place. Two memories are equal if all their numbers are.
+    Only ``mem`` and ``before`` may carry a gradient, with ``through_memory``. A backward pass may still need
+    the tensors: don't change them in place. Two memories are equal if all their numbers are.
 
     Examples:
         >>> import torch
@@ -52,8 +52,8 @@ class Memory:
     mem: tuple[Tensor, ...] = ()
     """For each layer ``[M, B, D]``: that layer's inputs, shifted with ``token_shift``."""
     c_mem: tuple[Tensor, ...] = ()
-    """For each layer ``[C, B, D]``: slots, each for ``compression_rate`` inputs older than all of ``mem``;
-    empty for a model that doesn't compress."""
+    """For each layer ``[C, B, D]``, older than all of ``mem``: slots, each for ``compression_rate`` inputs,
+    or the inputs that a selective memory keeps; empty for a model that has neither."""
     valid: Tensor | None = None
     """int64 ``[B]``: how many of each stream's newest positions its running document has, a slot counting as
     ``compression_rate``; None for all. Queries don't see earlier ones."""
@@ -245,6 +245,11 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
                     f"{name} has length {n} in layer {i}, where this model keeps at most {limit}, and "
                     f"{len(tensors[first])} in layer {first}; use it with the model that made it."
                 )
+    if any(memory.parts.values()) and sum(map(len, memory.before)) < sum(s.predecessors for s in sizes):
+        raise UserError(
+            "a model with token_shift also needs the newest input of each layer, memory.before; use the "
+            "memory of this model."
+        )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
     for i, (inputs, size) in enumerate(zip(memory.slot_inputs, sizes, strict=False)):
         slots, c, n = len(memory.c_mem[i]) if memory.c_mem else 0, size.compression_rate, len(inputs)

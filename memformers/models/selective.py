@@ -14,9 +14,11 @@ from memformers.models.registry import MODELS
 
 class SelectiveTransformer(MemoryStack):
     """A Transformer-XL that also keeps C older positions, as they are, in place of slots: of those that leave
-    the newest M, the C that are least like a newer one ([`least_like_newer`][]). For every c positions that
-    leave, the oldest kept one goes too, so that a layer sees M + c·C positions back, as with slots. There is
-    nothing to learn. Layers are like ``layer``, or one for each.
+    the newest M, the C that are least like a newer one ([`least_like_newer`][]). When n positions leave, the
+    oldest ⌈n / c⌉ kept ones expire, so that a layer sees at most M + c·C positions back, as with slots. So
+    segments should be multiples of c; in segments of one token, a call each, the newest M + C stay (a
+    ``Stepper`` remembers whole segments). There is nothing to learn. Layers are like ``layer``, or one for
+    each.
 
     Examples:
         >>> import torch
@@ -80,7 +82,8 @@ def least_like_newer(key: Tensor, n: int, n_kept: int, newest: Tensor | None) ->
     key = key if newest is None else key.where(belongs[..., None], 0.0)
     key = F.normalize(key - key.sum(1, keepdim=True) / belongs.sum(-1)[..., None, None], dim=2)
     is_newer = (at[:n, None] < at) & belongs[..., None, :]  # [B, n, t] or [n, t]
-    likeness = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
+    with torch.autocast("cpu" if key.is_meta else key.device.type, enabled=False):
+        likeness = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
     likeness = likeness.masked_fill(~belongs[..., :n], 2.0)  # of earlier documents, the last to be chosen
     # Copies are equally like each other but for rounding: the newer one stays, whatever else is in the batch.
     order = likeness.round(decimals=4).flip(1).sort(stable=True).indices[:, :n_kept]

@@ -57,6 +57,7 @@ class Inner(Checked):
     cutoffs: tuple[int, ...] = ()
     lengths: int | tuple[int, ...] = 0
     depth: int | None = None
+    pair: tuple[int, int] = (1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +100,20 @@ def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any
         assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)
     for words in ("--cutoffs 1 2 --name x --cutoffs 3", "--cutoffs=1 --cutoffs 2 --name=x --cutoffs=3"):
         assert parse_arguments(Outer, words.split()) == Outer(Inner(cutoffs=(1, 2, 3)), "x")
+    layers = Outer(Inner(lengths=(5, 6)))  # a length, or one for each layer: the last one counts
+    assert parse_arguments(Outer, ["--lengths=7", "--lengths=8"], default=layers).inner.lengths == 8
+    words = ["--pair", "3", "4", "--pair", "5", "6"]
+    assert parse_arguments(Outer, words).inner.pair == (5, 6)
     with pytest.raises(UserError, match=r"width=0; the default is 3\.$"):
         parse_arguments(Outer, ["--width", "0"])
 
 
-@pytest.mark.parametrize("text", ["1.5", "x", "inf", "1e999999999"])
-def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
+@pytest.mark.parametrize(
+    "words", ["--width 1.5", "--width x", "--width inf", "--width 1e999999999", "--lengths", "--lengths="]
+)
+def test_what_is_no_whole_number_is_said_and_an_example_given(words, capsys):
     with pytest.raises(SystemExit):
-        parse_arguments(Outer, ["--width", text])
+        parse_arguments(Outer, words.split())
     assert "not a whole number; write one such as 1000" in " ".join(capsys.readouterr().err.split())
 
 

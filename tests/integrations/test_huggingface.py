@@ -132,7 +132,7 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_that_accelerate_offloads_compute_the_same(model):
-    adapter, own = wrapped(model)
+    adapter, own = wrapped(model, token_shift=True)
     logits, asked = adapter(PADDED, attention_mask=MASK).logits, {"max_new_tokens": 20, "do_sample": False}
     theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
     for offloaded in (own, adapter):

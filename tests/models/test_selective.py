@@ -29,15 +29,23 @@ def test_what_is_kept_is_least_like_any_newer_position_of_its_document(newest):
         assert all(i < first for i in chosen[:, b].tolist()[: n_kept - len(kept)])
 
 
+def test_what_is_kept_is_chosen_in_float32_under_autocast_too():
+    newer = torch.randn(99, 1, 64)
+    key = torch.cat((newer + 0.1 * torch.randn_like(newer), newer))
+    with torch.autocast("cpu", torch.bfloat16):
+        chosen = least_like_newer(key, 99, 50, None)
+    assert torch.equal(chosen, least_like_newer(key, 99, 50, None))
+
+
 @pytest.mark.parametrize("token_shift", [False, True])
 def test_a_kept_position_stays_as_it_was_and_one_that_was_dropped_stays_away(token_shift):
     """With a token shift, as it was shifted when it left the newest, predecessor included."""
     sizes = {"mem_len": 5, "c_mem_len": 4, "compression_rate": 5, "token_shift": token_shift}
     lm = MemoryLM(ModelConfig(model="selective", **TINY, **sizes)).double()
     layer, memory, before = lm.transformer.memory_layers[0], None, set()
-    torch.nn.init.normal_(layer.shift) if token_shift else None
+    torch.nn.init.normal_(layer.shift.w) if token_shift else None
     x = torch.randn(40, 1, 8, dtype=torch.float64)
-    rows = torch.cat((x[:1], x[1:] + layer.shift * x[:-1])) if token_shift else x
+    rows = torch.cat((x[:1], x[1:] + layer.shift.w * x[:-1])) if token_shift else x
     for i, part in enumerate(x.split(5)):
         _, memory, _ = lm.transformer(part, memory)
         distances = [(row - rows).abs().sum((1, 2)) for row in (memory.c_mem or [()])[0]]

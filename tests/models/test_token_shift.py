@@ -1,10 +1,12 @@
 """Keys and values of x_j + w ⊙ x_{j−1}, exactly, wherever segments, documents and memories end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers import Memory, MemoryLM, ModelConfig
+from memformers import Memory, MemoryLM, MemorySizes, ModelConfig, TransformerXL, TransformerXLLayer
 from memformers.evaluation.conformance import SMALL
 from memformers.models.compression import AttentionReconstructionLoss
 from memformers.models.layers import MemoryLayer
@@ -43,7 +45,7 @@ def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded,
         for i, layer in enumerate(lm.transformer.memory_layers):
             x, keys = (torch.cat(parts) for parts in zip(*calls[i::2], strict=True))
             before = F.pad(x[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[..., None], 0.0)
-            same([keys], [x + layer.shift * before])
+            same([keys], [x + layer.shift.w * before])
             same([memory.mem[i], memory.before[i]], [keys[40 - len(memory.mem[i]) :], x[-1:]])
 
 
@@ -62,7 +64,7 @@ def test_output_and_gradients_are_those_of_projected_shifted_inputs(settings):
         lm.zero_grad()
         sum(losses).backward()
         found.append([*losses, *(p.grad for p in lm.parameters() if p.grad is not None)])
-        assert all(layer.shift.grad.any() for layer in lm.transformer.layers)
+        assert all(layer.shift.w.grad.any() for layer in lm.transformer.layers)
     same(*found)
 
 
@@ -74,24 +76,30 @@ def test_at_zero_every_model_is_the_model_without_it(name):
         settings = {**SMALL, **CONFIGS[name], "token_shift": token_shift, "dropout": 0.0}
         lm = MemoryLM(ModelConfig(**settings))
         for layer in lm.transformer.memory_layers if token_shift else ():
-            torch.nn.init.zeros_(layer.shift)
+            torch.nn.init.zeros_(layer.shift.w)
         logits, losses, memory = read(lm, text, starts)
         found.append([logits, *losses, *memory.mem])
-        shifts = [x for n, x in lm.named_parameters() if n.endswith(".shift")]
+        shifts = [x for n, x in lm.named_parameters() if n.endswith(".shift.w")]
         assert len(shifts) == 2 * token_shift
     same(*found)
 
 
 def test_a_layer_alone_shifts_as_if_nothing_came_before():
     layer, x = lm_of(model="transformer").transformer.memory_layers[0], torch.randn(6, 2, 12)
-    same([layer(x)], [layer(x, keys=x + layer.shift * F.pad(x[:-1], (0, 0, 0, 0, 1, 0)))])
+    same([layer(x)], [layer(x, keys=x + layer.shift.w * F.pad(x[:-1], (0, 0, 0, 0, 1, 0)))])
     assert not torch.equal(layer(x), layer(x, keys=x))
 
 
-def test_a_mask_is_refused_since_it_does_not_say_where_a_shift_ends():
-    lm, mask = lm_of(model="transformer-xl", mem_len=8), torch.ones(6, 6, 1, dtype=torch.bool).tril()
+def test_a_stack_of_layers_with_and_without_a_shift_keeps_their_newest_input():
+    first, second = (lm_of(mem_len=16, token_shift=on).transformer.layers[0] for on in (False, True))
+    parts = {"d_model": 12, "self_attn": second.self_attn, "feed_forward": second.feed_forward}
+    shifted = TransformerXLLayer(**parts, dropout_prob=0.0, size=MemorySizes(16), token_shift=True)
+    stack, x = TransformerXL([first, shifted], 2).eval(), torch.randn(16, 2, 12)
+    start, memory, _ = stack(x[:7])
+    same([torch.cat((start, stack(x[7:], memory)[0]))], [stack(x)[0]])
+    mask = torch.ones(6, 6, 1, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match="a mask doesn't say where a token shift ends; give doc_starts"):
-        lm.transformer(torch.randn(6, 2, 12), mask=mask)
+        stack(x[:6], mask=mask)
 
 
 @pytest.mark.parametrize("settings", [XL, BPTT, {"model": "compressive", "mem_len": 7}])
@@ -103,6 +111,8 @@ def test_the_newest_input_is_joined_checked_and_kept_with_a_memory(settings):
     same([read(lm, later, memory=joined)[0]], [read(lm, later, memory=memory)[0]])
     with pytest.raises(ValueError, match="before has length 1 in layer 0, where this model keeps at most 0"):
         lm_of(**settings, token_shift=False)(later, memory)
+    with pytest.raises(ValueError, match=r"also needs the newest input of each layer, memory\.before"):
+        lm(later, replace(memory, before=()))
     half = shortened(memory, 0.5, lm.config.memory_sizes)
     assert half.before is memory.before
 
