@@ -158,6 +158,17 @@ def test_what_a_selective_memory_saves_is_a_paired_difference_to_as_many_newest_
         assert f"another {code} and {prose}" in " ".join(page.split())
 
 
+def test_what_a_selective_memory_saves_without_a_token_shift_is_significant_on_one_text():
+    of = ("last-256", "last-128-selective")
+    code, prose = (
+        paired(*(python_source(arm, f"text_selective_{text}") for arm in of)) for text in ("python", "rfc")
+    )
+    assert (code.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, True, False)
+    page = " ".join(RESULTS["long-text"].split())
+    assert f"this memory saves {code.mean:.3f} ± {code.half_width:.3f} on Python" in page
+    assert f"difference on RFCs (−{prose.mean:.3f} ± {prose.half_width:.3f})" in page
+
+
 def test_without_a_limit_a_selective_memory_costs_what_the_pages_say():
     of = ("last-128-selective-shift", "last-256-shift")
     code, prose = (
