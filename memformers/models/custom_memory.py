@@ -106,6 +106,8 @@ class CustomMemory(MemoryStack):
         if "layers" not in vars(network).get("_modules", {}):
             arguments = "config, self_attn, feed_forward"
             raise UserError(f"{cls.__qualname__}.__init__ must start with super().__init__({arguments}).")
+        if config.token_shift and any(type(x) is not cls.layer or x.shift is None for x in network.layers):
+            raise UserError(f"{cls.__qualname__}.__init__ replaces the layers; use token_shift=False.")
         return network
 
     def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:

@@ -133,6 +133,10 @@ class Short(Sized):
     def read(self, x, *args, **kwargs):
         output, inputs = super().read(x, *args, **kwargs)
         return output[1:], inputs
+class Swapped(Sized):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.layers[0].shift = None
 '''  # fmt: skip
 
 
@@ -142,6 +146,7 @@ class Short(Sized):
         "torch": "does not name a class", "Nothing": "Nothing", "Few": "Few.memory_sizes",
         "Grows": "Grows.grow", "Bare": "Bare.update_memory", "Longer": "Longer.update_memory",
         "Short": "Short.read"}.items()),
+     ({"model": "wrong.py:Swapped", "token_shift": True}, "Swapped.__init__ replaces the layers"),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
      ({"model": "broken.py:Mean"}, "SyntaxError"),
      ({"model": "mine.py:Averages", "memory_config": {"dekay": 0.5}}, "dekay"),
