@@ -158,6 +158,20 @@ def test_what_a_selective_memory_saves_is_a_paired_difference_to_as_many_newest_
         assert f"another {code} and {prose}" in " ".join(page.split())
 
 
+def test_what_a_selective_memory_saves_with_the_settings_of_compare_is_significant_on_one_text():
+    of = ("transformer-xl", "selective")
+    code, prose = (
+        paired(*(seeds(name, arm, "bits per byte") for arm in of))
+        for name in ("text_recipe", "text_recipe_rfc")
+    )
+    assert (code.n, prose.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, 3, True, False)
+    saved = f"{code.mean:.3f} ± {code.half_width:.3f} on Python"
+    found = f"saves another {saved}, and nothing on RFCs ({prose.mean:.3f} ± {prose.half_width:.3f})"
+    assert found in " ".join(RESULTS["long-text"].split())
+    which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
+    assert f"{saved} after 2.7 million tokens, and nothing on RFCs" in which
+
+
 def test_what_a_selective_memory_saves_without_a_token_shift_is_significant_on_one_text():
     of = ("last-256", "last-128-selective")
     code, prose = (
