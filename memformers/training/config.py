@@ -191,8 +191,8 @@ class TrainConfig:
     memory_warmup: Share | None = None
     """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
     0, it has its full length from the start. If not given, 0.5; but 0 with compile, because each length
-    would be compiled separately. Until it is full, a selective memory has its newest positions. Evaluations
-    always use the full memory (transformer-xl, compressive, selective)."""
+    would be compiled separately. While it grows, a selective memory keeps its newest positions.
+    Evaluations always use the full memory (transformer-xl, compressive, selective)."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
     optim: OptimConfig = field(default_factory=OptimConfig)
