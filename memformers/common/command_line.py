@@ -110,7 +110,7 @@ def is_list(kind: Any) -> bool:
         return is_list(kinds[0])
     if origin in (Union, UnionType):
         return all(k is type(None) or is_list(k) for k in kinds)
-    return origin is tuple and kinds[-1] is ...
+    return origin is tuple and ... in kinds
 
 
 def as_switch(word: str, usual: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ def batch_prompts(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
             kind = f"a {type(prompt).__name__}"
             got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
             raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
-    step = math.lcm(config.segment_len, *(size.compression_rate for size in config.memory_sizes))
+    step = math.lcm(config.segment_len, *(size.group for size in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
     ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))

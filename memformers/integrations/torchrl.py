@@ -43,7 +43,7 @@ class MemoryModule(TensorDictModuleBase):
         self.core, self.out_keys = core, [out_key, ("next", memory_key)]
         self.in_keys = [in_key, memory_key, "is_init"]
         F, S, D = core.config.d_input or core.config.d_model, core.config.segment_len, core.config.d_model
-        if any(S % size.compression_rate for size in core.transformer.sizes):
+        if any(S % size.group for size in core.transformer.sizes):
             raise UserError(
                 f"a memory's shapes must stay the same: expected segment_len={S} to be a multiple of "
                 f"compression_rate={core.config.compression_rate}."

@@ -36,6 +36,8 @@ class MemoryStack(nn.Module):
     only_appends: ClassVar[bool] = True
     """Whether what a memory keeps stays as it is and in order, so that generation need not compute all keys
     again after a segment."""
+    whole_slots: ClassVar[bool] = True
+    """As in [`MemorySizes`][memformers.MemorySizes]."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:

@@ -63,6 +63,8 @@ class MemorySizes:
     """How many of the newest keys a query sees, its own included; None for all."""
     predecessors: Annotated[int, Range(0, 1)] = 0
     """1 to keep the newest input as it is too, which the token shift adds to the next one."""
+    whole_slots: bool = True
+    """Whether positions leave only in groups of c, of which whole slots are made."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -72,6 +74,11 @@ class MemorySizes:
         with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a whole slot."""
         c, overflow = self.compression_rate, max(length - self.mem_len, 0)
         return min(-(-overflow // c), length // c) * c
+
+    @property
+    def group(self) -> int:
+        """How many positions leave together."""
+        return self.compression_rate if self.whole_slots else 1
 
     @property
     def slots_per_segment(self) -> int:
@@ -88,7 +95,7 @@ class MemorySizes:
     @property
     def longest_memory(self) -> int:
         """The most positions of a memory between segments, those that wait for a whole slot included."""
-        return max(self.mem_len, self.compression_rate - 1)
+        return max(self.mem_len, self.group - 1)
 
     @property
     def state_vectors(self) -> int:
@@ -233,7 +240,8 @@ class NetworkConfig:
                 f"got {sizes}."
             )
         n = int(self.token_shift and self.model != "transformer")
-        object.__setattr__(self, "_memory_sizes", tuple(replace(size, predecessors=n) for size in sizes))
+        sizes = [replace(size, predecessors=n, whole_slots=kind.whole_slots) for size in sizes]
+        object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def _check_compression(self) -> None:
         f_c, loss = self.compression, self.compression_loss

@@ -65,6 +65,7 @@ class CustomMemory(MemoryStack):
     keeps_keys: ClassVar[bool] = False
     """Whether generation may keep keys, and need not read the running segment again for each token."""
     only_appends = False
+    whole_slots = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

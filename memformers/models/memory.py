@@ -75,14 +75,13 @@ class Memory:
     ) -> "Memory":
         """An empty memory with the shapes of a full one, the compressive M rounded down to whole slots: zeros
         that no query sees, from which a model computes the same as from none. Shapes then stay the same if
-        ``segment_len`` is a multiple of ``compression_rate``."""
+        ``segment_len`` is a multiple of the compressive ``compression_rate``."""
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
             return tuple(torch.zeros(n, batch, config.d_model, dtype=dtype, device=device) for n in lengths)
 
         sizes = config.memory_sizes
-        rates = [size.compression_rate if config.model == "compressive" else 1 for size in sizes]
-        mem = zeros([size.mem_len - size.mem_len % c for size, c in zip(sizes, rates, strict=True)])
+        mem = zeros([size.mem_len - size.mem_len % size.group for size in sizes])
         lengths = zip(*((s.c_mem_len, s.slot_input_positions, s.predecessors) for s in sizes), strict=True)
         c_mem, *others = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
         return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), *others)

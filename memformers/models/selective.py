@@ -35,6 +35,7 @@ class SelectiveTransformer(MemoryStack):
     """
 
     only_appends = False
+    whole_slots = False
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:

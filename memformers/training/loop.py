@@ -238,7 +238,7 @@ def clip(model: MemoryLM, max_norm: float) -> Tensor:
 
 def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Memory:
     """``memory`` with only the newest ``share`` of the keys that the ``sizes`` of each layer allow: first
-    positions, in whole slots, then slots, which are older."""
+    positions, in groups that leave together, then slots, which are older."""
 
     def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
         pairs = zip(tensors, lengths, strict=bool(tensors))
@@ -248,7 +248,7 @@ def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Mem
     for size, positions in zip(sizes, memory.mem, strict=bool(memory.mem)):
         keys = int(share * size.keys)
         is_whole = keys >= size.mem_len  # then those that wait for a whole slot are kept too
-        mem.append(len(positions) if is_whole else keys - keys % size.compression_rate)
+        mem.append(len(positions) if is_whole else keys - keys % size.group)
         slots.append(max(keys - size.mem_len, 0))
         slot_inputs.append(slots[-1] * size.compression_rate)
     c_mem, inputs = newest(memory.c_mem, slots), newest(memory.slot_inputs, slot_inputs)

@@ -120,7 +120,7 @@ def test_a_custom_memory_grows_if_it_says_so(uses, first):
     class Newest(CustomMemory):
         @classmethod
         def memory_sizes(cls, config):
-            return [MemorySizes(config.mem_len)] * config.n_layers
+            return [MemorySizes(config.mem_len, 0, 40)] * config.n_layers  # 40: no slot, no group
 
     Newest.uses = uses
     config = small_training(tokens=64 * 4, memory_warmup=0.5, log_every=1, model="transformer-xl", mem_len=8)
