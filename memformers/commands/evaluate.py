@@ -34,11 +34,11 @@ NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 @dataclass(frozen=True, kw_only=True)
 class MovedText:
     data: str = ""
-    """Where the text is that was trained on, if it was moved."""
+    """The new path of the training text, if it was moved."""
     validation: str = ""
-    """Where the text to validate on is, if the run named it and it was moved."""
+    """The new path of the validation text, if the run named it and it was moved."""
     test: str = ""
-    """Where the text to test on is, if the run named it and it was moved."""
+    """The new path of the test text, if the run named it and it was moved."""
 
     @property
     def moved(self) -> dict[str, str]:
@@ -65,9 +65,9 @@ class Evaluate(ModelCommand, MovedText):
     document_separator: str = ""
     """The text between the documents of a text file, for --text; empty: the file is one text."""
     streams: Count = 16
-    """The number of parallel streams into which the text is cut. Each starts with an empty memory, so fewer
-    streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
-    result."""
+    """The number of parallel streams into which the text is cut. Each starts with an empty memory; with
+    fewer streams, more tokens are predicted with a full memory, and the evaluation is slower. For documents,
+    how many are read in parallel, which doesn't change the result."""
     segment_len: int | None = None
     """Segment length S, if not that of the training."""
     mem_len: Lengths | None = None

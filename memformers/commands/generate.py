@@ -43,7 +43,8 @@ class ModelCommand(Checked, CustomMemories):
     """The options of a command that uses a trained model."""
 
     checkpoint: Path | None = None
-    """Where the model is: the folder of a run, or one that save_pretrained wrote, with a tokenizer.json."""
+    """Where the model is: the folder of a run, of one of its checkpoints, of save_pretrained with a
+    tokenizer.json, or of Hugging Face's Transformer-XL."""
     pretrained: str = ""
     """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
     transformer-xl-shakespeare."""

@@ -51,7 +51,7 @@ class Train(TrackedCommand):
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
-    With a larger --tokens, --resume trains a finished run on."""
+    With a larger --tokens, it extends a finished run."""
 
     def folder(self) -> Path:
         if self.resume is None:
@@ -117,8 +117,8 @@ def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig
 
 @dataclass(frozen=True)
 class Check:
-    """Check with a small network that a memory does what every memory must: memformers check MODEL, then the
-    settings of the network and of the memory.
+    """Test a memory in a small network: documents stay apart, no output depends on later tokens, generation
+    equals evaluation, and so on. memformers check MODEL, then the settings of the network and of the memory.
 
     Example: memformers check my_memory.py:Averages --decay 0.5
 

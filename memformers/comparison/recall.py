@@ -256,7 +256,7 @@ SETTINGS: dict[Reach, RecallSetup] = {
         ),
     ),
 }
-"""The settings by how far the memories reach: 384 positions, or more than 2,048."""
+"""The settings by how far slots reach: 320 or 2,048 tokens before the segment."""
 
 
 @dataclass(frozen=True)
@@ -264,10 +264,10 @@ class RecallConfig:
     """A recall experiment."""
 
     reach: Reach = "near"
-    """How far back the memories reach: 384 positions (near) or more than 2,048 (far)."""
+    """How many tokens before the segment the slots reach: 320 (near) or 2,048 (far)."""
     seeds: Count = 3
-    """How many times each arm is trained, each time from other weights and on another stream. Claims need at
-    least 3."""
+    """How many times each arm is trained, each time with different initial weights and another stream. Claims
+    need at least 3."""
     quick: bool = False
     """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: Count | None = None

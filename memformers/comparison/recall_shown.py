@@ -126,7 +126,7 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
     ask = far[len(far) // 2]
     set_at, first = ask["at"] - ask["distance"], ask["at"] - 2 * max(reach for *_, reach in ask["of"])
     key, value = name(ask["key"]), ask["value"]
-    ago = counted(ask["distance"], "position")
+    ago = counted(ask["distance"], "token")
     lines = wrap(f"The stream asks {key}?, where {key}={value} was set {ago} ago. What each has:", width)
     for number, model in enumerate(models):
         correct, probability, *_ = ask["of"][number]

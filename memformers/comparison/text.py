@@ -51,7 +51,7 @@ class CompareConfig:
     """Whether Transformer-XL's memory is as long as the others' memory and compressed memory, or kept
     positions, together, so that all attend to the same number of keys."""
     seeds: Count = 1
-    """How many seeds each arm is trained from: seed, seed + 1 and so on. Claims need at least 3."""
+    """How many seeds each arm is trained with: seed, seed + 1 and so on. Claims need at least 3."""
     scale: Annotated[float, Range(above=0, below=math.inf)] = 1.0
     """Multiplies the number of tokens of each arm: 0.1 for a short trial, 10 for a long comparison."""
 

@@ -112,7 +112,7 @@ def prepare(spec: CorpusSpec, folder: Path, sources: Sources | None = None) -> P
 
 
 def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
-    """Write your token ids to ``folder``, which ``data`` may name.
+    """Write your token ids to ``folder``, for use as ``TrainConfig(data=folder)``.
 
     Args:
         folder: The new folder.

@@ -121,7 +121,7 @@ def generate(
         temperature: As in [`Sampling`][memformers.generation.generate.Sampling].
         top_k: Likewise.
         top_p: Likewise.
-        seed: The same seed gives the same text; None for another each time.
+        seed: The same seed gives the same text; None for a different text each time.
         stop: The token at which a stream ends; generation ends when all have reached it.
         batch: How many times a single prompt is continued.
 
@@ -129,7 +129,7 @@ def generate(
         int64 ``[B]``, the next token of each stream, as it comes.
 
     Raises:
-        ValueError: For arguments out of their range, bad prompts, and a ``batch`` of several.
+        ValueError: For arguments out of their range, bad prompts, and ``batch`` with more than one prompt.
 
     Examples:
         >>> import torch

@@ -187,7 +187,8 @@ class Stepper:
     @torch.no_grad()
     def read(self, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
         """``x [T, B, …]``, T ≥ 1, to its results, in order. Where boolean ``doc_starts [T, B]`` is true a new
-        document begins, which sees nothing before it; segments stay. UserError for what doesn't fit."""
+        document begins, which sees nothing before it; segment boundaries don't move. UserError for what
+        doesn't fit."""
         expected = list(self.running.shape[1:])
         if isinstance(self.model, MemoryLM):
             self.model.check_tokens(x, expected[0])

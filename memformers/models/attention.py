@@ -128,8 +128,8 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.attend(query, key, value, None, key_start)
 
     def can_fold(self, norm: nn.Module | None) -> bool:
-        """Whether the weights of the maps and of ``norm`` say what they compute: none of these modules, nor
-        this one, was wrapped, hooked or replaced."""
+        """Whether the weights alone determine the output: none of the maps, ``norm`` and this module was
+        wrapped, hooked or replaced."""
         maps = (self.query, self.key, self.value)
         norm_is_plain = norm is None or (is_unmodified(norm, nn.LayerNorm) and norm.bias is not None)
         return (

@@ -143,7 +143,7 @@ class MemoryStack(nn.Module):
         return [first[layer] for layer in layers]
 
     def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-        """How many keys of M and C belong to the running document of ``valid [B]``: int64 ``[B]``."""
+        """How many keys of M and C belong to the current document of ``valid [B]``: int64 ``[B]``."""
         slots = (valid - mem_len).div(rate, rounding_mode="floor")
         return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
 

@@ -19,9 +19,9 @@ from memformers.models.layers import CompressiveTransformerLayer
 
 
 class Conv1dCompression(nn.Module):
-    """f_c as a convolution whose kernel and stride are ``compression_rate``, first drawn as PyTorch draws
-    one, or with ``start="mean"`` the mean (Rae et al. 2020, arXiv 1911.05507, section 3.2). Raises ValueError
-    for a rate below 1, or a length that is no multiple of it.
+    """f_c as a convolution whose kernel size and stride are ``compression_rate``, initialized as PyTorch
+    does, or with ``start="mean"`` as the mean (Rae et al. 2020, arXiv 1911.05507, section 3.2). Raises
+    ValueError for a rate below 1, or a length that is no multiple of it.
 
     Examples:
         >>> import torch
@@ -65,8 +65,8 @@ class MeanConv1d(nn.Conv1d):
 
 
 class DilatedConvCompression(nn.Module):
-    """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose ``compression_rate``, ``d_model``,
-    ``start`` and errors it has (Rae et al. 2020, section 3.2, which leaves layers and edges open). For each
+    """f_c as dilated convolutions followed by a [`Conv1dCompression`][], with the same arguments and errors
+    (Rae et al. 2020, section 3.2, which leaves layers and edges open). For each
     of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after
     the newest: a slot depends on its own positions and the next ``sum(dilations)``, so nothing of a document
     comes into the slots of the next.

@@ -20,9 +20,10 @@ from memformers.models.registry import MODELS
 
 class CompressiveTransformer(MemoryStack):
     """Compressive Transformer (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507)): layers
-    like ``layer``, or one for each, over compressed memory, memory and segment, and in pre-norm a final norm.
-    With ``bptt`` in the layers' sizes, f_c also learns from the language model's loss ([`read`][]), and then
-    needs no other. Raises ValueError for ``compression_loss="none"`` if f_c would learn nothing.
+    over compressed memory, memory and segment, and in pre-norm a final norm. ``layer`` is as in
+    [`TransformerXL`][]. With ``bptt`` in the layers' sizes, f_c also learns from the language model's loss
+    ([`read`][]), and then needs no other. Raises ValueError for ``compression_loss="none"`` if f_c would
+    learn nothing.
 
     Args:
         compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention), or nothing

@@ -145,9 +145,8 @@ class NetworkConfig:
     """The settings of a network with memory, without its input and output layers."""
 
     model: ModelName | str = "transformer-xl"
-    """What it remembers between segments: nothing (transformer), its latest inputs (transformer-xl), or those
-    and older ones, compressed (compressive) or the least repeated as they are (selective); or your memory,
-    such as my_memory.py:Averages."""
+    """The memory: none (transformer); each layer's latest inputs (transformer-xl); those and older ones,
+    compressed (compressive) or selected (selective); or yours, such as my_memory.py:Averages."""
     d_model: Count = 128
     """Width D: features per position."""
     heads: Count = 4
@@ -166,8 +165,8 @@ class NetworkConfig:
     """How the outputs of attention and feed-forward network join their inputs: a sum (residual), or a ReLU
     and a GRU-style gate, which starts almost closed (gru)."""
     token_shift: bool = False
-    """Whether keys and values also see the position before: they are made of x_j + w · x_{j−1}, with inputs x
-    and a learned w, first from −1 to 1."""
+    """Whether keys and values also see the previous token: they are computed from x_j + w · x_{j−1}, with the
+    layer's inputs x and a learned w, initially from −1 to 1."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
@@ -180,16 +179,16 @@ class NetworkConfig:
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: Lengths = 64
-    """Memory length M, in positions; one for all layers, or one for each, such as 64,64,64,832
+    """Memory length M, in positions; one for all layers, or one for each, such as 64 64 64 832
     (transformer-xl, compressive, selective)."""
     same_length: bool = False
     """Whether each query sees only the newest mem_len positions, including its own (transformer-xl)."""
     c_mem_len: Lengths = 64
-    """Compressed memory length C, in slots, or how many older positions are kept; one for all layers, or one
-    for each (compressive, selective)."""
+    """C: the number of slots (compressive) or of kept older positions (selective); one for all layers, or one
+    for each."""
     compression_rate: Rate | tuple[Rate, ...] = 4
-    """Positions that a compressed slot summarizes, or for which one is kept, c; one for all layers, or one
-    for each (compressive, selective)."""
+    """c: how many positions a slot summarizes (compressive), or how many leave the newest for each kept one
+    that expires (selective); one for all layers, or one for each."""
     compression: CompressionName = "conv"
     """How slots are made: a learned convolution (conv), after dilated ones that also see later positions
     (dilated), the mean, or each feature's maximum (max) (compressive)."""
@@ -199,8 +198,8 @@ class NetworkConfig:
     """What trains the compression: attention reconstruction (attention), or nothing (none), for use with bptt
     or a compression without parameters (compressive)."""
     bptt: Length = 0
-    """How many compressions the language model's loss reaches back to train them, in addition to
-    compression_loss; the memory then also keeps the positions of those slots. 0 for none (compressive)."""
+    """The language model's loss also trains the compressions, through the slots of this many latest ones; the
+    memory then also keeps the positions of those slots. 0: it doesn't (compressive)."""
     memory_config: Any = NO_SETTINGS
     """The settings of your memory, an instance of its ``Config``; its defaults if not given."""
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config

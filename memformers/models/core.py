@@ -37,8 +37,8 @@ _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
 class MemoryCore(Pretrained):
-    """A memory transformer of ``config`` for any features, used as ``nn.GRU`` is; a linear map leads from
-    their width F to D where the two differ. Memory is a value: the module stores nothing of what it reads.
+    """A memory transformer for any features, built from ``config`` and used like ``nn.GRU``; if their width F
+    differs from D, a linear layer projects them. It is stateless: pass the memory in, get the new one back.
 
     Examples:
         >>> import torch

@@ -112,9 +112,10 @@ class CustomMemory(MemoryStack):
         return network
 
     def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
-        """The slots ``[C, B, D]`` of layer number ``layer``, from 0, after ``slots [C, B, D]``, zeros in a
-        stream without any. ``evicted [n, B, D]``, n ≥ 1, now leave the newest M, oldest first; they are 0 in
-        earlier documents, and ``belongs``, boolean ``[n, B]``, says which are of the running one."""
+        """The new slots ``[C, B, D]`` of layer ``layer``, from 0. ``slots [C, B, D]`` are the old ones, zeros
+        in a stream that has none. ``evicted [n, B, D]``, n ≥ 1, oldest first, are the positions that now
+        leave the newest M, zeros if they belong to an earlier document. ``belongs``, boolean ``[n, B]``,
+        marks those of the current document."""
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 
     def update(
@@ -170,6 +171,6 @@ class CustomMemory(MemoryStack):
         return after, loss
 
     def visible_past_keys(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-        """How many of the newest keys of a memory belong to the running document of ``valid [B]`` positions:
+        """How many of the newest keys of a memory belong to the current document of ``valid [B]`` positions:
         all slots as soon as one position has left the newest M; int64 ``[B]``."""
         return valid.clamp(0, mem_len) + c_mem_len * (valid > mem_len)

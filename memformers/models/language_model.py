@@ -52,9 +52,10 @@ class LMScores(NamedTuple):
 
 
 class MemoryLM(Pretrained):
-    """Embedding, a memory transformer, and a head, built from ``config``; memory is a value that nothing
-    stores. Its loss trains everything but the compression functions, with ``bptt`` those too; the auxiliary
-    loss trains those alone. Raises ValueError for cutoffs of an adaptive embedding beyond the vocabulary.
+    """A language model: an embedding, a memory transformer and a head, built from ``config``. It is
+    stateless: pass the memory in, get the new one back. The auxiliary loss trains only the compressions; the
+    language model's loss trains everything else, and with ``bptt`` the compressions too. Raises ValueError
+    for cutoffs of an adaptive embedding beyond the vocabulary.
 
     Examples:
         >>> import torch

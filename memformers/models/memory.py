@@ -3,7 +3,7 @@ it grows with each segment, and which of it a query may see.
 
 At any time, every past position is in exactly one place: in the memory, in one slot of the compressed memory,
 or forgotten. ``doc_starts [S, B]`` is true where a document starts, and ``valid [B]`` of the newest
-positions, c of them a slot, belong to the running one. All that is older stays in the memory, but no query
+positions, c of them a slot, belong to the current one. All that is older stays in the memory, but no query
 sees it.
 """
 
@@ -31,7 +31,7 @@ class Memory:
     """The past of B parallel streams, oldest first; M, C and the rate may differ between layers.
 
     Only ``mem`` and ``before`` may carry a gradient, with ``through_memory``. A backward pass may still need
-    the tensors: don't change them in place. Two memories are equal if all their numbers are.
+    the tensors: don't change them in place. Two memories are equal if all their tensors are.
 
     Examples:
         >>> import torch
@@ -55,7 +55,7 @@ class Memory:
     """For each layer ``[C, B, D]``, older than all of ``mem``: slots, each for ``compression_rate`` inputs,
     or the inputs that a selective memory keeps; empty for a model that has neither."""
     valid: Tensor | None = None
-    """int64 ``[B]``: how many of each stream's newest positions its running document has, a slot counting as
+    """int64 ``[B]``: how many of each stream's newest positions its current document has, a slot counting as
     ``compression_rate``; None for all. Queries don't see earlier ones."""
     slot_inputs: tuple[Tensor, ...] = ()
     """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
@@ -95,8 +95,8 @@ class Memory:
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Memory":
         """The memory that [`save`][memformers.models.memory.Memory.save] wrote to ``path``, on ``device``.
-        Raises ValueError for any other file; a model compares shapes when it is given the memory, but can't
-        tell another's."""
+        Raises ValueError for any other file. A model checks the shapes of a memory that it is given, but
+        can't tell whether another model made it."""
         try:
             tensors = load_file(user_path(path), str(device))
         except (OSError, SafetensorError) as error:

@@ -13,12 +13,11 @@ from memformers.models.registry import MODELS
 
 
 class SelectiveTransformer(MemoryStack):
-    """A Transformer-XL that also keeps C older positions, as they are, in place of slots: of those that leave
+    """A Transformer-XL that also keeps C older positions unchanged, in place of slots: of those that leave
     the newest M, the C that are least like a newer one ([`least_like_newer`][]). When n positions leave, the
-    oldest ⌈n / c⌉ kept ones expire, so that a layer sees at most M + c·C positions back, as with slots. So
-    segments should be multiples of c; in segments of one token, a call each, the newest M + C stay (a
-    ``Stepper`` remembers whole segments). There is nothing to learn. Layers are like ``layer``, or one for
-    each.
+    oldest ⌈n / c⌉ kept ones expire. If segments are multiples of c, a layer therefore sees at most M + c·C
+    positions back, as with slots; in segments of one token, a call each, the newest M + C stay (a ``Stepper``
+    remembers whole segments). Nothing is learned. ``layer`` is as in [`TransformerXL`][].
 
     Examples:
         >>> import torch
@@ -76,7 +75,7 @@ class SelectiveTransformer(MemoryStack):
 def least_like_newer(key: Tensor, n: int, n_kept: int, newest: Tensor | None) -> Tensor:
     """The indices ``[n_kept, B]``, in order, of those of the oldest n positions of ``key [t, B, D]`` that are
     least like a newer one: whose largest cosine with any newer one is smallest, after the mean of all is
-    subtracted. Only the ``newest [B]`` are of the running document, all if it is None."""
+    subtracted. Only the ``newest [B]`` are of the current document, all if it is None."""
     t, at = len(key), torch.arange(len(key), device=key.device)
     belongs = at >= (0 if newest is None else (t - newest)[:, None])  # [B, t] or [t]
     key = key.transpose(0, 1).to(torch.promote_types(key.dtype, torch.float32))  # [B, t, D]

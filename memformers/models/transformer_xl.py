@@ -11,9 +11,9 @@ from memformers.models.registry import MODELS
 
 
 class TransformerXL(MemoryStack):
-    """Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)): ``n_layers``
-    layers like ``layer``, each with fresh weights, or one for each, over memory and segment, and in pre-norm
-    a final norm. Raises ValueError for a number of layers below 1.
+    """Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)): layers
+    over memory and segment, and in pre-norm a final norm. ``layer`` is copied ``n_layers`` times with fresh
+    weights, or is a list with one layer each. Raises ValueError for a number of layers below 1.
 
     Examples:
         >>> import torch

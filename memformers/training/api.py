@@ -109,12 +109,12 @@ def train(
         folder: The folder of the run; by default a new one in ``runs/``.
         resume: Whether a run in ``folder`` continues from its newest checkpoint, as if it had never stopped.
             A finished run is only loaded, unless ``config`` asks for more tokens than it has seen: then it
-            trains on. If there is no run, a new one starts.
-        init: The initial weights, with a fresh optimizer: a model, to whose tokens ``config`` must fit; or a
+            is extended. If there is no run, a new one starts.
+        init: The initial weights, with a fresh optimizer: a model whose tokens are those of ``config``; or a
             folder or name as ``--init-from`` takes it, which has its tokenizer. Leave ``config.model`` at its
             default, or repeat the model's settings; the lengths of segments and memories, dropout and others
             that don't change the weights may differ.
-        dashboard: The address of a labml server, or off; by default a dashboard on this machine is found.
+        dashboard: The address of a labml server, or off; by default one that runs on this machine.
 
     Returns:
         The trained model with its tokenizer and what was measured.
@@ -198,8 +198,9 @@ def evaluate(
         model: The model, whose segment and memories are as long as in training.
         tokenizer: Its tokenizer.
         text: A text; or several documents, each of which is read from an empty memory.
-        streams: The number of parallel streams into which a text is cut. Each starts with an empty memory, so
-            fewer are stricter, and slower. Of documents, how many are read in parallel, with the same result.
+        streams: The number of parallel streams into which a text is cut. Each starts with an empty memory;
+            with fewer, more tokens are predicted with a full memory, and the evaluation is slower. Of
+            documents, how many are read in parallel, with the same result.
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;

@@ -29,9 +29,10 @@ class TextConfig(Checked):
     """
 
     validation: str = ""
-    """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
+    """The validation text, in any form that data takes; empty: the last 10 % of data, or the split in its
+    folder."""
     test: str = ""
-    """The text that memformers evaluate --split test reads, and no training."""
+    """The test text, which only memformers evaluate --split test reads."""
     text_field: str = "text"
     """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
@@ -97,8 +98,7 @@ class EvaluationConfig(Checked):
     training."""
     evaluation_tokens: NonNegativeInt | None = None
     """How many held-out tokens each evaluation reads, always the first ones; 0 for all. By default
-    32,768, but in all no more than an eighth of the tokens of the training, which takes about a tenth of its
-    time."""
+    32,768, or fewer in a short run: together, evaluations read at most an eighth of the training tokens."""
     final_tokens: NonNegativeInt = 0
     """How many tokens the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
@@ -145,8 +145,8 @@ class StepConfig(Checked):
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
     the start."""
     parallel: Parallel = "single"
-    """With the processes that torchrun started, each of which holds the whole model and takes an equal part
-    of the batch's streams (ddp), or without (single)."""
+    """One process (single), or those that torchrun started (ddp): each holds the whole model and trains an
+    equal share of the streams."""
     accumulate: Count = 1
     """The number of parts of a batch that are computed one after the other before a step, to save memory."""
     activation_checkpointing: bool = False
@@ -186,8 +186,8 @@ class TrainConfig:
     """The training text is cut into chunks of this many tokens. Each epoch reads them in a new random order,
     which depends on the seed. Memory is carried from one to the next; starting each with an empty memory made
     no significant difference (the default's loss was higher by 0.012, -0.005 and 0.007 nats per token). 0
-    reads the text from start to end. Documents are never cut, and always read in a random order that depends
-    on the seed."""
+    reads the text from start to end. Documents are not cut into chunks; they are always read in a random
+    order that depends on the seed."""
     memory_warmup: Share | None = None
     """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
     0, it has its full length from the start. If not given, 0.5; but 0 with compile, because each length
