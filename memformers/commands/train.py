@@ -95,10 +95,8 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
     preset = last_value("--preset", arguments)
     train = parsed(read_preset(preset)["config"] if preset else default.config)
     if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
-        if train.init_from:
-            raise UserError(
-                f"{folder} resumes with the weights of its checkpoint; --init-from can't be used."
-            )
+        if train.init_from or preset:
+            raise UserError(f"{folder} resumes as it began; leave out --init-from and --preset.")
         return replace(parsed(read_train_config(folder)), out=folder, resume=())
     if train.init_from:
         return parsed(replace(train.config, model=load_initial(train.init_from)[0].config))
@@ -111,8 +109,10 @@ def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig
     model = last_value("--model", arguments)
     if ":" not in model:
         return config
-    name = name_of(model)
-    return replace(config, model=name, token_shift=config.token_shift and lookup(name).may_shift())
+    name, n_layers = name_of(model), last_value("--n-layers", arguments)  # it may allow one number only
+    n = int(n_layers) if n_layers.isdecimal() else config.n_layers
+    token_shift = config.token_shift and lookup(name).may_shift()
+    return replace(config, model=name, n_layers=n, token_shift=token_shift)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def cli_errors() -> Iterator[None]:
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeError) as error:  # the last of paths, and of bytes that are no text
         code, message = 2, f"error: {error}"
+        if isinstance(error, FileExistsError):
+            message = f"error: {error.filename} exists and is not a folder; name another folder."
     except KeyboardInterrupt:
         code, message = 130, "interrupted"
     except Exception as error:
@@ -73,6 +75,10 @@ def parse_arguments(
         os.environ["COLUMNS"] = "40"
     words, options = sys.argv[1:] if arguments is None else arguments, list(usual_values(default or kind))
     usual = {option.name: value for option, value in options}
+    if len(usual) < len(options):
+        names = [option.name for option, _ in options]
+        twice = next(name for name in usual if names.count(name) > 1)
+        raise UserError(f"two options are called {twice}; rename the one of your memory's Config.")
     lists = {option.name for option, _ in options if is_list(option.type)}
     words, errors = merged([as_switch(word, usual) for word in words], lists), io.StringIO()
     extra = {} if default is None else {"default": default}

@@ -4,7 +4,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -52,7 +52,7 @@ def check_fields(config: Any) -> None:
     type, not among its choices, or outside its range."""
     kinds = annotations_of(config.__class__)
     for field in fields(config):
-        check_value(field.name, getattr(config, field.name), kinds[field.name], field.default)
+        check_value(field.name, getattr(config, field.name), kinds[field.name])
 
 
 class Checked:
@@ -69,16 +69,15 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         kinds = annotations_of(function)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            check_value(name, value, kinds.get(name, Any), signature.parameters[name].default)
+            check_value(name, value, kinds.get(name, Any))
         return function(*args, **kwargs)
 
     return checked
 
 
-def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
+def check_value(name: str, value: object, kind: Any) -> None:
     if not matches(value, kind):
-        instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
-        raise UserError(f"expected {name} to be {describe_type(kind)}, got {name}={value!r}{instead}.")
+        raise UserError(f"expected {name} to be {describe_type(kind)}, got {name}={value!r}.")
 
 
 def replace_nested(config: T, **settings: Any) -> T:

@@ -70,13 +70,15 @@ class CompareConfig:
         """The experiment; ``beside`` are arms that it has already."""
         train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
         longer: dict[str, Settings] = {}
-        trained = {*self.models, *(arm.name for arm in beside)}
+        described = [
+            replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)
+            for arm in read_arms(self.arms, asdict(train))
+        ]
+        trained = {*self.models, *(arm.settings["model.model"] for arm in (*described, *beside))}
         if self.equal_keys and trained & {*SETTING_MODELS["c_mem_len"]}:
             longer = {"transformer-xl": {"model.mem_len": keys_of_layers(train.model)}}
         arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]
-        for arm in read_arms(self.arms, asdict(train)):
-            arms.append(replace(arm, settings={"model.model": ModelConfig().model} | arm.settings))
-        return Experiment(TEXT, train, {}, tuple(arms), seeds=self.seeds, scale=self.scale)
+        return Experiment(TEXT, train, {}, (*arms, *described), seeds=self.seeds, scale=self.scale)
 
 
 def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> "Report":
@@ -106,7 +108,7 @@ class TextTask(Task):
         for name, training in trainings.items():
             if (spec := spec_of(training)) not in by_spec:
                 by_spec[spec] = find_text(training).info
-                check_apart(by_spec[spec], folder)
+                check_apart(folder, spec.data, by_spec[spec].source)
             check_same_corpus(by_spec[spec], folder / name)
             check_same_config(training, folder / name)
         first = next(iter(trainings.values()))

@@ -33,6 +33,7 @@ from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 
 MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
+MAX_IDS = 1 << 32
 MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 DELIMITERS = ",;\t"  # between the columns of a table
@@ -83,8 +84,8 @@ class Text:
         before, self.are_ids = self.characters, True
         for start in range(0, len(ids), BLOCK // 4):
             block = ids[start : start + BLOCK // 4]
-            if block.dtype.kind == "i" and block.min() < 0:
-                raise UserError(f"{name}: expected token ids from 0 on, got {block.min():,}; correct them.")
+            if wrong := [i for i in (block.min(), block.max()) if not 0 <= i < MAX_IDS]:
+                raise UserError(f"{name}: expected token ids from 0 to {MAX_IDS - 1:,}, got {wrong[0]:,}.")
             self._write(block.astype("<u4").tobytes(), len(block))
         self._end(name, before, is_document)
 

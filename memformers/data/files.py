@@ -97,7 +97,8 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
 
 def raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
     why = f"{path or error.filename} can't be read: {error.strerror or error}"
-    raise UserError(f"{why}; name a text file, a folder of texts or a file of JSON lines.") from None
+    kinds = "file" if isinstance(error, IsADirectoryError) else "text file, folder of texts or JSON lines"
+    raise UserError(f"{why}; name a {kinds}.") from None
 
 
 def read_blocks(opened: IO[bytes]) -> Iterator[bytes]:
@@ -213,10 +214,10 @@ def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[
         return ids, np.zeros(0, np.int64)
     places = ids_in(beside, str(beside))[0].astype(np.int64)
     lengths = np.diff(places)
-    if places[0] != 0 or places[-1] != len(ids) or (lengths < 0).any():
+    if places[0] != 0 or places[-1] != len(ids) or (lengths < 1).any():
         raise UserError(
             f"expected {beside} to rise from 0 to {len(ids):,}, the number of tokens, got {places[0]:,} to "
-            f"{places[-1]:,}, with {(lengths < 0).sum():,} steps back; write it again."
+            f"{places[-1]:,}, with {(lengths < 1).sum():,} steps that don't rise; write it again."
         )
     return ids, lengths
 

@@ -166,7 +166,7 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
         named = {TRAIN: path, VALIDATION: local(spec.validation), TEST: local(spec.test)}
         places = {split: place for split, place in named.items() if split != TEST or spec.test}
     else:
-        places = splits_in(path, left_out) if path.is_dir() else {}
+        places = splits_in(path, left_out) if path.is_dir() and not holds_tokens(path) else {}
     known = benchmark(spec.corpus) if spec.corpus else None
     if known and (not path.is_file() if known.sizes else set(places) != set(SPLITS)):
         form = "one file, decompressed" if known.sizes else "a folder with train, valid and test"
@@ -175,8 +175,12 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     return Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
 
 
+def holds_tokens(path: Path) -> bool:
+    return all((path / name).is_file() for name in STORE)
+
+
 def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Part]:
-    if all((path / name).is_file() for name in STORE):
+    if holds_tokens(path):
         raise UserError(f"{path} holds tokens and no text; train on it as --data, or name the text itself.")
     if path.is_dir():
         if not (files := files_below(path, left_out)):

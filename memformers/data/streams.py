@@ -196,7 +196,7 @@ def documents_reading(documents: Sequence[int], batch_size: int, segment_len: in
     longest_first = sorted((n for n, d in enumerate(documents) if d > 1), key=lambda n: (-documents[n], n))
     groups = tuple(tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size))
     begins = tuple(accumulate(documents, initial=0))[:-1]
-    return Reading(begins, tuple(length - 1 for length in documents), groups, segment_len, True)
+    return Reading(begins, tuple(max(length - 1, 0) for length in documents), groups, segment_len, True)
 
 
 def streams_and_places(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -162,8 +162,8 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size is not None and vocab_size < 256:
-        raise UserError(f"expected vocab_size to be at least 256, the bytes, got {vocab_size}.")
+    if vocab_size is not None and not 256 <= vocab_size <= 1 << 24:
+        raise UserError(f"expected vocab_size from 256, the bytes, to {1 << 24:,}, got {vocab_size:,}.")
     inner: tokenizers.Tokenizer = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

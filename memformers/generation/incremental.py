@@ -138,11 +138,14 @@ class Stepper:
         """Start the segment with caches of the current weights; there are none where layers do more than
         attend to memory and segment: then each step reads the running segment again."""
         layers = self.transformer.memory_layers
-        plain = all(is_unmodified(layer.self_attn, RelativeMultiHeadAttention) for layer in layers)
+        plain = all(
+            is_unmodified(layer.self_attn, RelativeMultiHeadAttention)
+            and type(layer).attend is MemoryLayer.attend
+            for layer in layers
+        )
         self.caches: list[LayerCache] = []
         self.weights = [(m._parameters, n, p) for m in self.model.modules() for n, p in m._parameters.items()]
         self.versions = [(x.data_ptr(), x._version) for *_, x in self.weights if x is not None]
-        B, H, E = self.running.shape[1], self.config.heads, self.config.d_model // self.config.heads
         for layer in layers if plain and self.transformer.keeps_keys and not self.slides else ():
             attention, size = layer.self_attn, layer.size
             longest = size.c_mem_len + size.longest_memory + self.config.segment_len
@@ -150,7 +153,9 @@ class Stepper:
             query, *others = attention.query, attention.key, attention.value
             groups = [[query, *others]] if layer.shift is None else [[query], others]
             maps = [module for group in groups for module in stacked(group)]
-            r_descending, nothing = terms["r"].flip(1).mT.contiguous(), attention.u.new_empty(B, H, 0, E)
+            r_descending = terms["r"].flip(1).mT.contiguous()  # [H, E, K]
+            H, E = r_descending.shape[:2]
+            nothing = r_descending.new_empty(self.running.shape[1], H, 0, E)
             self.caches.append(LayerCache(layer, maps, terms, r_descending, nothing.mT, nothing))
         self._begin(self.past)
 
@@ -166,7 +171,7 @@ class Stepper:
         S, n_layers = self.config.segment_len, len(self.caches)
         nothing = self.transformer.weight.expand(0, self.running.shape[1], -1)  # [0, B, D]
         for i, cache in enumerate(self.caches):
-            (M, C), (new_M, new_C) = (each.lengths(n_layers)[i] for each in (self.past, memory))
+            (M, C), (new_M, new_C) = (m.lengths(n_layers)[i] for m in (self.past, memory))
             slots, positions = (xs[i] if xs else nothing for xs in (memory.c_mem, memory.mem))
             if reuse:
                 n = min(cache.layer.size.n_evicted(M + S) // cache.layer.size.compression_rate, new_C)

@@ -8,18 +8,10 @@ from torch import Tensor
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    mask: Tensor | None = None,
-    key_start: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, mask: Tensor | None = None, key_start: Tensor | None = None,
     dropout_prob: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax attention whose scores depend on the distance d = K − S + i − j from query i to key j.
 
     score(i, j) = [(q_i + u)·k_j + (q_i + v)·r_d + s_d] / √E
@@ -40,16 +32,9 @@ def relative_attention(
 
 
 def attention_probabilities(
-    query: Tensor,
-    key: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    mask: Tensor | None = None,
-    key_start: Tensor | None = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None, s: Tensor | None = None,
+    mask: Tensor | None = None, key_start: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The softmax of the scores above, ``[B, H, S, K]``, in float32 for half precision, under autocast
     too."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]

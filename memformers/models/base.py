@@ -16,7 +16,13 @@ from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
 from memformers.models.layers import FeedForward, MemoryLayer, TransformerXLLayer
-from memformers.models.memory import Memory, first_visible_key, valid_afterwards
+from memformers.models.memory import (
+    Memory,
+    check_memory,
+    check_streams,
+    first_visible_key,
+    valid_afterwards,
+)
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
@@ -42,7 +48,7 @@ class MemoryStack(nn.Module):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """How much each layer of the network of ``config`` remembers."""
-        raise NotImplementedError
+        raise UserError(f"{cls.__qualname__} must define memory_sizes(cls, config), a class method.")
 
     @classmethod
     def may_shift(cls) -> bool:
@@ -97,8 +103,10 @@ class MemoryStack(nn.Module):
 
         ``mask``, ``[S, K, B]`` or ``[S, K, 1]``, is true where a query may look, None for causal;
         ``doc_starts [S, B]`` where a document starts, whose queries see nothing before it. The next memory
-        has a gradient only ``through_memory``."""
-        memory = memory or Memory()
+        has a gradient only ``through_memory``. Raises ValueError for starts or a memory of another shape,
+        dtype or device."""
+        memory = check_memory(memory, x, self.sizes)
+        check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         if mask is not None and any(layer.shift is not None for layer in self.memory_layers):
             raise UserError("a mask doesn't say where a token shift ends; give doc_starts instead.")
         if doc_starts is not None:
@@ -234,7 +242,7 @@ def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode within the block, and afterwards each of its modules in the mode it came in."""
-    training = [module for module in model.modules() if module.training] if model.training else []
+    training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
     try:

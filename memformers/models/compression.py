@@ -65,11 +65,11 @@ class MeanConv1d(nn.Conv1d):
 
 
 class DilatedConvCompression(nn.Module):
-    """f_c as dilated convolutions followed by a [`Conv1dCompression`][], with the same arguments and errors
-    (Rae et al. 2020, section 3.2, which leaves layers and edges open). For each
-    of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after
-    the newest: a slot depends on its own positions and the next ``sum(dilations)``, so nothing of a document
-    comes into the slots of the next.
+    """f_c as dilated convolutions followed by a [`Conv1dCompression`][], with the same ``compression_rate``,
+    ``d_model``, ``start`` and errors (Rae et al. 2020, section 3.2, which leaves layers and edges open). For
+    each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros
+    after the newest: a slot depends on its own positions and the next ``sum(dilations)``, so nothing of a
+    document comes into the slots of the next.
 
     Examples:
         >>> import torch

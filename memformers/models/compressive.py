@@ -51,6 +51,8 @@ class CompressiveTransformer(MemoryStack):
         compression_loss: CompressionLossName = "attention",
     ):
         super().__init__(layer, n_layers)
+        if not all(isinstance(layer, CompressiveTransformerLayer) for layer in self.layers):
+            raise UserError("a CompressiveTransformer needs layers of class CompressiveTransformerLayer.")
         self.compression_loss = compression_loss
         for f_c, size in zip(self.compressions, self.sizes, strict=True):
             learns = any(parameter.requires_grad for parameter in f_c.parameters())

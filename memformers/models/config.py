@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
+from memformers.common.fields import Checked, Count, Probability, Range, check_fields
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.kernels import KernelName
@@ -198,16 +198,14 @@ class NetworkConfig:
     """What trains the compression: attention reconstruction (attention), or nothing (none), for use with bptt
     or a compression without parameters (compressive)."""
     bptt: Length = 0
-    """The language model's loss also trains the compressions, through the slots of this many latest ones; the
-    memory then also keeps the positions of those slots. 0: it doesn't (compressive)."""
+    """How many of the latest compressions the language model's loss also trains, through their slots; the
+    memory then also keeps the positions of those slots. 0 for none (compressive)."""
     memory_config: Any = NO_SETTINGS
     """The settings of your memory, an instance of its ``Config``; its defaults if not given."""
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", name_of(self.model))
-        if not isinstance(self.model, str) or ":" not in self.model:
-            check_value("model", self.model, ModelName, NetworkConfig.model)
         check_fields(self)
         kind, memory_config = lookup(self.model), self.memory_config
         if isinstance(memory_config, Mapping):
@@ -386,4 +384,5 @@ def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
         may_differ = name in SHARED_SETTINGS and not lengths
         if value != field.default and not may_differ and not applies_to(name, model):
             models = " or ".join(map(repr, SETTING_MODELS[name]))
-            raise UserError(f"{name}={value!r} needs model={models}, got model={model!r}.")
+            hint = "; or add it to the class's uses" if ":" in model and name in SHARED_SETTINGS else ""
+            raise UserError(f"{name}={value!r} needs model={models}, got model={model!r}{hint}.")

@@ -10,7 +10,7 @@ from memformers.common.text import UserError
 from memformers.models.base import build_transformer, children_first, initialise_weights, reset_parameters
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
-from memformers.models.memory import Memory, check_memory, check_streams
+from memformers.models.memory import Memory
 
 
 class CoreOutput(NamedTuple):
@@ -85,8 +85,6 @@ class MemoryCore(Pretrained):
             through_memory: Whether what this segment adds to the memory keeps its gradient.
         """
         x = self.dropout(self.encoded(x))  # [S, B, D]
-        memory = check_memory(memory, x, self.transformer.sizes)
-        check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         return CoreOutput(*self.transformer(x, memory, doc_starts=doc_starts, through_memory=through_memory))
 
     def initial(self, batch: int) -> Memory:

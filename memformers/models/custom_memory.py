@@ -1,5 +1,6 @@
 """What your memory defines, and what it gets for it: the layers, documents, saving, generation."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar
@@ -10,13 +11,10 @@ from torch import Tensor, nn
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
-from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.models.config import SHARED_SETTINGS, ModelConfig, NetworkConfig
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import UNBOUNDED, Memory, check_memory, check_returned, valid_afterwards
 
-MAY_USE = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
-"""The settings of built-in models that your memory may use too. With ``memory_warmup``, training starts with
-a shorter memory: its newest positions, and then its newest slots."""
 JSON = (int, float, str, tuple, type(None))
 """The types of its settings: bool is an int."""
 
@@ -59,7 +57,8 @@ class CustomMemory(MemoryStack):
     """
 
     uses: ClassVar[tuple[str, ...]] = ("mem_len",)
-    """The settings of built-in models that it uses, some of [`MAY_USE`][]."""
+    """The settings of built-in models that it uses, some of [`SHARED_SETTINGS`][]. With ``memory_warmup``,
+    training starts with a shorter memory: its newest positions, and then its newest slots."""
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
     """The class of its layers."""
     keeps_keys: ClassVar[bool] = False
@@ -69,7 +68,10 @@ class CustomMemory(MemoryStack):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        problems = [f"uses has {name!r}, not one of {MAY_USE}" for name in cls.uses if name not in MAY_USE]
+        wrong = [name for name in cls.uses if name not in SHARED_SETTINGS]
+        problems = [f"uses has {name!r}, not one of {SHARED_SETTINGS}" for name in wrong]
+        if not isinstance(inspect.getattr_static(cls, "memory_sizes"), classmethod | staticmethod):
+            problems.append("memory_sizes is not a class method; write @classmethod above it")
         if not is_dataclass(cls.Config) or not cls.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             problems.append("Config is not a frozen dataclass; write @dataclass(frozen=True) above it")
         shared = {field.name for field in fields(ModelConfig)}
@@ -103,10 +105,14 @@ class CustomMemory(MemoryStack):
     def build(
         cls, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module
     ) -> "CustomMemory":
+        arguments, init = "config, self_attn, feed_forward", f"{cls.__qualname__}.__init__"
+        try:
+            inspect.signature(cls).bind(config, self_attn, feed_forward)
+        except TypeError as error:
+            raise UserError(f"{init} must take {arguments}: {error}.") from None
         network = cls(config, self_attn, feed_forward)
         if "layers" not in vars(network).get("_modules", {}):
-            arguments = "config, self_attn, feed_forward"
-            raise UserError(f"{cls.__qualname__}.__init__ must start with super().__init__({arguments}).")
+            raise UserError(f"{init} must start with super().__init__({arguments}).")
         if config.token_shift and any(type(x) is not cls.layer or x.shift is None for x in network.layers):
             raise UserError(f"{cls.__qualname__}.__init__ replaces the layers; use token_shift=False.")
         return network
@@ -116,13 +122,17 @@ class CustomMemory(MemoryStack):
         in a stream that has none. ``evicted [n, B, D]``, n ≥ 1, oldest first, are the positions that now
         leave the newest M, zeros if they belong to an earlier document. ``belongs``, boolean ``[n, B]``,
         marks those of the current document."""
-        raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
+        raise UserError(f"{type(self).__qualname__} defines neither grow nor update_memory; write one.")
 
     def update(
         self, memory: Memory, inputs: Sequence[Tensor], shifted: Sequence[Tensor], doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
         """[`update_memory`][], of ``shifted [S, B, D]``."""
-        return self.update_memory(memory, shifted, doc_starts)
+        updated: Any = self.update_memory(memory, shifted, doc_starts)
+        if not isinstance(updated, tuple) or len(updated) != 2:
+            name = f"{type(self).__qualname__}.update_memory"
+            raise UserError(f"expected {name} to return a memory and a loss, got {type(updated).__name__}.")
+        return updated
 
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
@@ -136,7 +146,8 @@ class CustomMemory(MemoryStack):
             L, n = len(whole), max(len(whole) - size.mem_len, 0)
             slots = memory.c_mem[layer] if memory.c_mem else x[:0]
             if size.c_mem_len and (n or len(slots)):
-                slots = slots if len(slots) else x.new_zeros(size.c_mem_len, *x.shape[1:])
+                missing = size.c_mem_len - len(slots)  # at first, and while memory grows in training
+                slots = torch.cat((x.new_zeros(missing, *x.shape[1:]), slots))
                 # How many of the newest positions belong to the document that runs at the end.
                 newest = valid_afterwards(valid, doc_starts, len(x), UNBOUNDED, UNBOUNDED)  # [B]
                 assert newest is not None

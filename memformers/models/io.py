@@ -46,7 +46,7 @@ class Pretrained(nn.Module):
         and tied again when they are loaded. Raises ValueError for the current folder, the checkpoint of a
         training, and a folder in which these files are not such a model's; OSError for a full disk."""
         if (folder := user_path(folder)) == Path():
-            raise UserError("folder='' is the current folder; name a folder for the model.")
+            raise UserError("folder is the current folder; name a folder for the model.")
         if has_manifest(folder) and set(read_json(folder / MANIFEST).get("files", ())) - {CONFIG, WEIGHTS}:
             raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
         if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):

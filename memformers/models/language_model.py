@@ -14,7 +14,7 @@ from memformers.models.attention import linear
 from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
 from memformers.models.io import Pretrained
-from memformers.models.memory import Memory, check_memory, check_streams
+from memformers.models.memory import Memory, check_streams
 from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax, TokenLosses
 
 
@@ -116,8 +116,6 @@ class MemoryLM(Pretrained):
             if low < 0 or high >= size:
                 raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        memory = check_memory(memory, x, self.transformer.sizes)
-        check_streams("doc_starts", doc_starts, torch.bool, tokens.shape, tokens.device)
         hidden, memory, loss = self.transformer(
             x, memory, doc_starts=doc_starts, through_memory=through_memory
         )

@@ -30,8 +30,9 @@ UNBOUNDED = 1 << 62
 class Memory:
     """The past of B parallel streams, oldest first; M, C and the rate may differ between layers.
 
-    Only ``mem`` and ``before`` may carry a gradient, with ``through_memory``. A backward pass may still need
-    the tensors: don't change them in place. Two memories are equal if all their tensors are.
+    Only with ``through_memory``, ``mem``, ``before`` and the slots of a custom memory may carry a gradient. A
+    backward pass may still need the tensors: don't change them in place. Two memories are equal if all their
+    tensors are.
 
     Examples:
         >>> import torch
@@ -229,6 +230,7 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
     settings = [(size.mem_len, size.c_mem_len, size.compression_rate) for size in sizes]
+    predecessors = max((size.predecessors for size in sizes), default=0)  # all layers' for a shift in any
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != len(sizes):
             raise UserError(
@@ -237,7 +239,7 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
         for i, (tensor, size) in enumerate(zip(tensors, sizes if tensors else (), strict=True)):
             n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
             check_streams(f"{name} of layer {i}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
-            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len, "before": size.predecessors}
+            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len, "before": predecessors}
             limit, first = limits.get(name, size.slot_input_positions), settings.index(settings[i])
             if n > limit or n != len(tensors[first]):  # layers of one size have one length
                 raise UserError(
@@ -298,7 +300,7 @@ def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[Me
     for i, (x, size) in enumerate(zip(inputs, sizes, strict=True)):
         past = (*memory.mem[i : i + 1], x)  # nothing is remembered before the first segment
         mem.append(cut(past, size.n_evicted(sum(map(len, past)))))
-    return Memory(tuple(mem), memory.c_mem)
+    return Memory(tuple(mem))
 
 
 @dataclass(frozen=True)
@@ -396,6 +398,8 @@ def n_masked_slots(
     """How many of the oldest of ``slots`` new slots their loss ignores, int64 ``[B]``: those of positions
     before the document of ``valid [B]``; all if one starts in the segment after ``doc_starts[0]``, since some
     queries belong to that before it. One of ``valid`` and ``doc_starts [S, B]`` may be None."""
-    hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
-    masked = (hidden + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
+    if valid is None:
+        assert doc_starts is not None
+        return doc_starts[1:].any(0) * slots
+    masked = (mem_len - valid + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
     return masked if doc_starts is None else masked.masked_fill(doc_starts[1:].any(0), slots)

@@ -66,6 +66,8 @@ def name_of(model: Any) -> str:
         model = load_class(model)
     if not isinstance(model, type):
         return model  # which the config refuses
+    if known := next((name for name, kind in MODELS.items() if kind is model), ""):
+        return known
     path = import_path(model)
     if not hasattr(model, "memory_sizes"):
         raise UserError(f"{path} is not a memory; derive it from memformers.CustomMemory.")
@@ -80,6 +82,8 @@ def name_of(model: Any) -> str:
 def load_class(import_path: str) -> type:
     """The class at ``FILE.py:Class`` or ``package.module:Class``; else UserError, or the module's error."""
     module_name, _, name = import_path.rpartition(":")
+    if not module_name or not name:
+        raise UserError(f"{import_path!r} is no memory; name its file and class, as my_memory.py:Averages.")
     path, is_file = user_path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():
         raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")

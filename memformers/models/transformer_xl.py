@@ -44,7 +44,7 @@ class TransformerXL(MemoryStack):
 
 
 class WithoutMemory(TransformerXL):
-    """A transformer with no memory: a Transformer-XL that is never given one."""
+    """A transformer with no memory: a Transformer-XL whose memory is always empty."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:

@@ -49,7 +49,7 @@ def new_folder(name: str) -> Path:
 def check_named(folder: Path) -> None:
     str(folder).encode()  # UnicodeError for a name in which safetensors can write files, but not read them
     if folder == Path():
-        raise UserError("out='' is the current folder; name a folder for the run.")
+        raise UserError("out is the current folder; name a folder for the run.")
 
 
 def refuse_overwrite(folder: Path, names: Sequence[str]) -> None:

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from memformers.common.fields import replace_nested
+from memformers.common.fields import Count, check_arguments, replace_nested
 from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
-from memformers.common.text import Progress, counted
+from memformers.common.text import Progress, UserError, counted
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
@@ -142,6 +143,7 @@ def train(
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]
         ranks.on_rank_zero(lambda: check_folder(config, folder, resume))
+        has_tokenizer = (folder / TOKENIZER).exists()
         config, weights = with_init(config, init, folder, ranks)
         before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
         if before and config.step.precision == "auto":
@@ -151,7 +153,12 @@ def train(
                 read_text(config, folder, ranks)
             ranks.say(f"{folder} is already finished; nothing is left to train.")
             return TrainedModel(folder, config.step.device)
-        text = read_text(config, folder, ranks)
+        try:
+            text = read_text(config, folder, ranks)
+        except UserError:
+            if ranks.first and not has_tokenizer:  # no run has begun that needs it
+                (folder / TOKENIZER).unlink(missing_ok=True)
+            raise
         config = with_vocabulary(config, text.tokenizer.vocab_size)
         config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, weights)
@@ -189,8 +196,9 @@ def train(
     return TrainedModel(folder, config.step.device)
 
 
+@check_arguments
 def evaluate(
-    model: MemoryLM, tokenizer: Tokenizer, text: str | Sequence[str], *, streams: int = 16
+    model: MemoryLM, tokenizer: Tokenizer, text: str | Sequence[str], *, streams: Count = 16
 ) -> dict[str, float]:
     """Measure how well a model predicts a text, from start to end, with the memory carried along.
 
@@ -219,7 +227,12 @@ def evaluate(
         >>> numbers["tokens"]
         1049
     """
+    if tokenizer.vocab_size != model.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model {model.vocab_size}; use its own."
+        )
     parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
-    tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
+    tokens = np.concatenate(parts or [np.zeros(0, np.int64)])
+    documents = () if isinstance(text, str) else tuple(map(len, parts))
     measured = evaluate_tokens(model, tokens, streams, documents=documents)
     return summary(measured, tokenizer, units(tokenizer, tokens, documents))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from memformers.common import files
-from memformers.common.files import config_from_dict, numbered, read_json, write_json
+from memformers.common.files import config_from_dict, numbered, read_json, user_path, write_json
 from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
@@ -35,8 +35,9 @@ MAY_CHANGE_ON_RESUME = {
     "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that affect results only by rounding. Of texts, the content is compared. With dropout,
-``accumulate`` may not change, since the parts of a batch draw their own random numbers."""
+"""Settings that affect results only by rounding, except that of documents, each part of a batch counts alike
+in the auxiliary loss. Of texts, the content is compared. With dropout, ``accumulate`` may not change, since
+the parts of a batch draw their own random numbers."""
 
 
 def save_checkpoint(
@@ -184,13 +185,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
-def check_apart(corpus: DatasetInfo, folder: Path) -> None:
-    if Path(corpus.source).resolve() == folder.resolve():
+def check_apart(folder: Path, *texts: str) -> None:
+    if folder.resolve() in [user_path(text).resolve() for text in texts]:
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
 
 def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
-    check_apart(corpus, folder)
     facts = read_facts(folder)
     if facts and (before := facts["corpus"])["sha256"] != corpus.sha256:
         raise UserError(
@@ -207,7 +207,8 @@ def restore_newest(
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Read the newest usable checkpoint of ``folder``, if there is one, into ``model`` and the optimizers of
-    ``state``; returns its state. Later records are removed. If none can be used, nothing changes."""
+    ``state``; returns its state. Later records are removed. UserError if none can be used, or if a run that
+    has its result has none."""
     checkpoints = folder / CHECKPOINTS
 
     def read(path: Path) -> TrainingState:
@@ -225,6 +226,10 @@ def restore_newest(
 
     ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
     folders = numbered(checkpoints)
+    if not folders and (folder / RESULT).exists():
+        raise UserError(
+            f"{checkpoints} has no checkpoint to continue from; restore one, or name a new folder."
+        )
     newest = files.newest_that_loads(folders, read, say=ranks.first) if folders else None
     ranks.check_alike(
         newest and newest[0].name,

@@ -98,7 +98,7 @@ class EvaluationConfig(Checked):
     training."""
     evaluation_tokens: NonNegativeInt | None = None
     """How many held-out tokens each evaluation reads, always the first ones; 0 for all. By default
-    32,768, or fewer in a short run: together, evaluations read at most an eighth of the training tokens."""
+    32,768, or fewer in a short run: in all, an eighth of the training tokens, but at least 512 each."""
     final_tokens: NonNegativeInt = 0
     """How many tokens the evaluation at the end reads, for the result; 0 for all."""
     stop_after: NonNegativeInt = 0
@@ -257,9 +257,8 @@ def unused_settings(config: TrainConfig) -> list[str]:
     model = config.model
     names = [setting.name for setting in fields(config)] + [f"model.{f.name}" for f in fields(model)]
     unused = [name for name in names if not applies_to(name.rpartition(".")[2], model.model)]
-    if model.model == "compressive" and (model.compression in WITHOUT_PARAMETERS or ":" in model.compression):
-        unused.append("model.compression_start")
-        unused += ["model.bptt"] if model.compression in WITHOUT_PARAMETERS else []
+    if model.model == "compressive" and model.compression in WITHOUT_PARAMETERS:
+        unused += ["model.compression_start", "model.bptt"]
     if model.positions != "sinusoidal":
         unused += ["model.position_features", "model.clamp_len"]
     if model.embedding != "adaptive":

@@ -28,7 +28,7 @@ from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
-from memformers.training.checkpoints import check_same_config, check_same_corpus
+from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, config_as_saved, unused_settings
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import TrainingState
@@ -126,6 +126,7 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
         text.info.sha256,
         f"the processes read different texts, this one {source}; name a file that all have with data.",
     )
+    check_apart(folder, config.data, source)
     check_same_corpus(text.info, folder)
     if (cutoffs := config.model.adaptive.cutoffs) and tokenizer not in ("frequency", "word"):
         raise UserError(

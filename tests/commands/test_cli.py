@@ -17,6 +17,7 @@ from memformers.commands import options
 from memformers.commands.train import parse_train
 from memformers.common.files import read_json
 from memformers.common.processes import StopSignals
+from memformers.common.text import UserError
 from memformers.comparison.text import CompareConfig
 from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of
@@ -154,11 +155,38 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_two_ways_out(tmp_path, 
     )
 
 
+OWN = """
+from dataclasses import dataclass
+from memformers import CustomMemory, MemorySizes
+@dataclass(frozen=True)
+class Settings:
+    data: str = "x"
+class Two(CustomMemory):
+    @classmethod
+    def memory_sizes(cls, config):
+        return [MemorySizes(4), MemorySizes(8)]
+class Named(Two):
+    Config = Settings
+"""
+
+
+def test_a_memory_may_fix_its_number_of_layers_and_its_settings_have_names_that_no_option_has(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["--n-layers", "2", "--model", f"{tmp_path / 'own.py'}:"]
+    assert parse_train([*words[:3], f"{words[3]}Two"]).config.model.n_layers == 2
+    with pytest.raises(UserError, match="two options are called data; rename"):
+        parse_train([*words[:3], f"{words[3]}Named"])
+
+
 MISTAKES = """
 train --batch-size 500000 --data builtin | 500000
 train --vocab-size 7 --data builtin | vocab_size=7
 train --dashboard nowhere | dashboard='nowhere'
 train --device warp --data builtin | device='warp'
+train --model : --data builtin | file and class
+train --model my.py --data builtin | or your my.py:Class
+train --tokenizer bpe --vocab-size 999999999 --data builtin | 16,777,216
+evaluate --text - --out /etc/hostname | not a folder
 train --learnin-rate 1 | --learning-rate
 train --resume | --resume
 train --resume /gone | error: /gone

@@ -57,7 +57,6 @@ def test_any_other_value_is_an_error_that_says_what_was_expected_and_what_came(
     with pytest.raises(UserError, match=f"^expected {setting} to be {expected}") as error:
         kind(**{setting: value})
     assert f"got {setting}={value!r}" in str(error.value)
-    assert (setting == "inner") or f"the default is {getattr(kind(), setting)!r}" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_a_functions_arguments_are_checked_in_the_same_way():
     assert made(3) == "3 pre"
     with pytest.raises(UserError, match=r"^expected size .*, got size=0\.$"):
         made(0)
-    with pytest.raises(UserError, match=r"norm='x'; .* 'pre'"):
+    with pytest.raises(UserError, match=r"got norm='x'\.$"):
         made(1, norm="x")
     with pytest.raises(TypeError, match="size"):
         made()

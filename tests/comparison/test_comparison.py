@@ -77,8 +77,9 @@ def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
 
 @pytest.mark.parametrize(
     ("changes", "mem_len"),
-    [({}, 20), ({"equal_keys": False}, None), ({"models": ("transformer", "transformer-xl")}, None)],
-)
+    [({}, 20), ({"equal_keys": False}, None), ({"models": ("transformer", "transformer-xl")}, None),
+     ({"models": ("transformer-xl",), "arms": ("c2: model=compressive",)}, 20)],
+)  # fmt: skip
 def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
     experiment = small(scale=0.25, **changes).experiment()
     found = {arm.name: arm.settings for arm in experiment.arms}

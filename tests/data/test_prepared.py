@@ -269,7 +269,7 @@ def test_a_large_text_is_in_the_cache_once_as_it_is_now(tmp_path, monkeypatch, c
     [("train.npy", Path.unlink, "train.npy"),
      ("train.npy", lambda path: path.write_bytes(path.read_bytes()[:-5]), "train.npy"),
      ("validation.npy", lambda path: np.save(path, np.zeros((2, 3), np.uint8)), "validation.npy"),
-     ("train_documents.npy", lambda path: np.save(path, np.load(path)[::-1]), "rise from 0 .* steps back"),
+     ("train_documents.npy", lambda path: np.save(path, np.load(path)[::-1]), "rise from 0 .* steps that"),
      ("train_documents.npy", lambda path: np.save(path, np.load(path) + 1), "train_documents.npy to rise"),
      ("card.json", lambda path: path.write_text(path.read_text().replace('t": 1', 't": 9')), "format.* 9"),
      ("card.json", lambda path: path.write_text(path.read_text().replace("x.txt", "y.txt")), "card.json has"),

@@ -173,6 +173,7 @@ def test_ids_of_a_program_that_are_wrong_leave_nothing(tmp_path):
     for name, ids, words in (
         ("y", {"training": IDS}, "expected splits train, validation"), ("y", {"train": IDS}, "expected spli"),
         ("y", IDS / 2, "float64"), ("y", [IDS, IDS + 1], "got 300 at 4,"), ("y", [], "no text"),
+        ("y", IDS + (1 << 32), "from 0 to 4,294,967,295, got 4,294,967,296"),
         (".", IDS, "exists already"),
     ):  # fmt: skip
         with refused(words):
@@ -250,7 +251,8 @@ REFUSED = [
     ({"x/y": lambda path: path.symlink_to("/proc/self/mem")}, "", "/y can't be read: Input/output error"),
     ({"x/x.txt": TEXT}, "--document-separator x", r"divides one text, and x\.txt consists of documents"),
     ({"x.jsonl": '{"text": "a"}'}, "--document-separator x", "and x.jsonl consists of documents"),
-    ({"x/card.json": "{}", "x/tokenizer.json": "{}", "x/train.npy": ""}, "", "x holds tokens and no text"),
+    ({"x/card.json": "{}", "x/tokenizer.json": "{}", "x/train.npy": NPY, "x/validation.npy": NPY}, "",
+     "x holds tokens and no text"),
     ({"x/input.txt": "half"}, "", "the download is incomplete, or it is another text"),
     ({"x/train": WORDS, "x/valid": WORDS, "x/val": WORDS}, "", "x/val and x/valid are all for validation"),
     *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{found}; is the")
@@ -261,14 +263,14 @@ REFUSED = [
     ({"x/x.npy": NPY, "x/y.txt": b"a text"}, "", "x.npy holds token ids, and y.txt a text"),
     *[({name: raw} | others, "--vocab-size 300", words)
       for name, raw, words, others in (
-          ("x.npy", saved(IDS - 5), "x.npy: .* from 0 on, got -5", {}),
+          ("x.npy", saved(IDS - 5), "x.npy: .* from 0 to 4,294,967,295, got -5", {}),
           ("x.npy", saved(IDS / 2), r"x.npy .* of an integer type, got \[4000\] of float64", {}),
           ("x.npy", saved([IDS, IDS]), r"x.npy .* got \[2, 4000\] of int64", {}),
           ("x.npy", NPY[:-20], "x.npy can't be read as token ids", {}),
           ("x.npy", saved(np.array([IDS, None], object)), "x.npy can't be read as token ids", {}),
           ("x.bin", b"abc", "x.bin .* 2 bytes, got 3", {}), ("x.bin", b"", "x.bin .* got 0 bytes", {}),
           *[("x.npy", NPY, f"x_documents.npy to rise {words}", {"x_documents.npy": saved(places)})
-            for places, words in (([0, 9, 5, 4000], ".* 1 steps back"), ([0, 4001], "from 0"))])],
+            for places, words in (([0, 9, 9, 5, 4000], ".* 2 steps that don't"), ([0, 4001], "from 0"))])],
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ BOLD_ON_TEXT = {
     ("long-text", "the same, slots of 2 positions"): "other layers",
     ("long-text", "32 positions, 32 slots"): "worse",
     ("long-text", "32 positions, 32 slots, no shift"): "worse",
+    ("long-text", "128 newest and 128 slots in the last layer"): "worse",
 }
 """What each bold row that compares slots with positions on a whole text says of slots."""
 
@@ -182,6 +183,17 @@ def test_what_a_selective_memory_saves_without_a_token_shift_is_significant_on_o
     page = " ".join(RESULTS["long-text"].split())
     assert f"this memory saves {code.mean:.3f} ± {code.half_width:.3f} on Python" in page
     assert f"difference on RFCs (−{prose.mean:.3f} ± {prose.half_width:.3f})" in page
+
+
+def test_slots_in_the_last_layer_are_worse_than_as_many_newest_positions_and_significantly_on_one_text():
+    of = ("last-128-slots-shift", "last-256-shift")
+    code, prose = (
+        paired(*(python_source(arm, f"text_selective_{text}") for arm in of)) for text in ("python", "rfc")
+    )
+    assert (code.n, prose.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, 3, False, True)
+    page = " ".join(RESULTS["long-text"].split())
+    assert f"the loss is {prose.mean:.3f} ± {prose.half_width:.3f} higher than with the 256 newest" in page
+    assert f"by {code.mean:.3f} ± {code.half_width:.3f}, which is not significant" in page
 
 
 def test_without_a_limit_a_selective_memory_costs_what_the_pages_say():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memformers import CompressiveTransformer, CustomMemory, Memory, MemoryLM, ModelConfig
+from memformers import CompressiveTransformer, CustomMemory, Memory, MemoryLM, MemorySizes, ModelConfig
 from memformers.models import registry
 from memformers.models.registry import import_path, name_of, register_memory
 from tests.builders import SMALL
@@ -125,6 +125,10 @@ class Fails(Sized):
     def grow(self, layer, slots, evicted, belongs): return slots + undefined
 class Bare(Sized):
     def update_memory(self, memory, inputs, doc_starts): return memory, 0.5
+class Silent(Sized):
+    def update_memory(self, memory, inputs, doc_starts): ...
+class Closed(Sized):
+    def __init__(self): super().__init__()
 class Longer(Sized):
     def update_memory(self, memory, inputs, doc_starts):
         return type(memory)(tuple(inputs)), inputs[0].new_zeros(())
@@ -145,6 +149,9 @@ class Swapped(Sized):
     [*(({"model": f"wrong.py:{name}"}, word) for name, word in {
         "torch": "does not name a class", "Nothing": "Nothing", "Few": "Few.memory_sizes",
         "Grows": "Grows.grow", "Bare": "Bare.update_memory", "Longer": "Longer.update_memory",
+        "Silent": "Silent.update_memory to return a memory and a loss, got NoneType",
+        "Closed": "Closed.__init__ must take config", "Empty": "Empty must define memory_sizes",
+        "Sized": "defines neither grow", "": "name its file and class",
         "Short": "Short.read"}.items()),
      ({"model": "wrong.py:Swapped", "token_shift": True}, "Swapped.__init__ replaces the layers"),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
@@ -162,11 +169,25 @@ def test_what_is_no_memory_is_an_error_of_one_line_that_names_it(settings, word)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Empty", "Sized", "Fails"])
-def test_what_is_not_defined_or_fails_in_the_users_code_goes_through(name):
+def test_what_fails_in_the_users_code_goes_through():
     Path("wrong.py").write_text(WRONG)
-    with pytest.raises((NotImplementedError, NameError)):
-        read(MemoryLM(config_of(model=f"wrong.py:{name}")), tokens(28))
+    with pytest.raises(NameError):
+        read(MemoryLM(config_of(model="wrong.py:Fails")), tokens(28))
+
+
+def test_grow_gets_all_slots_also_after_a_growing_memory_has_cut_them():
+    class Counts(CustomMemory):
+        @classmethod
+        def memory_sizes(cls, config):
+            return [MemorySizes(2, 4, 8)] * config.n_layers
+
+        def grow(self, layer, slots, evicted, belongs):
+            return slots + 1
+
+    stack, x = MemoryLM(config_of(model=Counts)).transformer, torch.randn(4, 2, 12)
+    memory = stack(x)[1]
+    short = replace(memory, c_mem=tuple(slots[-2:] for slots in memory.c_mem))
+    assert stack(x, short)[1].c_mem[0][:, 0, 0].tolist() == [1, 1, 2, 2]
 
 
 def frozen(name, **default):
@@ -177,7 +198,8 @@ def frozen(name, **default):
     ("body", "word"),
     [({"uses": ("heads",)}, "heads"), ({"Config": type("Config", (), {"decay": 0.9})}, "frozen"),
      ({"Config": frozen("dtype", dtype=torch.float32)}, "dtype"),
-     ({"Config": frozen("heads", heads=2)}, "heads"), ({"Config": frozen("decay")}, "default")],
+     ({"Config": frozen("heads", heads=2)}, "heads"), ({"Config": frozen("decay")}, "default"),
+     ({"memory_sizes": lambda self, config: []}, "class method")],
 )  # fmt: skip
 def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(body, word):
     with pytest.raises(ValueError, match=f"Mine.*{word}"):
@@ -193,4 +215,5 @@ def test_two_classes_of_one_name_are_told_apart():
     with pytest.raises(ValueError, match="CustomMemory"):
         register_memory(nn.Linear)
     assert registry.lookup("compressive") is CompressiveTransformer
+    assert ModelConfig(model=CompressiveTransformer, bptt=1) == ModelConfig(model="compressive", bptt=1)
     assert ModelConfig(model=register_memory(registry.load_class("package.module:Averages"))).mem_len == 64

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from memformers import AttentionReconstructionLoss, Memory, MemorySizes
+from memformers import (
+    AttentionReconstructionLoss,
+    CompressiveTransformer,
+    Memory,
+    MemorySizes,
+    TransformerXL,
+    TransformerXLLayer,
+)
 from memformers.models.base import MemoryStack
 from memformers.models.memory import (
     UNBOUNDED,
@@ -22,7 +29,7 @@ from memformers.models.memory import (
     truncate_memory,
     valid_afterwards,
 )
-from tests.builders import small_compressive, small_lm, small_xl
+from tests.builders import layer_parts, small_compressive, small_lm, small_xl
 from tests.texts import BY_LAYER, documents, kept, read, tokens
 
 LENGTHS = st.integers(0, 13)
@@ -108,6 +115,22 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
         if valid is not None:
             remembered = document[:at][at - memory.positions(sizes) :]
             assert valid.tolist() == (remembered == document[at - 1]).sum(0).tolist()
+
+
+def test_a_stack_refuses_a_memory_and_starts_that_do_not_fit():
+    stack = TransformerXL(TransformerXLLayer(**layer_parts(), size=MemorySizes(4)), 2)
+    x = torch.randn(5, 3, 12)
+    memory, starts = stack(x)[1], torch.zeros(5, 3, dtype=torch.bool)
+    slots = replace(memory, c_mem=memory.mem)
+    for past, begin, words in (
+        (memory.streams(slice(2)), None, "mem of layer 0"), (slots, None, "c_mem has length 4"),
+        (replace(memory, mem=memory.mem[:1]), None, "expected mem of 2 layers"), ([x], None, "got a list"),
+        (None, starts.long(), "doc_starts"), (None, starts.T, "doc_starts"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            stack(x, past, doc_starts=begin)
+    with pytest.raises(ValueError, match="needs layers of class CompressiveTransformerLayer"):
+        CompressiveTransformer(TransformerXLLayer(**layer_parts()), 2)
 
 
 @pytest.mark.parametrize(("mem_len", "shared"), [(0, False), (63, False), (64, True)])

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
+from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper, TransformerXLLayer
 from memformers.evaluation.conformance import SMALL
+from memformers.models.layers import MemoryLayer
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
@@ -19,6 +20,32 @@ PLACES = (
     "transformer.layers.0.feed_forward.layer1", "transformer.layers.1.feed_forward.layer2", "encode",
 )  # fmt: skip
 F_C = "transformer.layers.0.compress.conv"
+
+
+def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
+    core = MemoryCore(CoreConfig(d_model=16, heads=2, n_layers=1, dropout=0.5)).eval()
+    core.transformer.layers[0].train()
+    x = torch.randn(1, 16)
+    assert torch.equal(*(Stepper(core, 1).step(x) for _ in range(2)))
+    assert core.transformer.layers[0].training
+
+
+class Reversed(MemoryLayer):
+    def attend(self, x, *others):
+        return -super().attend(x, *others)
+
+
+@pytest.mark.parametrize(("kind", "heads"), [(Reversed, 2), (TransformerXLLayer, 4)])
+def test_a_layer_that_attends_otherwise_or_has_other_heads_takes_effect_step_by_step(kind, heads):
+    core = MemoryCore(CoreConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=4, mem_len=4)).eval()
+    [old] = core.transformer.layers
+    attention = RelativeMultiHeadAttention(heads, 16)
+    core.transformer.layers[0] = kind(
+        d_model=16, self_attn=attention, feed_forward=old.feed_forward, dropout_prob=0.0, size=old.size
+    ).eval()
+    x, stepper = torch.randn(8, 2, 16), Stepper(core, 2)
+    whole = core(x[4:], core(x[:4]).memory).output
+    torch.testing.assert_close(stepper.read(x)[4:], whole)
 
 
 @pytest.fixture(autouse=True)

@@ -114,12 +114,13 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "needs model="),
-     ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such")],
+     ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such"),
+     ("--batch-size 99999", "too short")],
 )  # fmt: skip
 def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):
     options = ["train", "--init-from", trained, "--data", text, "--out", tmp_path / "run", *arguments.split()]
     assert run(*options).said(said)
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert not list(tmp_path.glob("run/*")), "not even a tokenizer, which other weights could not replace"
 
 
 def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(copy, text, tmp_path, monkeypatch):
@@ -182,6 +183,14 @@ def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
         train_run(replace(config, tokens=tokens), copy, resume=True)
         assert "already finished" in run("train", "--resume", copy, "--tokens", tokens).out
         assert files_of(copy) == before
+
+
+def test_a_finished_training_without_its_checkpoints_does_not_begin_again(copy):
+    shutil.rmtree(copy / CHECKPOINTS)
+    before = files_of(copy)
+    assert run("train", "--resume", copy, "--tokens", 1_200).said("no checkpoint to continue from")
+    assert files_of(copy) == before
+    assert run("train", "--resume", copy, "--preset", "text8-24l").said("leave out --init-from and --preset")
 
 
 def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(copy, trained):

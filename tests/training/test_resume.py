@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from memformers.common.files import numbered, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.comparison.text import MEMORIES, CompareConfig, compare
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import prepare
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, alone_in, read_metrics
 from memformers.tracking import recorder
@@ -201,6 +203,9 @@ def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_
             pytest.raises(ValueError, match="texts to train on"),
         ):
             begin(config, tmp_path)
+    tokens = prepare(CorpusSpec(str(tmp_path / "a.txt"), tokenizer="character"), tmp_path / "tokens")
+    with pytest.raises(ValueError, match="texts to train on"):
+        train_run(small_training(data=str(tokens)), tokens)
 
 
 def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
+from memformers.data.tokenizer import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_card, read_metrics
 from memformers.training import api, callbacks, distributed
@@ -84,8 +85,15 @@ def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
     alone = evaluate(run.model, run.tokenizer, text, streams=1)
     assert documents["tokens"] == 2 * (len(text) - 1)
     assert documents["loss_nats"] == pytest.approx(alone["loss_nats"], rel=1e-5)
-    with pytest.raises(ValueError, match="nothing to predict"):
-        evaluate(run.model, run.tokenizer, "")
+    assert evaluate(run.model, run.tokenizer, ["", text, "", text]) == documents
+    for arguments, words in (
+        ((run.tokenizer, ""), "nothing to predict"), ((run.tokenizer, []), "nothing to predict"),
+        ((CharacterTokenizer("ab"), "abab"), "tokenizer has 2 tokens, but the model"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            evaluate(run.model, *arguments)
+    with pytest.raises(ValueError, match="streams"):
+        evaluate(run.model, run.tokenizer, text, streams=0)
     with pytest.raises(ValueError, match="needs model="):  # a length without use
         train(small_training(model="transformer"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
