@@ -5,6 +5,7 @@ else is black or grey."""
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def svg(draw: Callable[[], Figure]) -> str:
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", text)
     text = re.sub(r"font-family: [^;\"]+;? ?", "", text)
+    # Names of clips are hashes of sizes that may differ in their last bit.
+    names = dict.fromkeys(re.findall(r'id="(p[0-9a-f]{10})"', text))
+    text = reduce(lambda text, name: text.replace(name[1], f"clip{name[0]}"), enumerate(names), text)
     dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
     follows = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
     root = 'style="fill: var(--c000000, #000000); font-family: Helvetica, Arial, sans-serif"'
@@ -105,7 +109,7 @@ def forest() -> Figure:
     for a telephone."""
     groups = {panel: [*those] for panel, those in groupby(verdicts(), key=lambda verdict: verdict.panel)}
     heights = [len(those) + 0.5 for those in groups.values()]
-    figure, all_axes = panels(len(groups), 1, 8.9, NARROW, height_ratios=heights)
+    figure, all_axes = panels(len(groups), 1, 9.0, NARROW, height_ratios=heights)
     for axes, (panel, those) in zip(all_axes, groups.items(), strict=True):
         scale, unit = (1, "bits per byte or character") if panel.startswith("Text") else (100, "points")
         for i, verdict in enumerate(those):
