@@ -52,6 +52,12 @@ def _pictures_are_empty(request, monkeypatch):
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder is one of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def float64():
     """Modules made in this test work in double precision."""
     torch.set_default_dtype(torch.float64)
@@ -60,7 +66,7 @@ def float64():
 
 
 @cache
-def short_play(length=60_000, seed=0, is_stand_in=False):
+def short_play(length=30_000, seed=0, is_stand_in=False):
     return builtin_play(length, seed, is_stand_in)
 
 

@@ -28,6 +28,7 @@ from memformers.training.config import TrainConfig
 from tests.builders import small_lm
 from tests.processes import check_plain, run
 
+pytestmark = pytest.mark.usefixtures("here")
 INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "40"))
 """How many inputs all of this module tries."""
 LETTERS = "abcdefghij\n"
@@ -60,11 +61,6 @@ def models(tmp_path_factory):
         small_lm(**options).save_pretrained(folder / name)
         save_tokenizer(ByteTokenizer() if name == "bytes" else CharacterTokenizer(LETTERS), folder / name)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 class Place:

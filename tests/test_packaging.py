@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import memformers
 from memformers.models.io import PACKAGED, packaged_names
@@ -104,6 +105,19 @@ def test_citation_and_changelog_are_of_this_version():
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\nversion: {memformers.__version__}\n" in citation
     assert f"\n## [{memformers.__version__}]" in changes
+
+
+def test_the_workflow_runs_what_every_change_must_pass_on_each_python_and_builds_what_is_published():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    matrix = jobs["checks"]["strategy"]["matrix"]
+    assert matrix["python"] == [f"3.{minor}" for minor in range(10, 15)]
+    assert {name.partition("-")[0] for name in matrix["os"]} == {"ubuntu", "macos"}
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert ".ci/run" in commands
+    targets = {word for line in commands for word in line.split()[1:] if "=" not in word}
+    assert targets == {"test-integrations", "dist", "docs"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
 def test_make_names_its_constraints_in_a_folder_with_a_space(tmp_path):

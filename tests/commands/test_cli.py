@@ -26,13 +26,7 @@ from memformers.data.tokenizers import load_tokenizer, save_tokenizer
 from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import finish, run
 
-
-@pytest.fixture(autouse=True)
-def _somewhere_else(tmp_path, monkeypatch):
-    """Where ``runs`` may come to be."""
-    monkeypatch.chdir(tmp_path)
-
-
+pytestmark = pytest.mark.usefixtures("here")  # where ``runs`` may come to be
 OF_TRAINING = "data tokenizer tokens batch-size seed chunk-len memory-warmup learning-rate"
 FIRST = {
     "train": f"out resume preset init-from dashboard {OF_TRAINING}",

@@ -1,6 +1,7 @@
 """Files and folders that appear whole, where and with the mode that a user expects."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock, Timeout
@@ -53,11 +54,7 @@ def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replace
 def test_a_lock_is_refused_while_it_is_held_and_missing_ones_are_said(tmp_path, monkeypatch, capsys):
     with locked(tmp_path / ".lock"), pytest.raises(Timeout):
         locked(tmp_path / ".lock")
-
-    def acquire(self, timeout):
-        raise NotImplementedError
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=NotImplementedError))
     with locked(tmp_path / ".lock"):
         pass
     assert "no other process" in capsys.readouterr().err

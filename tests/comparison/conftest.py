@@ -7,15 +7,8 @@ from filelock import FileLock
 
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
-from memformers.report import document, plotting
-from memformers.report.markdown import Report
+from memformers.report import plotting
 from tests.conftest import make_tiny
-
-
-@pytest.fixture
-def unreported(monkeypatch):
-    """Figures take longer than tiny trainings."""
-    monkeypatch.setattr(document, "write_report", lambda folder: Report(folder / "report.html", ""))
 
 
 @pytest.fixture(scope="session")

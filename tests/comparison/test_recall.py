@@ -85,7 +85,7 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
     assert not any(torch.equal(*learned[name]) for name in compressions)
 
 
-@pytest.mark.usefixtures("quick_runs", "unreported")
+@pytest.mark.usefixtures("quick_runs")
 def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment, tmp_path / "r")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from experiments import pretrained
@@ -46,7 +47,7 @@ def test_both_models_are_small_files_as_they_were_made_and_are_loaded_in_float32
     assert all(torch.equal(state[key], weights[key].float()) for key in weights)
 
 
-def test_the_recipe_and_the_guide_say_what_was_trained_and_the_model_has_learned_it(name):
+def test_the_recipe_the_guide_and_the_card_say_what_was_trained_and_the_model_has_learned_it(name):
     recipe = read_json(PACKAGED / name / RECIPE)
     model, tokenizer = load_packaged(name, CPU)
     assert recipe["parameters"] == sum(parameter.numel() for parameter in model.parameters())
@@ -58,6 +59,10 @@ def test_the_recipe_and_the_guide_say_what_was_trained_and_the_model_has_learned
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     assert f"| {recipe['parameters']:,} |" in row
     assert f"| {recipe['held_out']['loss_nats']:.4f} nats per token |" in row
+    text = (PACKAGED / name / pretrained.CARD).read_text(encoding="utf-8")
+    assert text == pretrained.card(name, recipe)
+    assert f"{recipe['held_out']['loss_nats']:.4f} nats" in text
+    assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
 
 
 def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(tmp_path, monkeypatch):
@@ -94,7 +99,7 @@ def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_
     expected = {name: tensor.bfloat16() for name, tensor in trained.state_dict().items()}
     assert all(torch.equal(packaged.state_dict()[name], tensor) for name, tensor in expected.items())
     recipe = read_json(out / "small" / RECIPE)
-    held_out = write_play(60_000)[54_000:]
+    held_out = write_play(30_000)[27_000:]
     loss = evaluate(packaged.float(), tokenizer.encode(held_out), 16).loss
     assert recipe["held_out"]["loss_nats"] == pytest.approx(loss, abs=1e-6)
     monkeypatch.setattr(pretrained, "LARGEST", 1_000)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from memformers.common.text import UserError
 from memformers.data import sources, tokenize_corpus
 from memformers.data.builtin import write_play
-from memformers.data.sources import BENCHMARKS, CorpusSpec, find
+from memformers.data.sources import BENCHMARKS, CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of, prepare, split_of
 from memformers.data.tokenizers import OWN
 from tests.data.reading import as_text, contents, dataset, refused, whole, write
@@ -132,12 +132,6 @@ def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monke
             found = dataset(".")
     assert [whole(found, split) for split in ("train", "validation", "test")] == TEXTS
     assert dataset("same").info.sha256 != found.info.sha256
-
-
-def test_a_document_whose_name_ends_like_that_of_a_split_is_none(tmp_path):
-    names = ["loire.val.txt", "orient_express_train.txt", "the-test.txt", *(f"{n}.txt" for n in "xyz")]
-    found = find(CorpusSpec(str(write(tmp_path, dict.fromkeys(names, TEXT)))))
-    assert [(part.split, part.name) for part in found.parts] == [("", name) for name in names]
 
 
 def test_a_text_of_another_machine_is_copied_and_copied_again_when_it_has_changed():

@@ -96,6 +96,8 @@ READ = [
           ({f"{n}.png": b"\x89PNG\xff" for n in range(6)}, r"4.png \(byte 0x89 at offset 0\) and 1 more\.$"),
           *[({f"runs/x/{name}.json": "{}" for name in names}, r"runs or tokens are left out: runs/x\.$")
             for names in (["config", "run"], ["experiment", "other"], ["card", "tokenizer"])])],
+    *[({f"x/{name}": "a b" for name in names}, {}, [(name, "a b") for name in names], "")
+      for names in (("loire.val.txt", "orient_express_train.txt", "the-test.txt"),)],
 ]  # fmt: skip
 
 

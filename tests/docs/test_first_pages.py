@@ -8,10 +8,15 @@ import pytest
 
 from docs.building.markdown import BLOCK
 from docs.building.results import ROOT, mean, paired, seeds, verdicts
+from docs.building.tables import share
 
-README, HOME = (
-    " ".join((ROOT / path).read_text(encoding="utf-8").split()) for path in ("README.md", "docs/index.md")
-)
+
+def read(path):
+    return " ".join((ROOT / path).read_text(encoding="utf-8").split())
+
+
+README, HOME, WHICH = map(read, ("README.md", "docs/index.md", "docs/which-memory.md"))
+INDEX, LONG_TEXT = (read(f"docs/results/{name}.md") for name in ("index", "long-text"))
 RESULTS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs/results").glob("*.md")}
 BOLD_ON_TEXT = {
     ("long-text", "64 positions, 192 slots"): "worse",
@@ -27,12 +32,8 @@ BOLD_ON_TEXT = {
 
 
 def python_source(arm, experiment="text"):
-    return seeds(experiment, arm, "bits per byte, 6,400,000 tokens")
-
-
-def correct(experiment, arm, band):
-    found = mean(seeds(experiment, arm, f"correct, {band}"))
-    return f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f} %"
+    after = "" if experiment.startswith("text_recipe") else ", 6,400,000 tokens"
+    return seeds(experiment, arm, f"bits per byte{after}")
 
 
 def table_rows(page):
@@ -47,21 +48,17 @@ def table_rows(page):
             yield [heading.strip() for heading in headings.strip("|").split("|")], group, cells
 
 
-def comparisons_on_text():
-    """The bits that slots save against the same number of vectors in the same layers, paired over seeds."""
-    chart = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
-    short = paired(*(seeds("ablation", arm, "bits per character") for arm in ("transformer-xl", "conv")))
-    measures = ("bits per character, tiny-shakespeare", "bits per byte, python-source")
-    models = ("transformer-xl", "compressive")
-    return [*chart, short, *(paired(*(seeds("memories", arm, m) for arm in models)) for m in measures)]
-
-
 def test_the_sentence_about_slots_on_text_counts_every_comparison():
-    found = comparisons_on_text()
+    """By the bits that slots save against the same number of vectors in the same layers, paired by seed."""
+    found = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
+    compared = [("ablation", "conv", "bits per character")]
+    compared += [("memories", "compressive", "bits per character, tiny-shakespeare")]
+    compared += [("memories", "compressive", "bits per byte, python-source")]
+    found += [paired(seeds(name, "transformer-xl", m), seeds(name, slots, m)) for name, slots, m in compared]
     better = sum(gain.mean > gain.half_width for gain in found)
     worse = sum(gain.mean < -gain.half_width for gain in found)
     said = f"slots won {better} of {len(found)} comparisons (after short training) and lost {worse};"
-    for page in (README, HOME, " ".join(RESULTS["index"].split())):
+    for page in (README, HOME, INDEX):
         assert f"{said} {len(found) - better - worse} show no significant difference." in page
     assert [*BOLD_ON_TEXT.values()].count("better") == better
     assert [*BOLD_ON_TEXT.values()].count("worse") == worse
@@ -119,92 +116,44 @@ def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differe
         assert f"{long_layer}{more.mean:.3f} ± {more.half_width:.3f}" in page
 
 
-def test_what_a_token_shift_saves_is_a_paired_difference_on_two_texts():
-    gains = []
-    for text in ("python", "rfc"):
-        arms = (python_source(arm, f"text_shift_{text}") for arm in ("last-256-shift", "last-256"))
-        gains.append(paired(*arms))
-        assert (gains[-1].n, gains[-1].leaves_out_zero) == (3, True)
-    code, prose = (f"{-gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
-    shift = "[token shift](docs/how-to/train.md#token-shift) (default)"
-    assert f"{shift} | −{code} on Python, −{prose} on RFCs" in README
-    which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
-    for page in (HOME, " ".join(RESULTS["long-text"].split()), which):
-        assert f"{code} " in page
-        assert f"{prose} on RFCs" in page
+SHIFT, SELECTIVE = ("last-256", "last-256-shift"), ("last-256-shift", "last-128-selective-shift")
+SAVED = [
+    (["text_shift_python", "text_shift_rfc"], [SHIFT], 2,
+     [(README, "[token shift](docs/how-to/train.md#token-shift) (default) | −{} on Python, −{} on RFCs"),
+      *((page, "{} …{} on RFCs") for page in (HOME, LONG_TEXT, WHICH))]),
+    (["text_recipe"], [("xl-plain", "transformer-xl"), ("compressive-plain", "compressive"),
+                       ("compressive", "transformer-xl")], 3,
+     [(LONG_TEXT, "saves {} bits per byte for Transformer-XL and {} for the Compressive Transformer"),
+      (LONG_TEXT, "{1} for the Compressive Transformer, which is {2} behind with it")]),
+    (["text_selective_python", "text_selective_rfc"], [SELECTIVE], 2,
+     [(README, "[`--model selective`](docs/which-memory.md) | another −{} and −{} |"),
+      (WHICH, "saves another {} on Python and {} on RFCs"),
+      *((page, "another {} and {}") for page in (HOME, INDEX, LONG_TEXT))]),
+    (["text_recipe", "text_recipe_rfc"], [("transformer-xl", "selective")], 1,
+     [(LONG_TEXT, "saves another {} on Python, and nothing on RFCs ({})"),
+      (WHICH, "{} on Python after 2.7 million tokens, and nothing on RFCs")]),
+    (["text_selective_python", "text_selective_rfc"], [("last-256", "last-128-selective")], 1,
+     [(LONG_TEXT, "this memory saves {} on Python…difference on RFCs (−{})")]),
+    (["text_selective_rfc", "text_selective_python"], [("last-128-slots-shift", "last-256-shift")], 1,
+     [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…by {}, which is not significant")]),
+    (["text_shift_python", "text_shift_rfc"], [SELECTIVE[::-1]], 1,  # without a limit, it costs
+     [(LONG_TEXT, "{} higher than with the 256 newest…(+{})")]),
+]  # fmt: skip
+"""Experiments and pairs of a worse and a better arm; how many of the differences, the first ones, are
+significant; and what pages say of them."""
 
 
-def test_what_a_token_shift_saves_with_the_settings_of_compare_is_a_paired_difference():
-    pairs = (
-        ("xl-plain", "transformer-xl"),
-        ("compressive-plain", "compressive"),
-        ("compressive", "transformer-xl"),
-    )
-    gains = [paired(*(seeds("text_recipe", arm, "bits per byte") for arm in pair)) for pair in pairs]
-    assert all(gain.mean > 0 and gain.leaves_out_zero for gain in gains)
-    exact, slots, behind = (f"{gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
-    said = f"saves {exact} bits per byte for Transformer-XL and {slots} for the Compressive Transformer"
-    assert f"{said}, which is {behind} behind with it" in " ".join(RESULTS["long-text"].split())
-
-
-def test_what_a_selective_memory_saves_is_a_paired_difference_to_as_many_newest_positions():
-    of, gains = ("last-256-shift", "last-128-selective-shift"), []
-    for text in ("python", "rfc"):
-        gains.append(paired(*(python_source(arm, f"text_selective_{text}") for arm in of)))
-        assert (gains[-1].n, gains[-1].leaves_out_zero, gains[-1].mean > 0) == (3, True, True)
-    code, prose = (f"{gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains)
-    assert f"[`--model selective`](docs/which-memory.md) | another −{code} and −{prose} |" in README
-    which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
-    assert f"saves another {code} on Python and {prose} on RFCs" in which
-    for page in (HOME, RESULTS["index"], RESULTS["long-text"]):
-        assert f"another {code} and {prose}" in " ".join(page.split())
-
-
-def test_what_a_selective_memory_saves_with_the_settings_of_compare_is_significant_on_one_text():
-    of = ("transformer-xl", "selective")
-    code, prose = (
-        paired(*(seeds(name, arm, "bits per byte") for arm in of))
-        for name in ("text_recipe", "text_recipe_rfc")
-    )
-    assert (code.n, prose.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, 3, True, False)
-    saved = f"{code.mean:.3f} ± {code.half_width:.3f} on Python"
-    found = f"saves another {saved}, and nothing on RFCs ({prose.mean:.3f} ± {prose.half_width:.3f})"
-    assert found in " ".join(RESULTS["long-text"].split())
-    which = " ".join((ROOT / "docs/which-memory.md").read_text(encoding="utf-8").split())
-    assert f"{saved} after 2.7 million tokens, and nothing on RFCs" in which
-
-
-def test_what_a_selective_memory_saves_without_a_token_shift_is_significant_on_one_text():
-    of = ("last-256", "last-128-selective")
-    code, prose = (
-        paired(*(python_source(arm, f"text_selective_{text}") for arm in of)) for text in ("python", "rfc")
-    )
-    assert (code.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, True, False)
-    page = " ".join(RESULTS["long-text"].split())
-    assert f"this memory saves {code.mean:.3f} ± {code.half_width:.3f} on Python" in page
-    assert f"difference on RFCs (−{prose.mean:.3f} ± {prose.half_width:.3f})" in page
-
-
-def test_slots_in_the_last_layer_are_worse_than_as_many_newest_positions_and_significantly_on_one_text():
-    of = ("last-128-slots-shift", "last-256-shift")
-    code, prose = (
-        paired(*(python_source(arm, f"text_selective_{text}") for arm in of)) for text in ("python", "rfc")
-    )
-    assert (code.n, prose.n, code.leaves_out_zero, prose.leaves_out_zero) == (3, 3, False, True)
-    page = " ".join(RESULTS["long-text"].split())
-    assert f"the loss is {prose.mean:.3f} ± {prose.half_width:.3f} higher than with the 256 newest" in page
-    assert f"by {code.mean:.3f} ± {code.half_width:.3f}, which is not significant" in page
-
-
-def test_without_a_limit_a_selective_memory_costs_what_the_pages_say():
-    of = ("last-128-selective-shift", "last-256-shift")
-    code, prose = (
-        paired(*(python_source(arm, f"text_shift_{text}") for arm in of)) for text in ("python", "rfc")
-    )
-    assert (code.leaves_out_zero, prose.leaves_out_zero) == (True, False)
-    page = " ".join(RESULTS["long-text"].split())
-    assert f"{code.mean:.3f} ± {code.half_width:.3f} higher than with the 256 newest" in page
-    assert f"({prose.mean:+.3f} ± {prose.half_width:.3f})" in page
+@pytest.mark.parametrize(("experiments", "pairs", "significant", "sentences"), SAVED)
+def test_what_is_saved_is_a_paired_difference_and_significant_where_pages_say_so(
+    experiments, pairs, significant, sentences
+):
+    gains = [paired(*(python_source(arm, name) for arm in arms)) for name in experiments for arms in pairs]
+    assert [gain.leaves_out_zero for gain in gains] == [i < significant for i in range(len(gains))]
+    assert all(gain.n == 3 for gain in gains)
+    assert all(gain.mean > 0 for gain in gains[:significant])
+    numbers = [f"{gain.mean:.3f} ± {gain.half_width:.3f}" for gain in gains]
+    for page, sentence in sentences:
+        assert [part for part in sentence.format(*numbers).split("…") if part not in page] == []
 
 
 def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_differences():
@@ -212,13 +161,11 @@ def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_
     found = [seeds("mqar", arm, "correct") for arm in of]
     for better, worse in pairwise(found):
         assert (better.keys(), paired(better, worse).leaves_out_zero) == ({1, 2, 3}, True)
-    kept, exact, plain = (
-        f"{100 * share.mean:.1f} ± {100 * share.half_width:.1f} %" for share in map(mean, found)
-    )
+    kept, exact, plain = shares = [share(mean(of_arm)) for of_arm in found]
     said = f"{kept} correct, Transformer-XL {exact}, without token shift {plain} |"
     assert f"associative recall | `--model selective` | {said}" in README
-    for page in (" ".join((ROOT / "docs/which-memory.md").read_text().split()), RESULTS["index"]):
-        assert [share for share in (kept, exact, plain) if share not in page] == []
+    for page in (WHICH, INDEX):
+        assert [shown for shown in shares if shown not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -226,11 +173,12 @@ def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_
 )
 def test_the_answers_of_both_models_are_those_of_the_experiment(experiment, band):
     for arm in ("transformer-xl", "compressive"):
-        assert (share := correct(experiment, arm, band)) in README
-        assert share in HOME
+        correct = share(mean(seeds(experiment, arm, f"correct, {band}")))
+        assert correct in README
+        assert correct in HOME
 
 
 def test_the_speed_is_that_of_its_page():
-    page = (ROOT / "docs/results/speed.md").read_text(encoding="utf-8")
-    low, high = re.search(r"([\d.]+) to ([\d.]+) times as fast as labml-nn", page.replace("\n", " ")).groups()
+    page = read("docs/results/speed.md")
+    low, high = re.search(r"([\d.]+) to ([\d.]+) times as fast as labml-nn", page).groups()
     assert f"{low} to {float(high):g} times as fast as labml-nn" in README

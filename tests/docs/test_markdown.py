@@ -6,10 +6,8 @@ from docs.building.markdown import excerpt, filled, relinked
 from docs.building.pages import TEX, mathml, with_terms
 from docs.building.results import ROOT
 
-LOSS, SEEN = (
-    "docs.plain.compressive.reconstruction_loss",
-    "memformers.models.base.MemoryStack.visible_past_keys",
-)
+LOSS = "docs.plain.compressive.reconstruction_loss"
+SEEN = "memformers.models.base.MemoryStack.visible_past_keys"
 
 
 def beside(text, *marks):

@@ -2,16 +2,15 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from docs.building.results import ROOT
 from memformers.data.builtin import write_play
 
-FOLDER = Path(__file__).parents[2] / "experiments/notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
 LARGEST = 300_000
 
 
@@ -37,10 +36,13 @@ def test_all_notebooks_run_to_their_end_on_a_small_budget(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_committed_as_it_ran_with_figures_light_and_without_paths(path):
+def test_a_notebook_installs_the_repository_and_is_committed_as_it_ran_light_and_without_paths(path):
+    """Not a package by its name: whoever takes a name first on PyPI decides what it installs."""
     notebook = nbformat.read(path, as_version=4)
-    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
-    assert counts == list(range(1, len(counts) + 1))
+    first, *others = (cell for cell in notebook.cells if cell.cell_type == "code")
+    (installed,) = re.findall(r"%pip install --quiet (\S+)$", first.source, re.MULTILINE)
+    assert f'"{installed.removeprefix("git+")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert [cell.execution_count for cell in (first, *others)] == list(range(1, len(others) + 2))
     assert sum("image/png" in output.get("data", {}) for output in outputs(notebook)) >= 1
     assert path.stat().st_size < LARGEST
     for output in outputs(notebook):

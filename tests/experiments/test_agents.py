@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import settings_of
 from memformers.runs.folder import read_metrics
+from tests import processes
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
@@ -185,13 +186,9 @@ def test_whatever_is_observed_becomes_numbers_and_a_missing_package_is_named(mon
 
 
 def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, monkeypatch):
-    def train_here(commands, jobs, *, environment, begin):
-        for number, (module, folder) in enumerate(commands):
-            assert module == AgentTask.module
-            train_agent(Path(folder))
-            yield number, 0
-
-    monkeypatch.setattr(experiment, "run_modules", train_here)
+    task = SimpleNamespace(module=AgentTask.module, train=train_agent)
+    monkeypatch.setattr(processes, "OTHER_TASKS", [task])
+    monkeypatch.setattr(experiment, "run_modules", processes.train_here)
     monkeypatch.setattr("experiments.agents.__main__.BASE", TINY)
     monkeypatch.setattr("experiments.agents.__main__.AgentSettings", partial(AgentSettings, evaluated=6))
     chosen = ("gru", "transformer-xl", "compressive")

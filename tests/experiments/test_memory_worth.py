@@ -96,16 +96,8 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
 
 def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
     found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
-    assert found.tolist() == [
-        *[NEVER] * 5,
-        *[NO_WORD] * 2,
-        *[NEVER] * 2,
-        *[NO_WORD] * 2,
-        *[11] * 5,
-        -1,
-        10,
-        10,
-    ]
+    expected = 5 * [NEVER] + 2 * [NO_WORD] + 2 * [NEVER] + 2 * [NO_WORD] + 5 * [11] + [NO_WORD, 10, 10]
+    assert found.tolist() == expected
     groups, names = word_groups(found, [1, 11])
     assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
 

@@ -26,10 +26,8 @@ SIZES = ModelConfig(
     c_mem_len=10, compression_rate=4,
 )  # fmt: skip
 COMPRESSIVE = {"model": "compressive"}
-XL, SIZED = (
-    {"model": "transformer-xl", "positions": "learned", "dropout": 0.1},
-    {"segment_len": 24, "mem_len": 24},
-)
+XL = {"model": "transformer-xl", "positions": "learned", "dropout": 0.1}
+SIZED = {"segment_len": 24, "mem_len": 24}
 CASES = [
     COMPRESSIVE | {"precision": "bfloat16", "dropout": 0.1},
     pytest.param(XL, marks=pytest.mark.long),

@@ -1,19 +1,12 @@
 """What a training run survives, and what a large text costs, at a size of moments."""
 
 import csv
-import os
 import sys
 
 import pytest
 
-from experiments.soak import Soak, faults, in_ram
+from experiments.soak import Soak, faults
 from tests.processes import run_module
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="psutil tells the PSS of a process on Linux only")
-def test_the_memory_of_a_process_is_what_it_holds():
-    before, held = in_ram(os.getpid()), bytearray(os.urandom(2**20) * 64)
-    assert in_ram(os.getpid()) - before == pytest.approx(len(held), rel=0.1)
 
 
 def test_each_interval_has_a_fault_and_each_kind_as_many():

@@ -25,6 +25,7 @@ from memformers.integrations.huggingface import MemformerConfig, MemformerForCau
 from memformers.training.run import load_initial
 from tests.builders import MODELS, SMALL, small_lm
 
+pytestmark = pytest.mark.usefixtures("here")
 PROMPTS = [torch.arange(n) % 11 for n in (3, 24, 10, 3)]
 MASK = torch.tensor([[0] * (24 - len(p)) + [1] * len(p) for p in PROMPTS])
 PADDED = torch.stack([F.pad(p, (24 - len(p), 0), value=999) for p in PROMPTS])
@@ -263,11 +264,6 @@ def trained(rows, model=None, steps=6, collator=None, loss=None, *, kind=transfo
 
 
 ROWS = huggingface.rows_in_order(torch.arange(560) ** 2 % 11, batch_size=4, length=14)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.long

@@ -95,8 +95,7 @@ def test_a_trial_is_known_from_the_plan_and_the_whole_run_is_advised(options, sc
 @pytest.mark.parametrize(
     ("command", "less"),
     [("memformers recall --quick --jobs 1", "memformers recall --jobs 1"),
-     ("memformers recall --out a --resume --jobs 2", "memformers recall --jobs 2"),
-     ("memformers recall --out=a --tokens 9 --arms='c d'", "memformers recall '--arms=c d'")],
+     ("memformers recall --out a --resume --jobs 2", "memformers recall --jobs 2")],
 )  # fmt: skip
 def test_options_of_a_command_are_dropped_with_their_values(command, less):
     assert shlex.join(without(shlex.split(command), ("--quick", "--tokens"))) == less

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,6 +110,12 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
     assert "not all metrics" in after
     files = [path for path in tmp_path.glob("*") if path.is_file() and path.name != "labml.log"]
     assert not [path for path in files if "secret" in path.read_text()]  # the log is labml's own words
+
+
+def test_a_run_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(recorder, "start_relay", Mock(side_effect=BlockingIOError("no process is left")))
+    track(tmp_path)
+    assert "labml gets nothing" in capfd.readouterr().err
 
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):

@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from memformers.common.files import numbered
+from memformers.common.files import numbered, read_json
+from memformers.data import sources
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import read_metrics
 from memformers.training import callbacks
-from memformers.training import run as run_module
 from tests.builders import small_training
-from tests.training.runs import find_short_text, train_run, without_times
+from tests.conftest import short_play
+from tests.training.runs import train_run, without_times
 
 STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 CONFIG = small_training(model="compressive", tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
@@ -70,10 +71,11 @@ def check_nothing_is_left(folder: Path) -> list[Path]:
 
 
 def outcome(folder: Path) -> list[Any]:
-    """All that must be the same: the last checkpoint, the records, the sample; and nothing is left over."""
+    """All that must be the same: the last checkpoint, records, result, sample; and nothing is left over."""
     newest = check_nothing_is_left(folder)[0]
     files = [(newest / name).read_bytes() for name in STATE_FILES]
-    return [*files, without_times(read_metrics(folder)), (folder / "sample.txt").read_bytes()]
+    records = without_times([*read_metrics(folder), read_json(folder / "result.json")])
+    return [*files, records, (folder / "sample.txt").read_bytes()]
 
 
 @cache
@@ -103,7 +105,7 @@ def main(folder: Path, kills: int) -> None:
     """Kill, resume, and compare with the undisturbed run."""
     os.environ["MEMFORMERS_DASHBOARD"] = "off"
     callbacks.SAMPLE_CHARACTERS, callbacks.GLIMPSE_CHARACTERS = 30, 10
-    run_module.find_text = find_short_text  # type: ignore[attr-defined]
+    sources.builtin_play = short_play
     undisturbed()
     counts = random.Random(0)
     random_places = [[("", counts.randint(1, 99)) for _ in range(3)] for _ in range(kills // 3)]

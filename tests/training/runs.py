@@ -3,11 +3,9 @@
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,9 @@ from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
-from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training import api
-from memformers.training.checkpoints import save_checkpoint
 from memformers.training.loop import train_steps
-from memformers.training.run import build_model, spec_of
-from tests.builders import small_training
+from memformers.training.run import spec_of
 
 
 def train_run(config, folder, dashboard="", **options):
@@ -54,9 +49,6 @@ def finding(text, documents=(), name="some"):
     return lambda config: found(spec_of(config))
 
 
-find_short_text = finding(SHORT, name="built-in play")
-
-
 def segments_of(config, position=0, documents=()):
     """TEXT, as ``config`` reads it."""
     S = config.model.segment_len
@@ -65,34 +57,6 @@ def segments_of(config, position=0, documents=()):
 
 find_documents = finding(SHORT, (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46))
 """Documents that train within moments: an epoch is a few segments of each of four streams."""
-
-
-def letters():
-    return CharacterTokenizer("".join(map(chr, range(256))))
-
-
-def about(**changes: Any) -> dict[str, Any]:
-    """What a checkpoint says of itself, of no run in particular."""
-    facts = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
-    return facts | {"peak_memory_bytes": 0} | changes
-
-
-CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)
-"""A training of six steps."""
-
-
-def keep_two_checkpoints(folder):
-    """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED."""
-    facts, lm = about(config=asdict(CHECKPOINTED)), build_model(CHECKPOINTED)
-
-    def keep(state):
-        state.read_losses()
-        if state.step > 4:
-            save_checkpoint(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts)
-
-    segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
-    train_here(lm, CHECKPOINTED, segments, maybe_checkpoint=keep)
-    write_json(folder / "config.json", asdict(CHECKPOINTED))
 
 
 def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
@@ -129,7 +93,7 @@ def stop(config, folder, step):
     assert end.value.code == 143
 
 
-TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+TIMES = {"seconds", "evaluation_seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
 def without_times(records):

@@ -51,11 +51,6 @@ def worker(torchrun: int, rank: int) -> int:
     raise LookupError(f"torchrun has no process of rank {rank}")
 
 
-@pytest.fixture(autouse=True)
-def _short_runs(quick_runs):
-    """Here the text is a file, for all processes."""
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"

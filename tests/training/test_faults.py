@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from memformers.common.command_line import cli_errors
 from memformers.common.fields import replace_nested
 from memformers.common.files import BROKEN, check_manifest, numbered, read_json, write_json
 from memformers.convert.load import load_checkpoint as load_for_use
+from memformers.data.streams import training_segments
+from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training.checkpoints import (
     ABOUT,
     keep_best_and_newest,
@@ -36,16 +39,18 @@ from memformers.training.run import build_model
 from tests.builders import Bomb, small_training
 from tests.processes import ended, finish
 from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_at, outcome, undisturbed
-from tests.training.runs import (
-    CHECKPOINTED,
-    about,
-    keep_two_checkpoints,
-    letters,
-    reseal,
-    train_run,
-)
+from tests.training.runs import reseal, train_here, train_run
 
 CPU = torch.device("cpu")
+CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)
+"""A training of six steps."""
+LETTERS = CharacterTokenizer("".join(map(chr, range(256))))
+
+
+def about(**changes):
+    """What a checkpoint says of itself, of no run in particular."""
+    facts = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
+    return facts | {"peak_memory_bytes": 0} | changes
 
 
 def limit_files(size):
@@ -108,9 +113,18 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(kills, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run with the checkpoints of steps 5 and 6."""
-    folder = tmp_path_factory.mktemp("whole")
-    keep_two_checkpoints(folder)
+    """A run of CHECKPOINTED with the checkpoints of steps 5 and 6."""
+    folder, lm = tmp_path_factory.mktemp("whole"), build_model(CHECKPOINTED)
+
+    def keep(state):
+        state.read_losses()
+        if state.step > 4:
+            place = folder / "checkpoints" / f"{state.tokens:012}"
+            save_checkpoint(place, lm, LETTERS, state, about(config=asdict(CHECKPOINTED)))
+
+    segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
+    train_here(lm, CHECKPOINTED, segments, maybe_checkpoint=keep)
+    write_json(folder / "config.json", asdict(CHECKPOINTED))
     return folder
 
 
@@ -136,17 +150,13 @@ def loaded_step(folder, capsys, word=""):
     return state.step
 
 
-def flipped(data):
-    half = len(data) // 2
-    return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
-
-
 def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
     newest, older = numbered(copy / "checkpoints")
     weights = [load((folder / "model.safetensors").read_bytes()) for folder in (newest, older)]
     for path in sorted(newest.iterdir()):
         data = path.read_bytes()
-        for spoiled in (flipped(data), data[: len(data) // 2], None):
+        half = len(data) // 2
+        for spoiled in (data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :], data[:half], None):
             path.unlink()
             if spoiled is not None:
                 path.write_bytes(spoiled)
@@ -224,11 +234,7 @@ def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(t
 def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
     """A file system that fails for a moment, as a network's does, costs no checkpoint."""
     before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
-
-    def failing(path):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(files, "checksum", failing)
+    monkeypatch.setattr(files, "checksum", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
         train_run(CHECKPOINTED, copy, resume=True)
     assert {p: p.stat().st_mtime_ns for p in before} == before
@@ -239,7 +245,7 @@ def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_m
     config = small_training(model="transformer")
     lm = build_model(replace(config, model=replace(config.model, dropout=dropout)))
     state, states = TrainingState(build_optimizers(lm, config)), [random_states()]
-    save_checkpoint(tmp_path / "7", lm, letters(), state, about())
+    save_checkpoint(tmp_path / "7", lm, LETTERS, state, about())
     torch.rand(1)
     states.append(random_states())
     write_json(tmp_path / "7" / "random.json", {"ranks": states})

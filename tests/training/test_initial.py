@@ -25,7 +25,7 @@ from memformers.training.run import build_model, find_text, keep_tokenizer, load
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.faults import fault_at
-from tests.training.runs import SHORT, find_short_text, train_run
+from tests.training.runs import SHORT, train_run
 
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=8,
@@ -35,12 +35,6 @@ CONFIG = replace_nested(
     final_tokens=500,
 )  # fmt: skip
 """512 tokens, since 500 are no whole number of steps."""
-
-
-@pytest.fixture(autouse=True)
-def _real_texts(monkeypatch):
-    """Trainings read the texts that they name."""
-    monkeypatch.setattr(run_module, "find_text", find_text)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +241,7 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
     def find(config):
         inside.set()
         end.wait(60)
-        return find_short_text(config)
+        return find_text(config)
 
     monkeypatch.setattr(run_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(tokens=64), tmp_path / "a"))

@@ -3,6 +3,7 @@
 import itertools
 import math
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from memformers.training.loop import NotFiniteError, TrainingState, clip, shorte
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_lm, small_training
+from tests.texts import kept
 from tests.training.runs import DOCUMENTS, finding, segments_of, train_here, train_run
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
@@ -72,11 +74,7 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
         config = small_training(model=model, tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
-        lm.register_forward_hook(
-            lambda _, inputs, output: dtypes.update(
-                t.dtype for t in (*output.memory.mem, *output.memory.c_mem)
-            )
-        )
+        lm.register_forward_hook(lambda _, __, output: dtypes.update(x.dtype for x in kept(output.memory)))
         losses[precision] = [found["loss.train"] for found in train_here(lm, config, regular(config))]
         assert {p.dtype for p in lm.parameters()} == {torch.float32}
     assert dtypes == {torch.float32}
@@ -132,9 +130,9 @@ def test_a_custom_memory_grows_if_it_says_so(uses, first):
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
     layers, memory = lm.config.memory_sizes, Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
-    kept = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
-            (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
-    for share, lengths in kept:
+    lengths_of = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
+                  (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
+    for share, lengths in lengths_of:
         part = shortened(memory, share, layers)
         assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
         for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
@@ -156,9 +154,7 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
         memory = lm(segment, memory, doc_starts=begun).memory
     short = shortened(memory, share, lm.config.memory_sizes)
     assert short.valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
-    other = replace(
-        short, mem=tuple(x.clone() for x in short.mem), c_mem=tuple(x.clone() for x in short.c_mem)
-    )
+    other = deepcopy(short)
     for x, hidden in [(x, max(len(x) - 6, 0)) for x in other.mem] + [(x, len(x)) for x in other.c_mem]:
         x[:hidden, 2] = 7.0
     assert torch.equal(lm(tokens[0], other).logits, lm(tokens[0], short).logits)

@@ -1,7 +1,6 @@
 """A training that was stopped and resumed is the training that never stopped, bit for bit; another one is
 refused by what differs, and nothing that is no run's is overwritten."""
 
-import errno
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,21 +16,18 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, alone_in, read_metrics
-from memformers.tracking import recorder
 from memformers.training import run as run_module
 from memformers.training.checkpoints import cut_metrics
 from memformers.training.run import find_text
 from tests.builders import small_lm, small_training
-from tests.training.faults import STATE_FILES
+from tests.training.faults import outcome
 from tests.training.runs import (
     SHORT,
     find_documents,
-    find_short_text,
     finding,
     reseal,
     stop,
     train_run,
-    without_times,
 )
 
 LONGER = {"log_every": 2, "evaluations": 1, "tokens": 64 * 12, "accumulate": 2, "model": "compressive"}
@@ -55,7 +51,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     config = small_training(**settings)
     config = replace(config, model=replace(config.model, dropout=0.3, **network))
     texts = {"epochs": finding(SHORT[:550]), "documents": find_documents}
-    monkeypatch.setattr(run_module, "find_text", texts.get(name, find_short_text))
+    monkeypatch.setattr(run_module, "find_text", texts.get(name, find_text))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
         stop(config, folder, step)
@@ -63,19 +59,11 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     assert ("slot_inputs.1" in kept) == ("slots" in name)
     assert ("valid" in kept) == ("documents" in name)
     train_run(config, folder, resume=True)
-    records = read_metrics(whole)
-    assert without_times(read_metrics(folder)) == without_times(records)
-    lengths = [record["memory.length"] for record in records if "memory.length" in record]
+    assert outcome(folder) == outcome(whole)
+    lengths = [record["memory.length"] for record in read_metrics(whole) if "memory.length" in record]
     assert "grows" not in name or lengths[0] < lengths[-1] >= 14
-    for file in ("sample.txt", "config.json", "run.json"):
+    for file in ("config.json", "run.json"):
         assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
-    changing = {"seconds", "evaluation_seconds", "peak_memory_bytes"}
-    first, second = ({k: v for k, v in read_json(f / "result.json").items() if k not in changing}
-                     for f in (whole, folder))  # fmt: skip
-    assert first == second
-    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
-    for file in STATE_FILES:
-        assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path):
@@ -89,7 +77,7 @@ def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "find_text", find_short_text)
+        patch.setattr(run_module, "find_text", finding(SHORT))
         stop(small_training(), folder, 20)
     return folder
 
@@ -133,9 +121,6 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
     assert read_json(folder / "result.json")["step"] == 32
     assert read_json(folder / "config.json")["checkpoint"]["keep_checkpoints"] == 1
     assert read_json(folder / "run.json")["environments"][1]["device"] == "another CPU"
-    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    train_run(small_training(), folder, resume=True)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files, "it is finished"
 
 
 @pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [512, 384, 256, 128]), (0.0, [512])])
@@ -187,8 +172,7 @@ def test_a_run_is_not_scattered_over_the_current_folder(begin, resume):
         begin(small_training(), Path(), resume=resume)
 
 
-def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", find_text)
+def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"This is {name}.\n" * 100)
     config, folder = small_training(tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
@@ -206,14 +190,3 @@ def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_
     tokens = prepare(CorpusSpec(str(tmp_path / "a.txt"), tokenizer="character"), tmp_path / "tokens")
     with pytest.raises(ValueError, match="texts to train on"):
         train_run(small_training(data=str(tokens)), tokens)
-
-
-def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capsys):
-    def none_left(*_, **__):
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(recorder, "start_relay", none_left)
-    with recorder.Tracking(tmp_path, "run", {}, "auto") as tracking:
-        tracking.record({"tokens": 1.0})
-    assert (tmp_path / METRICS).read_text() == '{"tokens": 1.0}\n'
-    assert "labml gets nothing" in capsys.readouterr().err

@@ -9,21 +9,19 @@ from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json
 from memformers.common.text import UserError
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.runs.folder import read_metrics
-from memformers.training import run as run_module
-from memformers.training.run import find_text
 from tests.builders import small_training
 from tests.training.runs import SHORT, stop, train_run, without_times
 
 
 @pytest.fixture(autouse=True)
 def _its_own_text(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_module, "find_text", find_text)
     monkeypatch.setattr(tokenize_corpus.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
 
 
@@ -39,10 +37,9 @@ def config_on(data, **changes):
 
 
 def found(run):
-    result, facts = read_json(run / "result.json"), read_json(run / "run.json")
-    times = {"seconds", "evaluation_seconds", "peak_memory_bytes", "tokens_per_second"}
-    facts = {k: v for k, v in facts["corpus"].items() if k not in ("source", "name")}
-    return without_times(read_metrics(run)), {k: v for k, v in result.items() if k not in times}, facts
+    facts = read_json(run / "run.json")["corpus"]
+    records = without_times([*read_metrics(run), read_json(run / "result.json")])
+    return records, {k: v for k, v in facts.items() if k not in ("source", "name")}
 
 
 def evaluate(run, out, *options):
@@ -102,16 +99,12 @@ def test_no_training_reads_the_test_part_which_evaluate_measures(text, tmp_path)
     files["validation"].write_text(SHORT[-1000:])
     files["test"].write_text(SHORT[:800])
     files["other"].write_text(SHORT[800::-1])
+    config = config_on(text, tokens=64, final_tokens=0, validation=str(files["validation"]))
     run, other = (
-        train_run(
-            config_on(
-                text, tokens=64, final_tokens=0, validation=str(files["validation"]), test=str(files[test])
-            ),
-            tmp_path / test / "run",
-        )
-        for test in ("test", "other")
+        train_run(replace_nested(config, test=str(files[name])), tmp_path / name)
+        for name in ("test", "other")
     )
-    assert found(other)[:2] == found(run)[:2]
+    assert found(other)[0] == found(run)[0]
     assert read_json(run / "result.json")["evaluated_tokens"] == 1000 - 1
 
     def measured(*options):
