@@ -230,7 +230,7 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
     settings = [(size.mem_len, size.c_mem_len, size.compression_rate) for size in sizes]
-    predecessors = max((size.predecessors for size in sizes), default=0)  # all layers' for a shift in any
+    predecessors = max([0, *(size.predecessors for size in sizes)])  # of all layers for a shift in any
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != len(sizes):
             raise UserError(
