@@ -18,22 +18,13 @@ from memformers import (
 )
 from memformers.common.fields import replace_nested
 from memformers.comparison.recall import SETTINGS, RecallSetup
+from memformers.evaluation import conformance
 from memformers.models.config import SETTING_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-SMALL = ModelConfig(
-    vocab_size=11,
-    d_model=12,
-    heads=3,
-    n_layers=2,
-    d_ff=16,
-    segment_len=7,
-    mem_len=5,
-    c_mem_len=4,
-    compression_rate=3,
-)
+SMALL = ModelConfig(**conformance.SMALL | {"segment_len": 7, "mem_len": 5, "compression_rate": 3})
 SMALL_SIZES = [
     "--tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--heads", "2",
     "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
@@ -63,17 +54,13 @@ def layer_parts(norm: Norm = "pre", **attention: Any) -> dict[str, Any]:
     }
 
 
-def small_xl(n_layers: int = 2, norm: Norm = "pre", **attention: Any) -> TransformerXL:
-    return fill_zeros(TransformerXL(TransformerXLLayer(**layer_parts(norm, **attention)), n_layers))
+def small_xl(n_layers: int = 2, norm: Norm = "pre") -> TransformerXL:
+    return fill_zeros(TransformerXL(TransformerXLLayer(**layer_parts(norm)), n_layers))
 
 
-def small_compressive(
-    n_layers: int = 2, rate: int = 3, norm: Norm = "pre", **attention: Any
-) -> CompressiveTransformer:
-    layer = CompressiveTransformerLayer(
-        **layer_parts(norm, **attention), compress=Conv1dCompression(rate, 12)
-    )
-    return fill_zeros(CompressiveTransformer(layer, n_layers))
+def small_compressive(norm: Norm = "pre") -> CompressiveTransformer:
+    layer = CompressiveTransformerLayer(**layer_parts(norm), compress=Conv1dCompression(3, 12))
+    return fill_zeros(CompressiveTransformer(layer, 2))
 
 
 class Bomb:

@@ -5,8 +5,6 @@ import torch
 from tests.builders import SMALL
 
 EXACT = {"rtol": 0, "atol": 1e-10}
-BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}
-"""Lengths of two layers."""
 
 
 def tokens(T, B=2):
@@ -21,31 +19,21 @@ def documents(T, B, *begins):
     return doc_starts
 
 
-def read(lm, text, doc_starts=None, memory=None, begin=0):
-    """The logits ``[T, B, 11]`` of a text read in segments, of which the first ends as if ``begin`` tokens of
-    it were missing; each segment's auxiliary loss; and the last memory."""
-    logits, losses, at = [], [], 0
-    while at < len(text):
-        end = at + lm.config.segment_len - (begin if at == 0 else 0)
-        output = lm(text[at:end], memory, doc_starts=None if doc_starts is None else doc_starts[at:end])
-        memory = output.memory
-        logits.append(output.logits)
-        losses.append(output.auxiliary_loss)
-        at = end
-    return torch.cat(logits), losses, memory
+def read(model, x, doc_starts=None, memory=None, *, lengths=None, through_memory=False):
+    """The outputs ``[T, B, ·]`` for ``x [T, B, …]`` in segments, of these ``lengths`` or the model's; each
+    segment's auxiliary loss; and the last memory."""
+    outputs, losses, lengths = [], [], lengths or model.config.segment_len
+    starts = [None] * len(x) if doc_starts is None else doc_starts[: len(x)].split(lengths)
+    for part, start in zip(x.split(lengths), starts, strict=False):
+        output, memory, loss = model(part, memory, doc_starts=start, through_memory=through_memory)
+        outputs.append(output)
+        losses.append(loss)
+    return torch.cat(outputs), losses, memory
 
 
-def read_on(reader, text, doc_starts=None, portion=1):
+def read_on(reader, text, portion=1):
     """The logits ``[·, B, 11]`` that a reader gives after each ``portion`` of a text."""
-    parts = text.split(portion)
-    starts = [None] * len(parts) if doc_starts is None else doc_starts.split(portion)
-    return torch.stack([reader.read(*part)[-1] for part in zip(parts, starts, strict=True)])
-
-
-def after_whole_segments(lm, text, doc_starts=None, memory=None):
-    """The memory after those of a text's segments that are whole."""
-    whole = len(text) - len(text) % lm.config.segment_len
-    return read(lm, text[:whole], doc_starts, memory)[2] if whole else memory
+    return torch.stack([reader.read(part)[-1] for part in text.split(portion)])
 
 
 def gradients(lm, loss):

@@ -7,18 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from experiments.benchmarks.peers import LabmlLM, RelativeMultiHeadAttention, two_alike, two_gradients
+from experiments.benchmarks.peers import LabmlLM, two_alike, two_gradients
 from experiments.benchmarks.training import MODELS
-from memformers import ModelConfig, from_labml
-from tests.builders import fill_zeros
+from memformers import from_labml
+from tests.builders import SMALL, fill_zeros
+from tests.texts import same
 
 S, B = 5, 3
-SIZES = {"d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": S, "mem_len": 8}
-CONFIG = ModelConfig(vocab_size=11, **SIZES, c_mem_len=4, compression_rate=3, positions="learned")
-
-
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+CONFIG = replace(SMALL, segment_len=S, mem_len=8, positions="learned")
 
 
 @pytest.mark.usefixtures("float64")
@@ -35,23 +31,16 @@ def test_a_model_agrees_over_four_segments_in_logits_memories_losses_and_gradien
         tokens, targets = torch.randint(config.vocab_size, (2, S, B))
         their_logits, their_memory, their_part = theirs(tokens, their_memory)
         logits, our_memory, part = ours(tokens, our_memory)
-        close(logits, their_logits)
-        close([list(our_memory.mem), list(our_memory.c_mem)], list(their_memory))
-        close(part, their_part)
+        found = logits, our_memory.mem, our_memory.c_mem, part
+        same(found, (their_logits, *their_memory, their_part))
         compressions += bool(part > 0)
         our_loss = our_loss + part + F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         their_loss = their_loss + their_part + F.cross_entropy(their_logits.flatten(0, 1), targets.flatten())
     assert compressions == (3 if model == "compressive" else 0)
     our_loss.backward()
     their_loss.backward()
-    close(*two_gradients(ours, theirs))
+    same(*two_gradients(ours, theirs))
     assert all(parameter.grad.any() for parameter in ours.parameters())
-
-
-def test_all_4096_distances_are_taken_over_by_default():
-    theirs = RelativeMultiHeadAttention(3, 12)
-    ours = from_labml({"layers.0.self_attn." + k: v for k, v in theirs.state_dict().items()})
-    assert ours["layers.0.self_attn.r"].shape == (3, 4096, 4)
 
 
 def test_another_models_state_dict_and_too_many_positions_are_errors():

@@ -65,8 +65,7 @@ def test_the_recipe_the_guide_and_the_card_say_what_was_trained_and_the_model_ha
     assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
 
 
-def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(here):
     lm = small_lm("transformer")
     lm.save_pretrained("compressive-shakespeare")
     assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config

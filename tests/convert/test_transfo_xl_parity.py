@@ -2,7 +2,8 @@
 double precision.
 
 The weights depend on the vocabulary (three forms of clusters, the width of vectors, ties) and on three more
-settings. All 12 vocabularies are compared, each with one choice of these three.
+settings. All 12 vocabularies are compared, each with one choice of these three; and one with distances that
+are clamped and cut.
 """
 
 import itertools
@@ -15,17 +16,21 @@ from safetensors.torch import save_file
 
 from memformers import from_transfo_xl, load_weights
 from memformers.convert.transfo_xl import OURS_ALONE
-from memformers.generation.incremental import Stepper
 from tests.convert.transfo_xl_reference import Reference
+from tests.texts import same
 
 BOTH = (False, True)
 CLUSTERS = (((), 1), ((3, 7), 1), ((3, 7), 2))
 """Cutoffs and div_val."""
 MODELS = [
-    (*CLUSTERS[a], (12, 8)[c], d, bool(a & 1) ^ c, c ^ d, bool(a & 1) ^ d)
+    (*CLUSTERS[a], (12, 8)[c], d, bool(a & 1) ^ c, c ^ d, bool(a & 1) ^ d, {})
     for a, c, d in itertools.product(range(3), BOTH, BOTH)
 ]
-CUTS = [((4, 100)[a], b, (8, 3)[c], a ^ b ^ c) for a, b, c in itertools.product(BOTH, repeat=3)]
+MODELS += [
+    (*CLUSTERS[2], 12, True, False, True, a ^ b ^ c,
+     {"clamp_len": (4, 100)[a], "same_length": b, "mem_len": (8, 3)[c]})
+    for a, b, c in itertools.product(BOTH, repeat=3)
+]  # fmt: skip
 
 
 def made(**changes):
@@ -34,18 +39,14 @@ def made(**changes):
     return reference, reference.named(reference.weights())
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("cutoffs", "div_val", "d_embed", "tied", "untie_r", "original", "pre_lnorm"), MODELS
+    ("cutoffs", "div_val", "d_embed", "tied", "untie_r", "original", "pre_lnorm", "lengths"), MODELS
 )
 def test_outputs_memories_and_gradients_agree_over_four_segments(
-    cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm
+    cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm, lengths
 ):
-    reference = Reference(cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm=pre_lnorm)
+    reference = Reference(cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm=pre_lnorm, **lengths)
     weights = reference.weights()
     model = from_transfo_xl(reference.named(weights), reference.config)
     shared, maps = model.config.adaptive, div_val > 1 or d_embed != 12
@@ -56,11 +57,10 @@ def test_outputs_memories_and_gradients_agree_over_four_segments(
         tokens, targets = torch.randint(0, reference.V, (2, S, 3))
         wanted, mems = reference.forward(weights, tokens, mems)
         logits, memory, _ = model(tokens, memory)
-        close(logits, wanted)
-        close(list(memory.mem), mems)
+        same([logits, *memory.mem], [wanted, *mems])
         their_loss = their_loss - wanted.gather(-1, targets[..., None]).mean()
         our_loss = our_loss + F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    close(our_loss, their_loss)
+    same([our_loss], [their_loss])
     our_loss.backward()
     their_loss.backward()
     # Their gradients go through the same map as their weights.
@@ -73,29 +73,8 @@ def test_outputs_memories_and_gradients_agree_over_four_segments(
             continue
         if name.endswith((".u", ".v")) and not untie_r:
             grad = sum(g for other, g in ours.items() if other.endswith(name[-len(".u") :]))
-        close(grad, wanted[name])
+        same([grad], [wanted[name]])
         assert grad.abs().sum() > 0
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("clamp_len", "same_length", "mem_len", "pre_lnorm"), CUTS)
-def test_distances_are_clamped_and_cut_as_the_config_says_by_segment_and_by_token(
-    clamp_len, same_length, mem_len, pre_lnorm
-):
-    lengths = {"clamp_len": clamp_len, "same_length": same_length, "mem_len": mem_len}
-    reference = Reference((3, 7), 2, tied=True, pre_lnorm=pre_lnorm, **lengths)
-    weights = reference.weights()
-    model = from_transfo_xl(reference.named(weights), reference.config)
-    one_by_one, in_portions, mems, memory = Stepper(model, 2), Stepper(model, 2), [], None
-    for _ in range(4):
-        tokens = torch.randint(0, reference.V, (5, 2))
-        wanted, mems = reference.forward(weights, tokens, mems)
-        logits, memory, _ = model(tokens, memory)
-        close(logits, wanted)
-        close(list(memory.mem), mems)
-        close(torch.stack([one_by_one.step(token) for token in tokens]), wanted.detach())
-        close(in_portions.read(tokens[:2])[-1], wanted[1].detach())
-        close(in_portions.read(tokens[2:])[-1], wanted[4].detach())
 
 
 @pytest.mark.parametrize(

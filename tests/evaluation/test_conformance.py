@@ -9,6 +9,7 @@ import torch
 
 from memformers import CustomMemory, MemorySizes
 from memformers.evaluation.conformance import conformance
+from tests.models.test_custom import MINE
 from tests.processes import run
 
 
@@ -91,24 +92,12 @@ def test_a_sound_memory_passes_the_six_checks():
     ]
 
 
-def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
-        "from memformers import MemorySizes, CustomMemory\n"
-        "from dataclasses import dataclass\n"
-        "@dataclass(frozen=True)\n"
-        "class Settings:\n"
-        "    start: float = 0.5\n"
-        "class Mine(CustomMemory):\n"
-        "    Config = Settings\n"
-        "    @classmethod\n"
-        "    def memory_sizes(cls, config): return [MemorySizes(4, 1, 2)] * config.n_layers\n"
-        "    def visible_past_keys(self, valid, M, C, rate): return valid.clamp(0, M) + C\n"
-        "    def grow(self, layer, slots, left, belongs): return self.settings.start * slots + left.sum(0)\n"
-    )
-    ended = run("check", "mine.py:Mine", "--segment-len", 5, "--start", 2)
+def test_the_command_says_what_each_check_asks_and_which_failed(here):
+    shows = "def visible_past_keys(self, valid, M, C, rate): return valid.clamp(0, M) + C"
+    Path("mine.py").write_text(f"{MINE}class Mine(Averages):\n    {shows}\n")
+    ended = run("check", "mine.py:Mine", "--segment-len", 5, "--decay", 0.5)
     assert ended.said("mine.py:Mine fails 1 of the checks above.")
     assert "ok      causality  No output depends on a later token, nor has a gradient from it." in ended.out
     assert "FAILED  documents  A stream that was reset equals a fresh one" in ended.out
-    assert "--start FLOAT" in run("check", "mine.py:Mine", "--stort", 2).err
+    assert "--decay FLOAT" in run("check", "mine.py:Mine", "--dekay", 2).err
     assert run("check").said("name the memory to check, as in: memformers check my_memory.py:Averages")

@@ -28,6 +28,7 @@ from memformers.evaluation.evaluate import (
     with_lengths,
 )
 from tests.builders import MODELS, small_lm
+from tests.texts import read
 
 LENGTHS = [30, 1, 8, 53, 2, 9, 22, 7, 1]
 """Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted."""
@@ -53,13 +54,10 @@ def check_same(found, wanted, *names):
 
 def read_alone(lm, text):
     """Losses and correct answers of one stream, from an empty memory."""
-    memory, losses, hits = None, [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
-    for segment, targets in zip(text[:-1].split(7), text[1:].split(7), strict=True):
-        if len(segment):
-            logits, memory, _ = lm(segment[:, None], memory)
-            losses.append(F.cross_entropy(logits[:, 0], targets, reduction="none"))
-            hits.append(logits[:, 0].argmax(-1) == targets)
-    return torch.cat(losses), torch.cat(hits)
+    if len(text) == 1:
+        return torch.empty(0), torch.empty(0, dtype=torch.bool)
+    logits = read(lm, text[:-1, None])[0][:, 0]
+    return F.cross_entropy(logits, text[1:], reduction="none"), logits.argmax(-1) == text[1:]
 
 
 @pytest.mark.usefixtures("float64")

@@ -24,6 +24,7 @@ from memformers.integrations import huggingface
 from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryTrainer
 from memformers.training.run import load_initial
 from tests.builders import MODELS, SMALL, small_lm
+from tests.texts import read
 
 pytestmark = pytest.mark.usefixtures("here")
 PROMPTS = [torch.arange(n) % 11 for n in (3, 24, 10, 3)]
@@ -107,10 +108,7 @@ def test_generation_goes_on_from_a_memory_and_each_of_several_texts_too():
         assert torch.equal(several.sequences[2 * i : 2 * i + 2], alone.sequences)
         assert torch.allclose(several.sequences_scores[2 * i : 2 * i + 2], alone.sequences_scores, atol=1e-5)
     assert adapter(text[:, :21], use_cache=False).cache is None
-    expected = None
-    for segment in text[:, :21].T.split(7):
-        expected = own(segment, expected).memory
-    assert memory == expected
+    assert memory == read(own, text[:, :21].T)[2]
 
 
 def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart():
@@ -161,6 +159,9 @@ def test_weights_that_accelerate_offloads_compute_the_same(model):
         (lambda _: MemformerConfig(embedding="adaptive", tie_word_embeddings=True), "tie_weights"),
         (lambda _: huggingface.rows_in_order(range(9), 2, 5), "at least 10"),
         (lambda _: trained(ROWS, kind=MemoryTrainer, train_sampling_strategy="random"), "sequential"),
+        (lambda _: trained(ROWS, label_smoothing_factor=0.1), "leave out label_smoothing_factor"),
+        (lambda _: trained(ROWS, small_adapter(model="transformer-xl"), loss=torch.sum), "compute_loss_func"),
+        (lambda adapter: adapter.train()(PROMPTS[1][None]), "computes from labels"),
         (lambda _: huggingface.tokenizer_of(IdTokenizer(9)), "not text"),
         (lambda _: huggingface.load("no such model"), "no pretrained model"),
     ],
@@ -325,19 +326,6 @@ def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
     targets = torch.cat([torch.arange(1, len(x) + 1) for x in alone])
     wanted = F.cross_entropy(torch.cat(alone), targets).item()
     assert model(**batch).loss.item() == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-@pytest.mark.parametrize(
-    "settings", [{"label_smoothing_factor": 0.1}, {"loss": lambda outputs, labels, **_: outputs.logits.sum()}]
-)
-def test_a_trainer_that_computes_its_own_loss_from_logits_is_refused_in_a_line(model, settings):
-    with pytest.raises(ValueError, match="label_smoothing_factor, compute_loss_func") as raised:
-        trained(ROWS, small_adapter(model=model), **settings)
-    assert "\n" not in str(raised.value)
-    if model == "compressive":
-        with pytest.raises(ValueError, match="computes from labels"):
-            small_adapter(model=model).train()(PROMPTS[1][None])
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from torchrl.modules import get_primers_from_module, set_recurrent_mode
 
 from memformers import CoreConfig, MemoryCore
 from memformers.integrations.torchrl import MemoryModule
+from tests.texts import read
 
 SMALL = {"d_model": 8, "heads": 2, "n_layers": 2, "d_ff": 16, "dropout": 0.0}
 CORES = [
@@ -52,11 +53,8 @@ def test_single_steps_windows_from_anywhere_and_episodes_alone_give_the_same_num
     for b in range(4):
         starts = [*begins[b, :, 0].nonzero()[:, 0].tolist(), 37]
         for begin, end in pairwise(starts):
-            memory, read = None, []
-            for segment in x[b, begin:end, None].split(module.core.config.segment_len):
-                output, memory, _ = module.core(segment, memory)
-                read.append(output[:, 0])
-            assert torch.allclose(torch.cat(read), steps["embed"][b, begin:end], atol=1e-5)
+            read_alone, *_ = read(module.core, x[b, begin:end, None])
+            assert torch.allclose(read_alone[:, 0], steps["embed"][b, begin:end], atol=1e-5)
 
 
 def test_a_window_reaches_all_weights_and_compressions_learn_without_their_loss_being_added():
@@ -67,10 +65,7 @@ def test_a_window_reaches_all_weights_and_compressions_learn_without_their_loss_
     assert all(p.grad is not None and p.grad.any() for p in module.parameters() if p.shape != (8,))
     learned = {name: p.grad.clone() for name, p in module.core.named_parameters() if "compress" in name}
     module.zero_grad()
-    memory, losses = module.core.initial(2), []
-    for segment in x.transpose(0, 1).split(4):
-        _, memory, loss = module.core(segment, memory)
-        losses.append(loss)
+    _, losses, _ = read(module.core, x.transpose(0, 1), memory=module.core.initial(2))
     sum(losses).backward()
     for name, p in module.core.named_parameters():
         if "compress" in name:

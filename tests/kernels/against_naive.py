@@ -19,29 +19,6 @@ def kernel_named(name: str) -> Kernel:
     return import_module(f"memformers.kernels.{name}").relative_attention
 
 
-def with_dropout(
-    kernel: Kernel, inputs: dict[str, Tensor], key_start: Tensor | None
-) -> tuple[Kernel, Kernel, Tensor]:
-    """``kernel`` with dropout, the same in every call; the naive kernel that drops the same probabilities;
-    and which are kept, ``[B, H, S, K]``: with one-hot values, the outputs of ``kernel`` are probabilities."""
-    value = inputs["value"]
-    K, E = value.shape[2:]
-
-    def dropping(**arguments: Tensor | None) -> Tensor:
-        with torch.random.fork_rng():  # every call begins with the same random state, and leaves it so
-            return kernel(**arguments, dropout_prob=DROPOUT)
-
-    one_hot = F.pad(torch.eye(K, dtype=value.dtype), (0, -K % E))
-    parts = [inputs | {"value": part.expand_as(value)} for part in one_hot.split(E, dim=1)]
-    with torch.no_grad():
-        kept = torch.cat([dropping(**part, key_start=key_start) for part in parts], dim=-1)[..., :K] != 0
-
-    def reference(value: Tensor, **arguments: Tensor) -> Tensor:
-        return (naive.attention_probabilities(**arguments) * kept / (1 - DROPOUT)) @ value
-
-    return dropping, reference, kept
-
-
 def random_inputs(B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """A kernel's arguments by name, for both forms of positions, in the attention module's memory order."""
     draw, inputs = torch.Generator().manual_seed(1), {}
@@ -83,10 +60,24 @@ def compare(
 
 
 def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool) -> None:
-    """Whether ``kernel`` drops the right number, and computes from the others what the naive one does."""
-    (B, _, S, _), K = inputs["query"].shape, inputs["key"].shape[2]
+    """Whether ``kernel`` drops the right number, and computes from the others what the naive one does. Which
+    are kept, ``[B, H, S, K]``, one-hot values show, for which outputs are probabilities."""
+    (B, _, S, E), value = inputs["query"].shape, inputs["value"]
+    K = value.shape[2]
     key_start = first_keys(B, S, K) if bounded else None
-    dropping, reference, kept = with_dropout(kernel, inputs, key_start)
+
+    def dropping(**arguments: Tensor | None) -> Tensor:
+        with torch.random.fork_rng():  # every call begins with the same random state, and leaves it so
+            return kernel(**arguments, dropout_prob=DROPOUT)
+
+    one_hot = F.pad(torch.eye(K, dtype=value.dtype), (0, -K % E))
+    parts = [inputs | {"value": part.expand_as(value)} for part in one_hot.split(E, dim=1)]
+    with torch.no_grad():
+        kept = torch.cat([dropping(**part, key_start=key_start) for part in parts], dim=-1)[..., :K] != 0
+
+    def reference(value: Tensor, **arguments: Tensor) -> Tensor:
+        return (naive.attention_probabilities(**arguments) * kept / (1 - DROPOUT)) @ value
+
     queries = {name: t for name, t in inputs.items() if name != "value"}
     visible = naive.attention_probabilities(**queries, key_start=key_start) > 0
     assert abs(kept[visible].double().mean() - (1 - DROPOUT)) < 2 / visible.sum() ** 0.5

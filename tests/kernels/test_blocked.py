@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from memformers.kernels import blocked, naive
+from memformers.kernels import blocked
 from memformers.kernels.blocked import tiling
-from memformers.kernels.blocked.tiling import blocks
 from tests.kernels.against_naive import compare, compare_dropout, first_keys, kept_by
 from tests.kernels.against_naive import random_inputs as tensors
 
@@ -23,20 +22,6 @@ def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, boun
     compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64, key_start)
 
 
-def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
-    """In a block of one stream; in one of several, what a stream sees would change how others are rounded."""
-    inputs, key_start = tensors(2, 3, 7, 13, 2, torch.float64), torch.tensor([[6] * 7, [2] * 4 + [10] * 3])
-    monkeypatch.setattr(tiling, "QUERIES", 4)
-
-    def keys():
-        found = blocks(inputs["query"], inputs["key"], key_start)
-        return [(b.streams.start, b.queries.start, b.keys.start, b.keys.stop) for b in found]
-
-    assert keys() == [(0, 3, 0, 13), (0, 0, 0, 9)]
-    monkeypatch.setattr(tiling, "WORKSPACE", 300)
-    assert keys() == [(0, 3, 6, 13), (1, 3, 2, 13), (0, 0, 6, 9), (1, 0, 2, 9)]
-
-
 @pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
 def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
     monkeypatch.setattr(blocked, "MAX_KEPT", 4 * 8 * 100)
@@ -44,13 +29,6 @@ def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabili
     kept, output = kept_by(lambda: blocked.relative_attention(**inputs))
     known = {t.data_ptr() for t in (output, *inputs.values())}
     assert sum(t.numel() for t in kept if t.data_ptr() not in known) == probabilities
-
-
-def test_nothing_is_kept_where_nothing_will_learn():
-    inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
-    _, kept = blocked.blocked_attention(*inputs.values(), None, None, 0.0, False)
-    assert sum(map(torch.numel, kept)) == 0
-    torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
 
 @pytest.mark.parametrize("kept", [0, blocked.MAX_KEPT])

@@ -17,6 +17,7 @@ from memformers.kernels.naive import causal_mask
 from memformers.models import attention as attention_module
 from memformers.models.attention import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
+from tests.kernels.test_kernels import one_score_at_a_time
 from tests.texts import EXACT, tokens
 
 
@@ -24,37 +25,33 @@ from tests.texts import EXACT, tokens
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("kernel", ["auto", "naive", "blocked", "sdpa"])
 def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
-    """One row at a time: (q + u)·k + (q + v)·r_d + s_d over √E, from each query's first key on."""
     H, E, S, K, B = 3, 4, 3, 7, 2
     own = fill_zeros(RelativeMultiHeadAttention(H, H * E, 0.0, positions=positions, kernel=kernel))
     x, key_start = torch.randn(K, B, H * E), torch.tensor([[0, 2, 2], [4, 0, 6]])
     found = own(query=x[-S:], key=x, value=x, key_start=key_start)
     looks = own.probabilities(query=x[-S:], key=x, key_start=key_start)
-    terms, q, k, value = own.distance_terms(K), own.query(x), own.key(x), own.value(x)
-    for b in range(B):
-        for i in range(S):
-            heads = []
-            for h in range(H):
-                own_head, keys = slice(h * E, (h + 1) * E), range(int(key_start[b, i]), K - S + i + 1)
-                query = q[K - S + i, b, own_head]
-                row = torch.zeros(K)
-                for j in keys:
-                    d = K - S + i - j
-                    v = terms["v"][h] if "v" in terms else 0.0
-                    score = (query + terms["u"][h]) @ k[j, b, own_head] + (query + v) @ terms["r"][h, d]
-                    row[j] = ((score + (terms["s"][h, d] if "s" in terms else 0.0)) / math.sqrt(E)).exp()
-                row = row / row.sum()
-                torch.testing.assert_close(looks[b, h, i], row, **EXACT)
-                heads.append(row @ value[:, b, own_head])
-            torch.testing.assert_close(found[i, b], own.output(torch.cat(heads)), **EXACT)
+    q, k, v = (map(x).view(K, B, H, E).permute(1, 2, 0, 3) for map in (own.query, own.key, own.value))
+    terms = {"query": q[:, :, -S:], "key": k, **own.distance_terms(K), "key_start": key_start}
+    wanted = one_score_at_a_time(value=torch.eye(K).expand(B, H, K, K), **terms)
+    torch.testing.assert_close(looks, wanted, **EXACT)
+    attended = one_score_at_a_time(value=v, **terms)  # [B, H, S, E]
+    torch.testing.assert_close(found, own.output(attended.permute(2, 0, 1, 3).flatten(2)), **EXACT)
 
 
 def attention(**arguments):
     return RelativeMultiHeadAttention(**({"heads": 2, "d_model": 8} | arguments))
 
 
+def attend(**arguments):
+    x = torch.randn(7, 2, 8)
+    attention(max_positions=8)(**({"query": x[-3:], "key": x, "value": x} | arguments))
+
+
+MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2, 3, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
-    ("build", "word"),
+    ("do", "word"),
     [(lambda: attention(d_model=100, heads=8), "96 or 104"), (lambda: attention(d_model=4, heads=8), "as 8"),
      (lambda: attention(positions="rotary"), "rotary"), (lambda: attention(clamp_len=5), "clamp_len=5"),
      (lambda: attention(positions="sinusoidal", clamp_len=0), "clamp_len=0"),
@@ -62,34 +59,20 @@ def attention(**arguments):
      (lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
      (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
      (lambda: TransformerXLLayer(**layer_parts("post"), gate="gru"), "post"),
-     (lambda: TransformerXL(small_xl().layers, 3), "3 layers")],
+     (lambda: TransformerXL(small_xl().layers, 3), "3 layers"),
+     (lambda: attend(mask=MASK.float()), "boolean mask"), (lambda: attend(mask=MASK[:, 1:]), r"\[3, 7, 1\]"),
+     (lambda: attend(mask=MASK | True), "future"), (lambda: attend(mask=MASK & False), "no visible key"),
+     *((lambda x=x: attend(key_start=x), "key_start") for x in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
+     (lambda: attend(key_start=FIRST + 5), "own key"),
+     (lambda: attend(key_start=FIRST + 4, mask=MASK & (MASK.cumsum(1) < 4)), "no visible key"),
+     *((lambda x=x: attend(query=x), "expected query") for x in (torch.zeros(3, 2, 6), torch.zeros(3, 8))),
+     (lambda: attend(value=torch.zeros(6, 2, 8)), "expected query"),
+     *((lambda n=n: attend(**dict.fromkeys(("key", "value"), torch.zeros(n, 2, 8))), word)
+       for n, word in ((2, "at least 3 keys"), (9, "max_positions=8")))],
 )  # fmt: skip
-def test_attention_and_layers_that_cannot_be_built_are_an_error(build, word):
+def test_what_attention_and_layers_can_not_be_built_of_or_called_with_is_an_error(do, word):
     with pytest.raises(ValueError, match=word):
-        build()
-
-
-MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2, 3, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [({"mask": MASK.float()}, "boolean mask"), ({"mask": MASK[:, :-1]}, r"\[3, 7, 1\]"),
-     ({"mask": MASK | True}, "future"), ({"mask": MASK & False}, "no visible key"),
-     *(({"key_start": start}, "key_start") for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
-     ({"key_start": FIRST + 5}, "own key"),
-     ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "no visible key"),
-     ({"query": torch.zeros(3, 2, 6)}, "expected query"), ({"value": torch.zeros(6, 2, 8)}, "expected query"),
-     ({"query": torch.zeros(3, 8)}, "expected query"),
-     (dict.fromkeys(("key", "value"), torch.zeros(2, 2, 8)), "at least 3 keys"),
-     (dict.fromkeys(("key", "value"), torch.zeros(9, 2, 8)), "max_positions=8")],
-)  # fmt: skip
-def test_what_attention_can_not_be_called_with_is_an_error(arguments, word):
-    x = torch.randn(7, 2, 8)
-    with pytest.raises(ValueError, match=word):
-        RelativeMultiHeadAttention(2, 8, max_positions=8)(
-            **({"query": x[-3:], "key": x, "value": x} | arguments)
-        )
+        do()
 
 
 @pytest.mark.usefixtures("float64")
@@ -110,31 +93,20 @@ def test_a_mask_hides_beside_what_a_document_and_a_window_do():
 
 
 def test_sinusoids_are_the_papers():
-    features = sinusoids(6, 8, clamp_len=4)
-    for d in range(6):
-        for i in range(4):
-            angle = min(d, 4) / 10_000 ** (2 * i / 8)
-            assert features[d, i].item() == pytest.approx(math.sin(angle), abs=1e-15)
-            assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
+    angles = [[min(d, 4) / 10_000 ** (2 * i / 8) for i in range(4)] for d in range(6)]
+    wanted = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    wanted = torch.tensor(wanted, dtype=torch.float64)
+    torch.testing.assert_close(sinusoids(6, 8, clamp_len=4), wanted, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(compiled, monkeypatch):
-    calls = []
+def test_a_table_of_sinusoids_that_was_made_in_inference_mode_is_good_for_training(monkeypatch):
     monkeypatch.setattr(attention_module, "_TABLES", {})
-    monkeypatch.setattr(attention_module, "sinusoids", lambda *a: calls.append(a) or sinusoids(*a))
-    lm = small_lm("transformer-xl", segment_len=5, position_features=6)
-    torch.compiler.reset()
-    forward = torch.compile(lm, backend="eager", fullgraph=True) if compiled else lm
-    memory = None
+    lm, memory = small_lm("transformer-xl"), None
     with torch.inference_mode():
-        lm(tokens(5), lm(tokens(5)).memory)
-    for _ in range(3):
-        logits, memory, _ = forward(tokens(5), memory)
+        lm(tokens(7), lm(tokens(7)).memory)
+    for _ in range(2):
+        logits, memory, _ = lm(tokens(7), memory)
         logits.sum().backward()
-    lm.double()(tokens(5))
-    assert [length for length, *_ in calls] == [5, 10, 5]  # growing, and of another dtype
-    assert not list(lm.buffers())
 
 
 @pytest.mark.usefixtures("float64")

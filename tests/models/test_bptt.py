@@ -22,21 +22,12 @@ def segments(n):
     return list(tokens(n * 6).split(6))
 
 
-def past_of(lm, texts, doc_starts=None):
-    """The memory after ``texts``, as a training leaves it."""
-    return read(lm, torch.cat(list(texts)), None if doc_starts is None else torch.cat(doc_starts))[2]
-
-
 def of_compressions(lm):
     return [p for f_c in lm.transformer.compressions for p in f_c.parameters()]
 
 
-def loss_of(lm, text, memory, targets, **given):
-    return F.cross_entropy(lm(text, memory, **given).logits.flatten(0, 1), targets.flatten())
-
-
-def gradient(loss, parameters):
-    return gradients(list(parameters), loss)
+def loss_of(lm, text, memory, targets):
+    return F.cross_entropy(lm(text, memory).logits.flatten(0, 1), targets.flatten())
 
 
 @pytest.mark.usefixtures("float64")
@@ -61,9 +52,8 @@ def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compress
     wanted = loss_of(lm, texts[-1], Memory(memory.mem, tuple(c_mem)), targets)
     found = loss_of(lm, texts[-1], memory, targets)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
-    everything = list(lm.parameters())
-    same(gradient(found, everything), gradient(wanted, everything))
-    assert any(x.any() for x in gradient(found, of_compressions(lm)))
+    same(gradients(lm, found), gradients(lm, wanted))
+    assert any(x.any() for x in gradients(of_compressions(lm), found))
 
 
 @pytest.mark.usefixtures("float64")
@@ -82,7 +72,7 @@ def test_slots_are_made_anew_as_they_were_remembered(lengths, compression):
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
 def test_only_in_training_with_gradients_are_slots_made_anew(when):
     lm, texts = lm_of(2), segments(5)
-    memory = past_of(lm, texts[:-1])
+    memory = read(lm, torch.cat(texts[:-1]))[2]
     with torch.no_grad():
         for p in of_compressions(lm):
             p.mul_(-3.0)  # the slots that are remembered are of f_c as it was
@@ -101,7 +91,7 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
      (2, lambda x: torch.cat((x, x)), "at most 12"), (2, lambda x: x[:, :1], "slot_inputs of layer 0")],
 )  # fmt: skip
 def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, word):
-    memory = past_of(lm_of(2), segments(4))
+    memory = read(lm_of(2), tokens(24))[2]
     wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(map(change, memory.slot_inputs)))
     with pytest.raises(ValueError, match=word):
         lm_of(bptt)(segments(1)[0], wrong)

@@ -12,7 +12,6 @@ from torch import nn
 from memformers import (
     AttentionReconstructionLoss,
     CompressiveTransformer,
-    CompressiveTransformerLayer,
     Conv1dCompression,
     DilatedConvCompression,
     MaxCompression,
@@ -20,7 +19,7 @@ from memformers import (
     Memory,
     MemorySizes,
 )
-from tests.builders import fill_zeros, layer_parts, small_compressive, small_lm
+from tests.builders import fill_zeros, small_compressive, small_lm
 from tests.texts import EXACT, documents, gradients, read, tokens
 
 
@@ -50,21 +49,6 @@ def test_a_dilated_convolution_adds_what_lies_its_dilation_later_and_zeros_after
     torch.testing.assert_close(f_c(mem), f_c.slots(x))
 
 
-ALL = [MeanCompression, MaxCompression]
-ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression)]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [*((lambda f_c=f_c: f_c(0), "rate=0") for f_c in ALL),
-     *((lambda f_c=f_c: f_c(3)(torch.randn(7, 1, 4)), "7 memories") for f_c in ALL),
-     (lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), "dilations")],
-)  # fmt: skip
-def test_an_impossible_rate_length_or_dilation_is_an_error(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression])
 def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
     f_c, mem = f_c(3, 4, start="mean"), torch.randn(6, 2, 4)
@@ -87,10 +71,7 @@ def stack_of(compress, *loss):
 
 def loss_of(stack):
     """The auxiliary loss of the last of three random segments."""
-    memory = None
-    for _ in range(3):
-        _, memory, loss = stack(torch.randn(7, 2, 12), memory)
-    return loss
+    return read(stack, torch.randn(21, 2, 12), lengths=7)[1][-1]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +81,9 @@ def loss_of(stack):
 )  # fmt: skip
 @pytest.mark.parametrize("auxiliary", [False, True])
 def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, settings):
-    lm, memory, loss, text = small_lm("compressive", **settings), None, 0.0, tokens(21)
-    for part in text.split(7):
-        logits, memory, own = lm(part, memory, through_memory=True)
-        loss = own if auxiliary else loss + F.cross_entropy(logits.flatten(0, 1), part.flatten())
+    lm, text = small_lm("compressive", **settings), tokens(21)
+    logits, losses, _ = read(lm, text, through_memory=True)
+    loss = losses[-1] if auxiliary else F.cross_entropy(logits.flatten(0, 1), text.flatten())
     assert loss > 0
     for (name, _), grad in zip(lm.named_parameters(), gradients(lm, loss), strict=True):
         assert bool(grad.any()) == ((".compress." in name) == auxiliary), name
@@ -121,6 +101,7 @@ def test_the_attention_loss_compares_content_attention_over_memories_and_slots(n
 
     wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
     torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
+    assert AttentionReconstructionLoss([layer])([h], [mem[:0]]) == 0
 
 
 @pytest.mark.usefixtures("float64")
@@ -142,28 +123,22 @@ def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_the
     assert (loss(3, 4), loss(3, 2)) == (loss(3, 3), 0) != (loss(3, 99), 0)
 
 
+ALL = [MeanCompression, MaxCompression]
+ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression)]
+
+
 @pytest.mark.parametrize(
-    ("build", "word"),
-    [(lambda: stack_of(MAPPED, "squares"), "squares"),
+    ("do", "word"),
+    [*((lambda f_c=f_c: f_c(0), "rate=0") for f_c in ALL),
+     *((lambda f_c=f_c: f_c(3)(torch.randn(7, 1, 4)), "7 memories") for f_c in ALL),
+     (lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), "dilations"),
+     (lambda: stack_of(MAPPED, "squares"), "squares"),
      (lambda: stack_of(MAPPED, "none"), "Sequential"),
      (lambda: AttentionReconstructionLoss(small_compressive().layers)([X], [X, X]), "got 1"),
      (lambda: loss_of(stack_of(nn.Identity())), "Identity.forward")],
 )  # fmt: skip
-def test_a_loss_that_can_not_be_computed_or_train_the_compression_is_an_error(build, word):
+def test_a_compression_that_can_not_be_or_learn_is_an_error(do, word):
     with pytest.raises(ValueError, match=word):
-        build()
+        do()
     assert loss_of(stack_of(MaxCompression(3), "none")) == 0
     assert loss_of(stack_of(copy.deepcopy(MAPPED).requires_grad_(False), "none")) == 0
-
-
-def test_compression_runs_once_a_step_and_a_stack_takes_a_layer_each():
-    lm, calls = small_lm("compressive"), []
-    for layer in lm.transformer.layers:
-        layer.compress.register_forward_hook(lambda *_: calls.append(1))
-    lm(tokens(7))
-    assert len(calls) == 2  # one for each layer
-    sizes = [MemorySizes(2, 2, c) for c in (2, 5)]
-    f_cs = [Conv1dCompression(size.compression_rate, 12) for size in sizes]
-    parts = [layer_parts() | {"compress": f_c, "size": size} for f_c, size in zip(f_cs, sizes, strict=True)]
-    layers = [CompressiveTransformerLayer(**part) for part in parts]
-    assert CompressiveTransformer(layers, 2).sizes == sizes

@@ -110,15 +110,12 @@ def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name,
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_MEM_LEN])
 def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_text(name, bounded, recompute):
     lm, text = lm_of(name, mem_len=20, segment_len=20, dropout=0.0).train(), tokens(20)
-    doc_starts = starts_of(20) if bounded else torch.zeros(20, 2, dtype=torch.bool)
+    doc_starts = starts_of(20) if bounded else None
 
     def loss(lengths, through):
-        memory, losses = None, []
-        for x, begins in zip(text.split(lengths), doc_starts.split(lengths), strict=True):
-            given = {"doc_starts": begins} if bounded else {}
-            logits, memory, _ = lm(x, memory, **given, through_memory=through)
-            losses.append(F.cross_entropy(logits.flatten(0, 1), x.flip(1).flatten(), reduction="none"))
-        return torch.cat(losses).mean()
+        logits, _, memory = read(lm, text, doc_starts, lengths=lengths, through_memory=through)
+        assert not any(x.requires_grad for x in kept(memory.detach()))
+        return F.cross_entropy(logits.flatten(0, 1), text.flip(1).flatten())
 
     wanted = gradients(lm, loss([20], False))
     lm.transformer.recompute = recompute
@@ -188,16 +185,13 @@ def test_after_an_empty_memory_of_full_length_all_is_as_after_none(name):
 @each
 def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name):
     core = fill_zeros(MemoryCore(CoreConfig(**core_settings(name), d_input=3))).eval()
-    x, doc_starts, S = torch.randn(36, 2, 3), starts_of(36), SMALL["segment_len"]
+    x, doc_starts = torch.randn(36, 2, 3), starts_of(36)
     for memory in (None, core.initial(2)):
-        stepper, after, wanted = Stepper(core, 2, memory), memory, []
-        for part, starts in zip(x.split(S), doc_starts.split(S), strict=True):
-            output, after, _ = core(part, after, starts)
-            wanted.append(output)
+        stepper, (wanted, _, after) = Stepper(core, 2, memory), read(core, x, doc_starts, memory)
         portions = [1, 1, 9, 2, 1, 13, 1, 7, 1]
         parts = zip(x.split(portions), doc_starts.split(portions), strict=True)
         found = [stepper.read(part, starts) for part, starts in parts]
-        same([torch.cat(found), *kept(stepper.memory())], [torch.cat(wanted), *kept(after)])
+        same([torch.cat(found), *kept(stepper.memory())], [wanted, *kept(after)])
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 import hashlib
 import json
-import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -44,32 +44,23 @@ def test_first_weights_of_a_seed_are_those_of_earlier_versions(wanted):
     assert found.hexdigest().startswith(wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_saved_model_comes_back_the_same(dtype, tmp_path):
-    lm = small_lm("compressive").eval().to(dtype)
-    lm.save_pretrained(tmp_path / "model")
-    again = MemoryLM.from_pretrained(tmp_path / "model")
-    assert again.config == lm.config
-    assert not again.training
-    text = tokens(40)
-    assert torch.equal(read(again, text)[0], read(lm, text)[0])
-    names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {"config.json", "manifest.json", "model.safetensors"}
-
-
-def test_tied_weights_are_written_once_and_are_tied_again(tmp_path):
-    lm = small_lm("transformer-xl").eval()
-    lm.head.weight = lm.embed.weight
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_comes_back_the_same_and_weights_that_are_tied_are_written_once(tied, tmp_path):
+    lm = small_lm("transformer-xl").eval().bfloat16()
+    if tied:
+        lm.head.weight = lm.embed.weight
     lm.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "manifest.json", "model.safetensors"}
     again = MemoryLM.from_pretrained(tmp_path)
-    assert again.head.weight is again.embed.weight
+    assert (again.config, again.training) == (lm.config, False)
+    assert (again.head.weight is again.embed.weight) is tied
     text = tokens(40)
     assert torch.equal(read(again, text)[0], read(lm, text)[0])
     stored = load_file(tmp_path / "model.safetensors")
-    assert stored.keys() == lm.state_dict().keys() - {"head.weight"}
+    assert stored.keys() == lm.state_dict().keys() - ({"head.weight"} if tied else set())
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt", "head.weight": "embed.words"})
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"head\.weight"):
+    with pytest.raises(ValueError, match=r"head\.weight") if tied else nullcontext():
         MemoryLM.from_pretrained(tmp_path)
 
 
@@ -84,10 +75,9 @@ NO_WEIGHTS = "weights of this config"
      ("config.json", b"{", "JSON"),
      ("config.json", {"n_layers": 1}, NO_WEIGHTS),
      ("model.safetensors", b"\x88\x13", NO_WEIGHTS),
-     ("model.safetensors", pickle.dumps({"weight": 0}), NO_WEIGHTS),
      ("model.safetensors", None, "missing")],
 )  # fmt: skip
-def test_broken_files_are_named_and_nothing_is_unpickled(name, change, message, tmp_path):
+def test_broken_files_are_named(name, change, message, tmp_path):
     """Also of a folder without a manifest, as another program may have written it."""
     small_lm("transformer-xl").save_pretrained(tmp_path)
     (tmp_path / "manifest.json").unlink()
@@ -102,8 +92,7 @@ def test_broken_files_are_named_and_nothing_is_unpickled(name, change, message, 
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(name, tmp_path, here):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_text('{"mine": 1}')
     for folder, message in (("other", name), ("", "current folder")):
@@ -112,12 +101,11 @@ def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(n
     assert [path.read_text() for path in tmp_path.rglob("*.*")] == ['{"mine": 1}']
 
 
-@pytest.mark.parametrize("where", [0.3, 0.6, 0.99])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_in_which_a_byte_has_changed_is_refused(name, where, tmp_path):
+def test_a_file_in_which_a_byte_has_changed_is_refused(name, tmp_path):
     small_lm("compressive").save_pretrained(tmp_path)
     raw = bytearray((tmp_path / name).read_bytes())
-    raw[int(where * len(raw))] ^= 1
+    raw[-1] ^= 1
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(ValueError, match=rf"{name} has changed since it was written"):
         MemoryLM.from_pretrained(tmp_path)

@@ -7,7 +7,7 @@ import torch
 from memformers import MemoryLM, ModelConfig
 from memformers.models.selective import least_like_newer
 from tests.builders import fill_zeros
-from tests.texts import gradients, same
+from tests.texts import gradients, read, same
 
 TINY = {"vocab_size": 7, "d_model": 8, "heads": 2, "n_layers": 1, "d_ff": 8, "segment_len": 5}
 
@@ -66,9 +66,6 @@ def test_until_something_is_dropped_it_computes_what_transformer_xl_does(token_s
     for sizes in ({"model": "selective", "mem_len": 5, "c_mem_len": 15}, {"mem_len": 20}):
         torch.manual_seed(1)
         lm = fill_zeros(MemoryLM(ModelConfig(**TINY, **sizes, token_shift=token_shift)))
-        memory, logits = None, []
-        for part, starts in zip(text.split(lengths), doc_starts.split(lengths), strict=True):
-            output = lm(part, memory, doc_starts=starts)
-            memory, logits = output.memory, [*logits, output.logits]
-        found.append([torch.cat(logits), *gradients(lm, torch.cat(logits).square().sum())])
+        logits, *_ = read(lm, text, doc_starts, lengths=lengths)
+        found.append([logits, *gradients(lm, logits.square().sum())])
     same(*found)

@@ -13,7 +13,7 @@ from memformers.models.layers import MemoryLayer
 from memformers.training.loop import shortened
 from tests.builders import fill_zeros
 from tests.models.test_contract import CONFIGS, OWN_WAY
-from tests.texts import documents, read, same, tokens
+from tests.texts import documents, gradients, read, same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 XL = {"model": "transformer-xl", "mem_len": (5, 0)}
@@ -39,9 +39,8 @@ def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded,
     monkeypatch.setattr(MemoryLayer, "attend", recorded)
     starts = documents(40, 2, *[(13, 0), (17, 0), (17, 1), (24, 1)] * bounded)
     for lengths in ([6, 6, 6, 6, 6, 6, 4], [1] * 40, [3, 7, 1, 6, 5, 2, 6, 6, 4]):
-        memory, calls[:] = Memory(), []
-        for part, start in zip(text.split(lengths), starts.split(lengths), strict=True):
-            memory = lm(part, memory, doc_starts=start if bounded else None).memory
+        calls.clear()
+        memory = read(lm, text, starts if bounded else None, lengths=lengths)[2]
         for i, layer in enumerate(lm.transformer.memory_layers):
             x, keys = (torch.cat(parts) for parts in zip(*calls[i::2], strict=True))
             before = F.pad(x[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[..., None], 0.0)
@@ -57,14 +56,10 @@ def test_output_and_gradients_are_those_of_projected_shifted_inputs(settings):
         if hooked:
             for layer in lm.transformer.layers:
                 layer.self_attn.key.register_forward_hook(lambda *_: None)
-        memory, losses = None, []
-        for part in text.split(6):
-            output = lm(part, memory, through_memory=True)
-            memory, losses = output.memory, [*losses, output.logits.square().mean()]
-        lm.zero_grad()
-        sum(losses).backward()
-        found.append([*losses, *(p.grad for p in lm.parameters() if p.grad is not None)])
-        assert all(layer.shift.w.grad.any() for layer in lm.transformer.layers)
+        logits, *_ = read(lm, text, through_memory=True)
+        loss = logits.square().mean()
+        found.append([logits, *gradients(lm, loss)])
+        assert all(x.any() for x in gradients([layer.shift.w for layer in lm.transformer.layers], loss))
     same(*found)
 
 

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper, TransformerXLLayer
 from memformers.evaluation.conformance import SMALL
 from memformers.models.layers import MemoryLayer
+from tests import texts
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
@@ -86,13 +87,9 @@ def replaced(core, place, build):
     return core.get_submodule(place)
 
 
-def read(core, x, lengths):
-    memory, outputs, losses = None, [], 0.0
-    for part in x.split(lengths):
-        output, memory, loss = core(part, memory, through_memory=True)
-        outputs.append(output)
-        losses = losses + loss
-    return torch.cat(outputs), losses
+def read(core, x):
+    outputs, losses, _ = texts.read(core, x, lengths=6, through_memory=True)
+    return outputs, sum(losses)
 
 
 def hooked(module):
@@ -139,9 +136,9 @@ CHANGES = {
 )  # fmt: skip
 def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_one_pass(place, change):
     core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
-    plain = read(core, x, 6)[0]
+    plain = read(core, x)[0]
     changed = replaced(core, place, CHANGES[change])
-    found, wanted = read(core, x, 6)[0], core(x).output
+    found, wanted = read(core, x)[0], core(x).output
     same([found, *gradients(core, found.sin().sum())], [wanted, *gradients(core, wanted.sin().sum())])
     assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
     assert all(grad.any() for grad in gradients(list(changed.parameters()), found.sin().sum()))
@@ -155,13 +152,14 @@ def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_on
 
 
 @pytest.mark.parametrize("place", [*PLACES, F_C])
-def test_hooks_of_the_backward_pass_are_called_once_a_segment(place):
+def test_hooks_of_both_passes_are_called_once_a_segment(place):
     core, calls, memory = core_of("compressive" if place == F_C else "transformer-xl"), [], None
+    core.get_submodule(place).register_forward_hook(lambda *_: calls.append(1))
     core.get_submodule(place).register_full_backward_hook(lambda *_: calls.append(1))
     for part in torch.randn(24, 2, 5).split(6):
         output, memory, loss = core(part, memory)
         (output.square().sum() + loss).backward()
-    assert len(calls) == (3 if place == F_C else 4)  # the first segment compresses nothing
+    assert len(calls) == 2 * (3 if place == F_C else 4)  # the first segment compresses nothing
 
 
 @pytest.mark.usefixtures("float64")
@@ -169,10 +167,10 @@ def test_hooks_of_the_backward_pass_are_called_once_a_segment(place):
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "LoRA"])
 def test_a_changed_convolution_of_a_compression_is_called_and_learns(compression, change):
     core, x = core_of("compressive", compression=compression), torch.randn(24, 2, 5)
-    plain, _ = read(core, x, 6)
+    plain, _ = read(core, x)
     place = F_C if compression == "conv" else "transformer.layers.0.compress.dilated.1"
     changed = replaced(core, place, CHANGES[change])
-    found, loss = read(core, x, 6)
+    found, loss = read(core, x)
     assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
     assert all(grad.any() for grad in gradients(list(changed.parameters()), loss))
 
@@ -182,7 +180,7 @@ def test_a_model_whose_linear_maps_are_all_quantized_reads_compresses_and_reads_
     core, x = core_of("compressive").eval(), torch.randn(24, 2, 5)
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(core), {nn.Linear})
     replaced(quantized, F_C, lambda conv: nn.Sequential(conv))
-    found, plain = read(quantized, x, 6), read(core, x, 6)
+    found, plain = read(quantized, x), read(core, x)
     torch.testing.assert_close(found, plain, rtol=0, atol=0.5)
     assert not torch.equal(found[0], plain[0])
     stepper = Stepper(quantized, 2)
@@ -221,7 +219,7 @@ def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(mo
     for recompute in (False, True):
         core.transformer.recompute = recompute
         torch.manual_seed(3)
-        kept, output = kept_by(lambda: read(core, x, 6)[0])
+        kept, output = kept_by(lambda: read(core, x)[0])
         found.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
     (before, *plain), (after, *again) = found
     assert after < before / 2
