@@ -41,7 +41,7 @@ def cli_errors() -> Iterator[None]:
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeError) as error:  # the last of paths, and of bytes that are no text
         code, message = 2, f"error: {error}"
-        if isinstance(error, FileExistsError):
+        if isinstance(error, FileExistsError) and not os.path.isdir(error.filename or ""):
             message = f"error: {error.filename} exists and is not a folder; name another folder."
     except KeyboardInterrupt:
         code, message = 130, "interrupted"

@@ -74,7 +74,7 @@ class CompareConfig:
             replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)
             for arm in read_arms(self.arms, asdict(train))
         ]
-        trained = {*self.models, *(arm.settings["model.model"] for arm in (*described, *beside))}
+        trained = {*self.models, *(arm.settings.get("model.model") for arm in (*described, *beside))}
         if self.equal_keys and trained & {*SETTING_MODELS["c_mem_len"]}:
             longer = {"transformer-xl": {"model.mem_len": keys_of_layers(train.model)}}
         arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]

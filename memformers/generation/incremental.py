@@ -118,7 +118,9 @@ class Stepper:
     def __init__(self, model: MemoryCore | MemoryLM, batch: int, memory: Memory | None = None):
         check_value("batch", batch, Count)
         if not isinstance(model, MemoryCore | MemoryLM):
-            raise UserError(f"expected a MemoryLM or a MemoryCore, got a {type(model).__name__}.")
+            raise UserError(
+                f"expected a MemoryLM or a MemoryCore, got a {type(model).__name__}; pass the model in it."
+            )
         self.model: Any = model
         self.transformer, self.config = model.transformer, model.config
         like = self.transformer.weight.expand(1, batch, -1)

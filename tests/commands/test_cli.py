@@ -180,7 +180,7 @@ train --device warp --data builtin | device='warp'
 train --model : --data builtin | file and class
 train --model my.py --data builtin | or your my.py:Class
 train --tokenizer bpe --vocab-size 999999999 --data builtin | 16,777,216
-evaluate --text - --out /etc/hostname | not a folder
+evaluate --text - --out /dev/null | not a folder
 train --learnin-rate 1 | --learning-rate
 train --resume | --resume
 train --resume /gone | error: /gone

@@ -136,7 +136,7 @@ SAVED = [
      [(LONG_TEXT, "this memory saves {} on Python…difference on RFCs (−{})")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-slots-shift", "last-256-shift")], 1,
      [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…by {}, which is not significant")]),
-    (["text_shift_python", "text_shift_rfc"], [SELECTIVE[::-1]], 1,  # without a limit, it costs
+    (["text_shift_python", "text_shift_rfc"], [SELECTIVE[::-1]], 1,  # without expiry, it costs
      [(LONG_TEXT, "{} higher than with the 256 newest…(+{})")]),
 ]  # fmt: skip
 """Experiments and pairs of a worse and a better arm; how many of the differences, the first ones, are

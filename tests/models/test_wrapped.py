@@ -28,9 +28,10 @@ def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
     core.transformer.layers[0].train()
     x = torch.randn(1, 16)
     assert torch.equal(*(Stepper(core, 1).step(x) for _ in range(2)))
-    with pytest.raises(ValueError, match="a MemoryLM or a MemoryCore, got a TransformerXL"):
-        Stepper(core.transformer, 1)
     assert core.transformer.layers[0].training
+    for wrapper, name in ((core.transformer, "TransformerXL"), (torch.compile(core), "OptimizedModule")):
+        with pytest.raises(ValueError, match=f"a MemoryLM or a MemoryCore, got a {name}; pass the model in"):
+            Stepper(wrapper, 1)
 
 
 class Reversed(MemoryLayer):
