@@ -92,7 +92,7 @@ class Ablation(ArmsCommand):
             "text": Experiment(TextTask(probed=False), text, {}, arms, self.how[0]),
             "recall": Experiment(recall.RECALL, near.train, near.more, of_recall, *self.how),
         }
-        return {task: each for task, each in tasks.items() if self.only in (None, task)}
+        return {task: experiment for task, experiment in tasks.items() if self.only in (None, task)}
 
     def measures(self, task: str) -> Sequence[Measure]:
         """Answers beyond and within the distances that one layer of Transformer-XL with equal keys sees."""

@@ -59,8 +59,8 @@ class Column:
         return next((arm.mean(self.measure.of) for arm in self.arms if arm.name == name), None)
 
     def difference(self, name: str, rival: str) -> Mean | None:
-        found = {arm.name: arm for arm in self.arms if arm.name in (name, rival)}
-        return found[name].minus(found[rival], self.measure.of) if len(found) == 2 else None
+        pair = {arm.name: arm for arm in self.arms if arm.name in (name, rival)}
+        return pair[name].minus(pair[rival], self.measure.of) if len(pair) == 2 else None
 
 
 Pairs = Sequence[tuple[str, str]]  # arms and their rivals
@@ -150,8 +150,8 @@ class ArmsCommand(ExperimentCommand):
         places = [path.parent for path in inside if any(path.parent.glob(f"*/{FACTS}"))] or [folder]
         tasks = {place.resolve().name: self.arms_in(place) for place in places}
         parts, listed = self.parts(tasks), [arm.name for arm in self.listed()]
-        found = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
-        labels = {name: found[name] for name in (*listed, *found) if name in found}
+        trained = {arm.name: arm.label for arms in tasks.values() for arm in arms if arm.results}
+        labels = {name: trained[name] for name in (*listed, *trained) if name in trained}
         pairs = [(name, rival) for name in labels for rival in self.rivals_of(name) if rival in labels]
         task, arms = list(tasks.items())[-1]
         about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: self.about(arm) for arm in arms}}
@@ -176,14 +176,14 @@ class ArmsCommand(ExperimentCommand):
 
     def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
         """A panel for each column, in which each pair has its difference, and what is said below."""
-        found = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
-        if not found:
+        differences = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
+        if not differences:
             return None
-        base = {labels[rival] for _, rival in found}
-        names = [labels[a] if len(base) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in found]
-        figure, panels = plotting.panels([0.5 + 0.2 * len(found)] * len(columns))
+        base = {labels[rival] for _, rival in differences}
+        names = [labels[a] if len(base) == 1 else f"{labels[a]}, minus {labels[b]}" for a, b in differences]
+        figure, panels = plotting.panels([0.5 + 0.2 * len(differences)] * len(columns))
         for i, (column, axes) in enumerate(zip(columns, panels, strict=True)):
-            points = [(float(at), mean) for at, of in enumerate(found.values()) if (mean := of[i])]
+            points = [(float(at), mean) for at, of in enumerate(differences.values()) if (mean := of[i])]
             line = plotting.BLUE | {"linestyle": "none"}
             series = plotting.Series("", points, line, scale=column.measure.scale)
             plotting.draw_marks(axes, [series], horizontal=True)
@@ -234,6 +234,6 @@ def write_results(
         for name, rival in pairs
     ]
     write_rows(folder / RESULTS, {**about, "results": lines})
-    found = ((c.name, arm.name, arm.values(c.measure.of)) for c in columns for arm in c.arms)
-    rows = [[*names, seed, value] for *names, values in found for seed, value in values.items()]
+    by_seed = ((c.name, arm.name, arm.values(c.measure.of)) for c in columns for arm in c.arms)
+    rows = [[*names, seed, value] for *names, values in by_seed for seed, value in values.items()]
     write_text(folder / TABLE, csv_text(["measure", "arm", "seed", "value"], rows))

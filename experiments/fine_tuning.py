@@ -48,10 +48,10 @@ class FineTuning(Checked):
         for side in ("begun", "scratch"):
             rates[side] = min(RATES, key=lambda rate: self.loss(side, rate, CHOSEN_WITH, "valid"))
             losses[side] = {seed: self.loss(side, rates[side], seed, "test") for seed in range(self.seeds)}
-        means = {side: mean_of([*own.values()]) for side, own in losses.items()}
-        found = {**means, "difference": paired(losses["begun"], losses["scratch"])}
-        write_json(self.out / "results.json", {"tokens": self.tokens, "rates": rates, "losses": found})
-        for name, mean in found.items():
+        means = {side: mean_of([*by_seed.values()]) for side, by_seed in losses.items()}
+        summary = {**means, "difference": paired(losses["begun"], losses["scratch"])}
+        write_json(self.out / "results.json", {"tokens": self.tokens, "rates": rates, "losses": summary})
+        for name, mean in summary.items():
             assert mean
             print(f"{name:<11}{mean.mean:+.4f} ± {mean.half_width:.4f} nats per character")
 
@@ -65,8 +65,8 @@ class FineTuning(Checked):
             muon_learning_rate=rate * usual.optim.muon_peak, memory_warmup=0.0 if begun else None,
         )  # fmt: skip
         folder = self.out / f"{side}-{rate}-{part}-{seed}"
-        found = train(config, folder, resume=True, init=MODEL if begun else None, dashboard="off")
-        return float(found.result["loss"])
+        trained = train(config, folder, resume=True, init=MODEL if begun else None, dashboard="off")
+        return float(trained.result["loss"])
 
 
 if __name__ == "__main__":

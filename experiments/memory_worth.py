@@ -162,9 +162,9 @@ class MemoryWorth(ArmsCommand):
             parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
             distances = torch.cat([word_distances(part, tokenizer)[1:] for part in parts])
             group, names = word_groups(distances, EDGES)
-            found = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
-            found[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
-            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: found})
+            groups = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
+            groups[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
+            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: groups})
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
@@ -204,11 +204,11 @@ def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
 def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
     """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, ``[T]``."""
     newest: dict[str, int] = {}
-    found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
+    distances = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
     for word, begin, end in words_in(tokens, tokenizer):
-        found[begin:end] = begin - newest.get(word, begin)
+        distances[begin:end] = begin - newest.get(word, begin)
         newest[word] = begin
-    return found
+    return distances
 
 
 def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:

@@ -81,8 +81,8 @@ class MQAR(ArmsCommand):
         """The rival of an arm is Transformer-XL at equal keys; its rival, itself without token shift."""
         arms = {}
         for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
-            own = f"{kind}-{{}}{rate}" if shift else ""  # the same without shift
-            rival = own if kind in ("none", "xl") else f"xl-{{}}{shift}{rate}"
+            plain = f"{kind}-{{}}{rate}" if shift else ""  # the same without shift
+            rival = plain if kind in ("none", "xl") else f"xl-{{}}{shift}{rate}"
             speed = f"learning_rate={3e-3 * RATES[rate]} muon_learning_rate={0.02 * RATES[rate]}"
             for n in KEYS if kind != "none" else (0,):
                 settings = f"{model.format(n=n, half=n // 2)} token_shift={SHIFTS[shift]} " + speed

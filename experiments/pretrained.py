@@ -67,8 +67,8 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         raise UserError(f"the weights of {run} take {size:,} bytes in bfloat16; use at most {LARGEST:,}.")
     model.load_state_dict(weights)  # in float32, as the packaged model is loaded
     config = read_train_config(run)
-    found = find_text(config)
-    corpus, text = found.info, tokenizer.decode(torch.from_numpy(found.validation.tokens))
+    dataset = find_text(config)
+    corpus, text = dataset.info, tokenizer.decode(torch.from_numpy(dataset.validation.tokens))
     recipe = {
         "made_by": "python -m experiments.pretrained",
         "corpus": {"name": corpus.name, "sha256": corpus.sha256},

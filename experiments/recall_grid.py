@@ -45,8 +45,8 @@ def beyond_chance(low: int, high: int) -> Measure:
     """The share of correct answers beyond chance: 0 for guesses, 1 if all are correct."""
 
     def share(result: dict[str, Any]) -> float | None:
-        found, chance = right_between(low, high)(result), result["chance"]
-        return None if found is None else (found - chance) / (1 - chance)
+        right, chance = right_between(low, high)(result), result["chance"]
+        return None if right is None else (right - chance) / (1 - chance)
 
     return correct(f"set {low} to {high} tokens ago", share)
 
@@ -76,15 +76,15 @@ class RecallGrid(ArmsCommand):
         setting = SETTINGS["near"]
         rate, arms = setting.train.model.memory_sizes[0].compression_rate, []
         for i, stream in enumerate(STREAMS):
-            own = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
-            own["model.vocab_size"] = stream.vocab_size
-            said = (
+            stream_settings = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
+            stream_settings["model.vocab_size"] = stream.vocab_size
+            what = (
                 f"{bits_of(stream, rate):.1f} bits ({stream.keys} keys, {stream.values} values, "
                 f"p = 1/{1 / stream.set_probability:g})"
             )
             for memory, (label, rival) in MEMORIES.items():
-                settings = setting.arm(memory).settings | own
-                arms.append(Arm(f"{memory}-{i}", settings, f"{said}: {label}", rival and f"{rival}-{i}"))
+                settings = setting.arm(memory).settings | stream_settings
+                arms.append(Arm(f"{memory}-{i}", settings, f"{what}: {label}", rival and f"{rival}-{i}"))
         return arms
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:

@@ -41,11 +41,11 @@ def count(config: TrainConfig) -> Counter[str]:
     (``kept``) and of ``memories``, and numbers of ``parameters``, ``weights`` and ``moments``."""
     with torch.device("meta"):
         lm = MemoryLM(replace(config.model, kernel="naive"))
-        found = Counter(parameters=sum(map(torch.numel, lm.parameters())))
+        counts = Counter(parameters=sum(map(torch.numel, lm.parameters())))
         for optimizer in build_optimizers(lm, config):
             for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
                 n = weight.numel()
-                found.update(weights=n, moments=n if isinstance(optimizer, Muon) else 2 * n + 1)
+                counts.update(weights=n, moments=n if isinstance(optimizer, Muon) else 2 * n + 1)
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ def count(config: TrainConfig) -> Counter[str]:
             loss(lm, tokens, memory, config).backward()
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             loss(lm, tokens, memory, config)
-    found["operations"], found["memories"] = counter.total, held(memories)
-    found["kept"] = held(kept, but=(*lm.parameters(), *memories))
-    return found
+    counts["operations"], counts["memories"] = counter.total, held(memories)
+    counts["kept"] = held(kept, but=(*lm.parameters(), *memories))
+    return counts
 
 
 def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
@@ -73,13 +73,13 @@ def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
     lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
     models = (replace(config.model, **lengths, n_layers=n) for n in (1, 2))
     one, two = (count(replace(config, model=model)) for model in models)
-    found = {name: one[name] + (len(sizes) - 1) * (two[name] - one[name]) for name in two}
+    counts = {name: one[name] + (len(sizes) - 1) * (two[name] - one[name]) for name in two}
     # An all-reduce in a ring sends W - 1 parts twice. DDP has a copy of the gradients in its buckets.
-    weights = 4 * found["weights"]
-    state, copies = 2 * weights + 4 * found["moments"], weights * (ranks > 1)
-    return {name: found[name] for name in ("parameters", "operations")} | {
+    weights = 4 * counts["weights"]
+    state, copies = 2 * weights + 4 * counts["moments"], weights * (ranks > 1)
+    return {name: counts[name] for name in ("parameters", "operations")} | {
         "state": state,
-        "bytes": state + copies + found["memories"] + found["kept"],
+        "bytes": state + copies + counts["memories"] + counts["kept"],
         "sent": 2 * (ranks - 1) * weights / ranks,
     }
 

@@ -83,8 +83,8 @@ class Soak:
     def __post_init__(self) -> None:
         check_fields(self)
         if not 2 * LOG_EVERY <= self.every <= self.steps:
-            said = f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}"
-            raise UserError(f"{said}: a fault is placed by records, which come every {LOG_EVERY} steps.")
+            problem = f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}"
+            raise UserError(f"{problem}: a fault is placed by records, which come every {LOG_EVERY} steps.")
 
     def run(self) -> None:
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
@@ -104,13 +104,13 @@ def faults(soak: Soak) -> list[Fault]:
     count = soak.steps // soak.every
     kinds = [KINDS[i % len(KINDS)] for i in range(count)]
     draw.shuffle(kinds)
-    found = list[Fault]()
+    faults = list[Fault]()
     for i, kind in enumerate(kinds):
         step = i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1)
-        found.append(
+        faults.append(
             (step, kind, 0 if kind == "disk full" else draw.randrange(RANKS))
         )  # the first rank writes
-    return found
+    return faults
 
 
 def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
@@ -135,15 +135,15 @@ def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[i
             time.sleep(0.02)
         if kind and process.poll() is None:
             strike(process.pid, kind, rank)
-        said, _ = process.communicate(timeout=PATIENCE_SECONDS if kind else None)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS if kind else None)
     finally:
         process.terminate()
         process.wait()
-    reasons = [reason for pattern in REASONS for reason in re.findall(pattern, said)]
+    reasons = [reason for pattern in REASONS for reason in re.findall(pattern, output)]
     ended = f"exit code {process.returncode}: {reasons[0] if reasons else 'no reason given'}"
     if struck < step or (process.returncode and not kind):
-        raise RuntimeError(f"the training ended with {ended}:\n{said}")
-    begun = re.search(r"continues at token ([\d,]+)", said)
+        raise RuntimeError(f"the training ended with {ended}:\n{output}")
+    begun = re.search(r"continues at token ([\d,]+)", output)
     resumed = int(begun[1].replace(",", "")) // TOKENS_A_STEP if begun else 0
     return resumed, struck, ended if process.returncode else "finished"
 
@@ -206,9 +206,9 @@ def write_words(path: Path, size: int, seed: int = 0) -> None:
 def in_ram(process: int) -> int:
     """Bytes that a process and its descendants hold in RAM (PSS); of those that have just ended, none."""
     root, held = psutil.Process(process), 0
-    for each in (root, *root.children(recursive=True)):
+    for member in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
-            held += each.memory_full_info().pss
+            held += member.memory_full_info().pss
     return held
 
 
@@ -219,8 +219,8 @@ def measured(
     seconds until ``until`` was true, when with ``kill`` it gets SIGKILL."""
     command = module_command("memformers", *map(str, arguments))
     start, peak, reached = time.perf_counter(), 0, 0.0
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=module_environment())
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=module_environment())
         while process.poll() is None:
             peak = max(peak, in_ram(process.pid))
             if not reached and until():
@@ -230,8 +230,8 @@ def measured(
             time.sleep(SAMPLE_SECONDS)
         seconds = time.perf_counter() - start
         if process.returncode != (-signal.SIGKILL if kill else 0):
-            said.seek(0)
-            raise RuntimeError(f"{command} ended with {process.returncode}:\n{said.read().decode()[-2000:]}")
+            log.seek(0)
+            raise RuntimeError(f"{command} ended with {process.returncode}:\n{log.read().decode()[-2000:]}")
     return seconds, peak / MIB, reached
 
 
@@ -242,9 +242,9 @@ def large_text(settings: Soak, folder: Path) -> str:
     for name, size in sizes.items():
         write_words(folder / f"{name}.txt", size, seed=int(name == "held_out"))
 
-    def row(what: str, found: str, goal: str = "") -> None:
-        rows.append((what, found, goal))
-        print(f"{what}: {found}" + f" (goal: {goal})" * bool(goal), flush=True)
+    def row(what: str, measured: str, goal: str = "") -> None:
+        rows.append((what, measured, goal))
+        print(f"{what}: {measured}" + f" (goal: {goal})" * bool(goal), flush=True)
 
     def divide(source: str, tokenizer: str, out: str) -> tuple[float, float, float]:
         learned = ("--vocab-size", "1024") if tokenizer == "bpe" else ()

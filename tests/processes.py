@@ -68,7 +68,7 @@ class Ended:
     out: str
     err: str
 
-    def said(self, message: str) -> bool:
+    def says(self, message: str) -> bool:
         """Whether it refused with ``message``; lines of a box around it are taken as one."""
         return self.code == 2 and message in " ".join(self.err.split())
 
@@ -98,9 +98,9 @@ def ended(do: Callable[[], object], input: str | bytes = "") -> Ended:
     """How ``do`` ends a program that is given ``input``; it writes UTF-8, as to a pipe."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code = 0
-    given = io.TextIOWrapper(io.BytesIO(input if isinstance(input, bytes) else input.encode()))
+    input_stream = io.TextIOWrapper(io.BytesIO(input if isinstance(input, bytes) else input.encode()))
     with pytest.MonkeyPatch.context() as patch:
-        for name, stream in (("stdout", out), ("stderr", err), ("stdin", given)):
+        for name, stream in (("stdout", out), ("stderr", err), ("stdin", input_stream)):
             patch.setattr(sys, name, stream)
         try:
             do()

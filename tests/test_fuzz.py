@@ -81,8 +81,8 @@ class Place:
 
     def files(self) -> dict[str, bytes]:
         """What is in each file here and of the models."""
-        found = [path for folder in (Path(), self.models) for path in folder.rglob("*") if path.is_file()]
-        return {os.path.realpath(path): path.read_bytes() for path in found}
+        paths = [path for folder in (Path(), self.models) for path in folder.rglob("*") if path.is_file()]
+        return {os.path.realpath(path): path.read_bytes() for path in paths}
 
     def check_nothing_lost(self, *outputs: str) -> None:
         """Every file is as it was but the ``outputs``, which may be new or others, and aren't lost."""
@@ -133,7 +133,7 @@ def words(chosen):
 def kinds_of(*configs, but=(), **others):
     """A kind of values for each option of the ``configs``, by its type or as ``others`` say."""
     of_type = {"bool": of([None, "x"]), "int": of(WHOLE), "float": of(NUMBERS), "Path": of(PLACES)}
-    kinds = {each.name: annotations_of(config)[each.name] for config in configs for each in fields(config)}
+    kinds = {field.name: annotations_of(config)[field.name] for config in configs for field in fields(config)}
     for name, kind in kinds.items():
         named = re.search(r"\b(bool|int|float|Path)\b", str(kind))
         kinds[name] = of_type[named[0]] if named else of(WORDS)

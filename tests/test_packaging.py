@@ -125,8 +125,8 @@ def test_make_names_its_constraints_in_a_folder_with_a_space(tmp_path):
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    said = subprocess.run(
+    shown = subprocess.run(
         ["make", "-n", ".venv/ready"], cwd=folder, capture_output=True, text=True, check=True
     )
-    [constraint] = re.findall(r"PIP_CONSTRAINT=(\S+)", said.stdout)  # pip would divide it at a space
+    [constraint] = re.findall(r"PIP_CONSTRAINT=(\S+)", shown.stdout)  # pip would divide it at a space
     assert (folder / constraint).is_file()

@@ -42,8 +42,8 @@ def gradients(lm, loss):
     return torch.autograd.grad(loss, learning, allow_unused=True, materialize_grads=True, retain_graph=True)
 
 
-def same(found, wanted):
-    for a, b in zip(found, wanted, strict=True):
+def same(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, **EXACT)
 
 

@@ -85,7 +85,7 @@ def source(asked: str) -> str:
         if len(numbers) != 1:
             raise ValueError(f"{name} has {text!r} in {len(numbers)} lines; {mark} needs a text of one line.")
         marks[numbers[0]] += mark
-    code = "\n".join(f"{line}  # {own}" if own else line for line, own in zip(lines, marks, strict=True))
+    code = "\n".join(f"{line}  # {note}" if note else line for line, note in zip(lines, marks, strict=True))
     return f'```python title="{path}"\n{code}\n```'
 
 
@@ -127,18 +127,18 @@ def relinked(markdown: str, file: str, pages: Mapping[str, str]) -> str:
     """The text of a ``file`` of the repository as a page of the site: a link to one of the files in ``pages``
     leads to its page, and one that the site can't lead to becomes the name of what it leads to."""
 
-    def link(found: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         target = (
             (ROOT / file)
-            .parent.joinpath(found[2].partition("#")[0])
+            .parent.joinpath(match[2].partition("#")[0])
             .resolve()
             .relative_to(ROOT.resolve())
             .as_posix()
         )
         if target in pages:
-            return f"[{found[1]}]({pages[target]})"
+            return f"[{match[1]}]({pages[target]})"
         if not target.startswith("docs/"):
             return f"`{target}`"
-        return found[0] if file.startswith("docs/") else found[0].replace("](docs/", "](")
+        return match[0] if file.startswith("docs/") else match[0].replace("](docs/", "](")
 
     return LINK.sub(link, markdown)

@@ -98,7 +98,7 @@ class Verdict(NamedTuple):
 
 def verdicts() -> list[Verdict]:
     """Those that ``verdicts.csv`` names, with what they are computed from."""
-    found = []
+    rows = []
     for row in table_of("verdicts"):
         data, ours, measure = row["data"], row["ours"], row["measure"]
         if row["base"]:
@@ -107,5 +107,5 @@ def verdicts() -> list[Verdict]:
             gain = stored(data, ours, measure)
         assert gain is not None
         sign = -1 if "bits" in measure else 1
-        found.append(Verdict(row["panel"], row["name"], Mean(sign * gain.mean, gain.half_width, gain.n)))
-    return found
+        rows.append(Verdict(row["panel"], row["name"], Mean(sign * gain.mean, gain.half_width, gain.n)))
+    return rows

@@ -65,12 +65,12 @@ class Agents(ArmsCommand):
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         train = replace(BASE, tokens=min(self.steps, 100_000) if self.quick else self.steps)
-        found, chosen = {}, replace(self, arms=self.arms or QUICK) if self.quick else self
+        experiments, chosen = {}, replace(self, arms=self.arms or QUICK) if self.quick else self
         for task in self.tasks[:1] if self.quick else self.tasks:
             more = {AgentTask.name: asdict(AgentSettings(task, entropy=self.entropy))}
             arms = chosen.chosen(asdict(train) | more)
-            found[task] = Experiment(AgentTask(), train, more, arms, *self.how)
-        return found
+            experiments[task] = Experiment(AgentTask(), train, more, arms, *self.how)
+        return experiments
 
     def parts(self, tasks: Tasks) -> Parts:
         every = [result for arms in tasks.values() for arm in arms for result in arm.results.values()]
@@ -85,8 +85,8 @@ class Agents(ArmsCommand):
 
 def under(control: str) -> Measure:
     def change(result: dict[str, Any]) -> float | None:
-        found = result["controls"].get(control)
-        return found and found["success"] - result["success"]
+        measured = result["controls"].get(control)
+        return measured and measured["success"] - result["success"]
 
     return replace(SUCCESS, label=control, of=change)
 

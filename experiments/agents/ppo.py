@@ -93,10 +93,10 @@ class Environments:
         try:
             self.envs = make(task, number)
         except Exception as error:  # whatever an environment of someone else raises
-            said = f"the environment {task!r} can't be made: {' '.join(str(error).split())}"
+            message = f"the environment {task!r} can't be made: {' '.join(str(error).split())}"
             if isinstance(error, ImportError) and error.name in ("gymnasium", "minigrid"):
-                said = f"{error.name} is not installed; use pip install '.[agents]' in a clone."
-            raise UserError(said) from None
+                message = f"{error.name} is not installed; use pip install '.[agents]' in a clone."
+            raise UserError(message) from None
         seen, actions = self.envs.single_observation_space, self.envs.single_action_space
         if type(seen).__name__ != "Box" or type(actions).__name__ != "Discrete":
             raise UserError(
@@ -121,10 +121,10 @@ class Environments:
         except Exception as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(f"{self.task} raised an error at step {self.steps}: {why}; fix it.") from error
-        found = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in answer]
-        if not all(values.isfinite().all() for values in found):
+        tensors = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in answer]
+        if not all(values.isfinite().all() for values in tensors):
             raise UserError(f"{self.task} returned numbers that are not finite at step {self.steps}; fix it.")
-        return found
+        return tensors
 
 
 def make(task: str, number: int) -> Any:
@@ -169,7 +169,7 @@ class Agent(nn.Module):
         super().__init__()
         torch.manual_seed(run.train.seed)
         model = asdict(run.train.model)
-        shared = {each.name: model[each.name] for each in fields(CoreConfig) if each.name in model}
+        shared = {field.name: model[field.name] for field in fields(CoreConfig) if field.name in model}
         config = CoreConfig(**shared, d_input=F)
         D = config.d_model
         self.core: MemoryCore | GRUCore = GRUCore(F, D) if run.agent.core == "gru" else MemoryCore(config)
@@ -218,8 +218,8 @@ class Actor:
         def output() -> Tensor:
             if stepper:
                 return stepper.step(self.seen, self.begins)
-            found, self.memory, _ = core(self.seen[None], self.memory, self.begins[None])
-            return found[0]
+            output, self.memory, _ = core(self.seen[None], self.memory, self.begins[None])
+            return output[0]
 
         for _ in range(steps):
             policy, value = agent.heads(output())
@@ -237,14 +237,14 @@ class Actor:
 
 def advantages(window: Window) -> Tensor:
     """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438)."""
-    found, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
+    by_step, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
     for t in reversed(range(len(window.values))):
         goes_on = ~(window.terminated[t] | window.truncated[t])
         error = window.rewards[t] + DISCOUNT * next_value * ~window.terminated[t] - window.values[t]
         advantage = error + DISCOUNT * TRACE * goes_on * advantage
         next_value = window.values[t]
-        found.append(advantage)
-    return torch.stack(found[::-1])
+        by_step.append(advantage)
+    return torch.stack(by_step[::-1])
 
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: AgentRun) -> dict[str, float]:
@@ -256,15 +256,15 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
         for streams in torch.randperm(run.train.batch_size).chunk(MINIBATCHES):
             memory = window.memory.streams(streams)
             parts = (x[:, streams] for x in window[1:-1])
-            own = Window._make((memory, *parts, window.last_value[streams]))
-            output, _, reconstruction = agent.core(own.seen, memory, own.doc_starts)
+            batch = Window._make((memory, *parts, window.last_value[streams]))
+            output, _, reconstruction = agent.core(batch.seen, memory, batch.doc_starts)
             policy, values = agent.heads(output)
-            ratio = (policy.log_prob(own.actions) - own.log_probs)[own.counts].exp()
-            gain = advantage[:, streams][own.counts]
+            ratio = (policy.log_prob(batch.actions) - batch.log_probs)[batch.counts].exp()
+            gain = advantage[:, streams][batch.counts]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
             policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
-            value_loss = (values - returns[:, streams])[own.counts].square().mean() / 2
-            entropy = policy.entropy()[own.counts].mean()
+            value_loss = (values - returns[:, streams])[batch.counts].square().mean() / 2
+            entropy = policy.entropy()[batch.counts].mean()
             loss = policy_loss - run.agent.entropy * entropy + VALUE * value_loss + reconstruction
             if not loss.isfinite():
                 raise UserError(f"the loss became {loss.item()}; use a lower learning rate.")
@@ -328,25 +328,25 @@ def train_agent(folder: Path) -> None:
                 begun = time.perf_counter()
                 window = actor.act(S)
                 losses = learn(agent, optimizer, window, run)
-                taken = time.perf_counter() - begun
+                seconds = time.perf_counter() - begun
                 seen += counted(window).sum((1, 2))  # since the last record
                 state.step, state.tokens = state.step + 1, state.tokens + B * S
-                state.seconds += taken
+                state.seconds += seconds
                 if state.step % train.evaluation.log_every == 0:
                     names = ("return.train", "length.train", "success.train")  # of an episode that ended
                     means = zip(names, (seen[:3] / seen[3].clamp(min=1)).tolist(), strict=True)
                     record = {"tokens": state.tokens, "seconds": state.seconds, **dict(means), **losses}
-                    track.record(record | {"tokens_per_second": B * S / taken})
+                    track.record(record | {"tokens_per_second": B * S / seconds})
                     seen.zero_()
         finally:
             save_tensors(agent.state_dict(), folder / "model.safetensors")
-        begun, own = time.perf_counter(), evaluate(agent, run)
+        begun, scores = time.perf_counter(), evaluate(agent, run)
         controls = {} if is_gru else controls_of(train.model.memory_sizes)
         under = {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
-        track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": own["success"]})
-    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **own, "controls": under}
-    print(f"{folder.name}: {own['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
+        track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": scores["success"]})
+    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **scores, "controls": under}
+    print(f"{folder.name}: {scores['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
     write_json(folder / RESULT, result)
 
 

@@ -45,12 +45,12 @@ def timed(call: Callable[[], object], times: int) -> list[float]:
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], object]], rounds: int, said: str = "", *,
+    sides: Mapping[str, Callable[[], object]], rounds: int, title: str = "", *,
     between: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of every side in every round, one step each in turn, with ``between`` after each."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in tqdm(range(rounds), desc=said, leave=False, disable=not said):
+    for _ in tqdm(range(rounds), desc=title, leave=False, disable=not title):
         for name in sides:
             start = clock()
             sides[name]()
@@ -59,7 +59,7 @@ def in_turns(
     return seconds
 
 
-def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said: str) -> Result:
+def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, title: str) -> Result:
     """Seconds of every side, and the highest rate of ``torch.mm`` between: matrices are in caches."""
     size, rates = 1024, list[float]()
     a, b, out = (torch.randn(size, size) for _ in range(3))
@@ -68,7 +68,7 @@ def beside_products(sides: Mapping[str, Callable[[], object]], rounds: int, said
         [seconds] = timed(lambda: torch.mm(a, b, out=out), 1)
         rates.append(2 * size**3 / seconds)
 
-    return {"seconds": in_turns(sides, rounds, said, between=multiply), "torch.mm, FLOP/s": rates}
+    return {"seconds": in_turns(sides, rounds, title, between=multiply), "torch.mm, FLOP/s": rates}
 
 
 def relative_error(came: Tensor, expected: Tensor) -> float:

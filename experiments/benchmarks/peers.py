@@ -102,8 +102,8 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
 
 
 def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
-    own, mapped = gradients(ours), from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
-    return torch.cat([x.flatten() for x in own.values()]), torch.cat([mapped[name].flatten() for name in own])
+    a, b = gradients(ours), from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
+    return torch.cat([x.flatten() for x in a.values()]), torch.cat([b[name].flatten() for name in a])
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -65,11 +65,11 @@ class Memories(ArmsCommand):
             texts[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
         shared = asdict(recall.train) | recall.more
         arms = self.chosen(shared, arms_of(recall.train, compression_start="mean"))
-        found = {RECALL.name: Experiment(RECALL, recall.train, recall.more, arms, *self.how)}
+        experiments = {RECALL.name: Experiment(RECALL, recall.train, recall.more, arms, *self.how)}
         for task, train in texts.items():
             arms = self.chosen(asdict(train), arms_of(train))
-            found[task] = Experiment(TextTask(probed=False), train, {}, arms, *self.how)
-        return found
+            experiments[task] = Experiment(TextTask(probed=False), train, {}, arms, *self.how)
+        return experiments
 
     def measures(self, task: str) -> Sequence[Measure]:
         """One layer of Transformer-XL looks 192 positions back in recall."""

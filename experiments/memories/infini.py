@@ -34,21 +34,21 @@ class InfiniLayer(TransformerXLLayer):
     def attend(self, x: Tensor, past: list[Tensor], mask: Any, key_start: Tensor | None, *_: Any) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
-        own, read = self.self_attn, self.attention_input(x)
-        Q, K, V = (own.by_head(project(read)) for project in (own.query, own.key, own.value))
+        attn, read = self.self_attn, self.attention_input(x)
+        Q, K, V = (attn.by_head(project(read)) for project in (attn.query, attn.key, attn.value))
         first = None if key_start is None else (key_start - sum(map(len, past))).clamp(min=0)
         A = relative_attention(
-            Q, K, V, **own.distance_terms(len(x)), key_start=first, kernel=own.kernel,
-            dropout_prob=own.dropout_prob if self.training else 0.0,
+            Q, K, V, **attn.distance_terms(len(x)), key_start=first, kernel=attn.kernel,
+            dropout_prob=attn.dropout_prob if self.training else 0.0,
         )  # fmt: skip
         share = self.beta.sigmoid()[:, None, None]
         A = (1 - share) * A  # [B, H, S, E]
         for slots in past:
-            A_mem = retrieved(feature(Q), *matrix_of(slots, own))
+            A_mem = retrieved(feature(Q), *matrix_of(slots, attn))
             if key_start is not None:
                 A_mem = A_mem.where((key_start == 0)[:, None, :, None], 0.0)
             A = A + share * A_mem
-        return own.output(rearrange(A, "b h s e -> s b (h e)"))
+        return attn.output(rearrange(A, "b h s e -> s b (h e)"))
 
 
 class InfiniAttention(CustomMemory):
@@ -76,10 +76,10 @@ class InfiniAttention(CustomMemory):
     def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
         """``slots [E + 1, B, D]`` after the update with the inputs ``evicted [n, B, D]``, of which
         some ``belongs [n, B]`` to the document."""
-        own, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(evicted)
-        M, z = matrix_of(slots, own)
-        K = feature(own.by_head(own.key(read))) * belongs.T[:, None, :, None]  # [B, H, n, E]
-        M = M + K.mT @ (own.by_head(own.value(read)) - retrieved(K, M, z))
+        attn, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(evicted)
+        M, z = matrix_of(slots, attn)
+        K = feature(attn.by_head(attn.key(read))) * belongs.T[:, None, :, None]  # [B, H, n, E]
+        M = M + K.mT @ (attn.by_head(attn.value(read)) - retrieved(K, M, z))
         z = z + K.sum(2)
         return rearrange(torch.cat([M, z[:, :, None]], 2), "b h e f -> e b (h f)")
 

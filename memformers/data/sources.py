@@ -159,8 +159,8 @@ def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool 
 
 def at_path(spec: CorpusSpec, path: Path) -> Sources:
     """A folder is Tiny Shakespeare, has splits, or is one of documents."""
-    if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
-        return tiny_shakespeare_at(found)
+    if text_file := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
+        return tiny_shakespeare_at(text_file)
     left_out: dict[str, list[str]] = defaultdict(list)
     if spec.validation:
         named = {TRAIN: path, VALIDATION: local(spec.validation), TEST: local(spec.test)}

@@ -139,11 +139,16 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
     folder, by_split = user_path(folder), ids if isinstance(ids, Mapping) else {"": ids}
     if folder.exists():
         raise UserError(f"{folder} exists already; name a new folder.")
-    parts = [
-        Part(split, f"ids {split}:{n}", np.asanyarray(each), isinstance(of_split, Sequence))
-        for split, of_split in by_split.items()
-        for n, each in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1)
-    ]
+    parts = []
+    for split, of_split in by_split.items():
+        for n, ids in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1):
+            tokens = np.asanyarray(ids)
+            if not tokens.ndim:
+                raise UserError(
+                    "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
+                    "list of numbers by numpy.array(ids)."
+                )
+            parts.append(Part(split, f"ids {split}:{n}", tokens, isinstance(of_split, Sequence)))
     sources = Sources(folder.name, "token ids", parts)
     return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources=sources)
 
@@ -170,25 +175,25 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
 
 
 def tokenize(
-    sources: Sources, spec: CorpusSpec, folder: Path, given: Tokenizer | None = None
+    sources: Sources, spec: CorpusSpec, folder: Path, tokenizer_given: Tokenizer | None = None
 ) -> tuple[DatasetInfo, dict[str, Sequence[str]]]:
     """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
     split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
-    if given and given.name == "ids" and not text.are_ids:
+    if tokenizer_given and tokenizer_given.name == "ids" and not text.are_ids:
         raise UserError(f"the model reads token ids; name a .npy or .bin file, not {sources.source}.")
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
     if "" in ends:
         cut = text.place_of(split_of(text.characters, text.lengths if text.are_documents else ()))
-        ends = {TEST: text.bytes} if given else {TRAIN: cut, VALIDATION: text.bytes}
+        ends = {TEST: text.bytes} if tokenizer_given else {TRAIN: cut, VALIDATION: text.bytes}
     counts: dict[str, Counts] = {}
     names: dict[str, Sequence[str]] = {}
     begin = 0
     with open(folder / TEXT, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        tokenizer = given or tokenizer_of(raw, text, ends.get(TRAIN, 0), spec)
+        tokenizer = tokenizer_given or tokenizer_of(raw, text, ends.get(TRAIN, 0), spec)
         with bytes_bar("encoding", text.bytes) as bar:
             for split, end in ends.items():
                 writer = SplitWriter(folder, split, tokenizer.vocab_size)

@@ -108,16 +108,16 @@ class SubwordTokenizer(Tokenizer):
 
     def _is_between_words(self, before: str, after: str) -> bool:
         """A Unigram splits whole words, and rounding decides between equal ways, so words must not be cut."""
-        found = self.inner.encode(before + after, add_special_tokens=False)
-        first = sum(start < len(before) for start, _ in found.offsets)
-        left, right = found.word_ids[:first][-1:], found.word_ids[first:][:1]
-        return left != right and all(end <= len(before) for _, end in found.offsets[:first])
+        parts = self.inner.encode(before + after, add_special_tokens=False)
+        first = sum(start < len(before) for start, _ in parts.offsets)
+        left, right = parts.word_ids[:first][-1:], parts.word_ids[first:][:1]
+        return left != right and all(end <= len(before) for _, end in parts.offsets[:first])
 
     def _near(self, before: str, after: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""
-        found = self.inner.encode(before + after, add_special_tokens=False)
+        parts = self.inner.encode(before + after, add_special_tokens=False)
         return [
-            (start - len(before), token) for (start, _), token in zip(found.offsets, found.ids, strict=True)
+            (start - len(before), token) for (start, _), token in zip(parts.offsets, parts.ids, strict=True)
         ]
 
     def _check_known(self, text: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
+from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
 from memformers.models.base import build_transformer, children_first, initialise_weights, reset_parameters
 from memformers.models.config import CoreConfig
@@ -53,6 +54,7 @@ class MemoryCore(Pretrained):
     config: CoreConfig
     config_class = CoreConfig
 
+    @check_arguments
     def __init__(self, config: CoreConfig):
         super().__init__()
         self.config = config

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
+from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.models import vocabulary
@@ -70,6 +71,7 @@ class MemoryLM(Pretrained):
     config: ModelConfig
     config_class = ModelConfig
 
+    @check_arguments
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config if config.vocab_size else replace(config, vocab_size=config.n_tokens)

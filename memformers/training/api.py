@@ -91,6 +91,7 @@ class TrainedModel:
         return read_json(self.folder / RESULT)
 
 
+@check_arguments
 def train(
     config: TrainConfig,
     folder: str | Path | None = None,

@@ -27,7 +27,7 @@ def test_a_broken_file_of_a_run_is_one_line_of_its_report(file, content, compari
     (comparison / file).write_text(content)
     ended = run("report", comparison)
     check_plain(ended)
-    assert ended.said(f"{comparison / file}"), ended.err
+    assert ended.says(f"{comparison / file}"), ended.err
 
 
 @pytest.mark.parametrize("line", ["5", "{}", '{"tokens": 3, "x": "y"}', "\x00"])
@@ -35,7 +35,7 @@ def test_a_broken_line_of_metrics_is_named_by_its_number(line, comparison):
     with open(comparison / "transformer" / "metrics.jsonl", "a") as file:
         file.write(f"{line}\n")
     for command in ("report", "probe"):
-        assert run(command, comparison).said("metrics.jsonl, line 21: expected a record")
+        assert run(command, comparison).says("metrics.jsonl, line 21: expected a record")
 
 
 def test_a_run_that_has_lost_its_facts_is_not_said_to_have_failed(comparison):
@@ -60,4 +60,4 @@ def test_a_broken_card_costs_a_run_only_its_place_in_dashboards(trained, compari
     assert read_json(comparison / "transformer" / "labml.json")["run"]
     (folder / "result.json").unlink()
     (folder / "run.json").write_text("{}")
-    assert run("train", "--resume", folder).said("run.json is broken: expected corpus to be")
+    assert run("train", "--resume", folder).says("run.json is broken: expected corpus to be")

@@ -39,14 +39,14 @@ FIRST = {
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_is_readable_and_starts_with_what_a_newcomer_needs(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    said = run(command, "--help") if command else run()
-    assert said.code == 0
-    assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out)
-    options, first = re.findall(r"^│ --([a-z-]+)", said.out, re.MULTILINE), FIRST.get(command, "").split()
+    shown = run(command, "--help") if command else run()
+    assert shown.code == 0
+    assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", shown.out)
+    options, first = re.findall(r"^│ --([a-z-]+)", shown.out, re.MULTILINE), FIRST.get(command, "").split()
     assert options[: len(first)] == first
     if OF_TRAINING in FIRST.get(command, ""):
         for option in ("--batch-size 64", "--learning-rate 0.004", "--segment-len 64", "--vocab-size"):
-            assert option in said.out.partition("╭")[0], "at the top, with its default"
+            assert option in shown.out.partition("╭")[0], "at the top, with its default"
 
 
 def test_no_command_imports_what_takes_long_before_it_is_needed():
@@ -94,7 +94,7 @@ def test_a_training_from_scratch_has_a_token_shift_unless_its_memory_or_its_sour
 
 
 def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):
-    assert run("report", "\x1b[31mrun\a").said("\ufffd[31mrun\ufffd")
+    assert run("report", "\x1b[31mrun\a").says("\ufffd[31mrun\ufffd")
     monkeypatch.setenv("COLUMNS", "3")
     assert "--model" in run("train", "--help").out
 
@@ -105,7 +105,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-transformer-xl")
     (folder / "result.json").unlink()
-    assert run("train", "--resume", folder, "--learning-rate", "0.002").said("learning_rate 0.01 → 0.002")
+    assert run("train", "--resume", folder, "--learning-rate", "0.002").says("learning_rate 0.01 → 0.002")
     resumed = run("train", "--resume", "--keep-checkpoints", 1)
     assert resumed.code == 0, resumed.err
     assert "continues at token" in resumed.out
@@ -144,7 +144,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_two_ways_out(tmp_path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # no folder, for the administrator too
     monkeypatch.setattr(tokenize_corpus, "BIG", 0)
     ended = run("train", *SMALL_SIZES, "--data", text)
-    assert ended.said(
+    assert ended.says(
         "set XDG_CACHE_HOME to a folder with space, or choose one with memformers prepare --out"
     )
 
@@ -206,7 +206,7 @@ def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, train
     words, _, word = mistake.partition(" | ")
     command, *others = words.split()
     ended = run(command, *["--checkpoint", trained] * (command in ("generate", "evaluate")), *others)
-    assert ended.said(word), ended.err
+    assert ended.says(word), ended.err
     assert not list(tmp_path.iterdir())
 
 
@@ -274,7 +274,7 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     again = ["evaluate", "--checkpoint", trained, "--text", text, "--out", out]
     assert run(*again).code == 0, "what an evaluation wrote may be written again"
     (out / "evaluation.json").write_text('{"mine": 1}')
-    assert run(*again).said("has a evaluation.json that memformers didn't write")
+    assert run(*again).says("has a evaluation.json that memformers didn't write")
     assert read_json(out / "evaluation.json") == {"mine": 1}
 
 
@@ -288,15 +288,15 @@ def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_cha
     loss = read_json(Path("run", "result.json"))["loss"]
     assert f"loss            {loss:.4f} ± " in again.out, again.err
     for option in (["--text-field", "body"], ["--document-separator", "x"]):
-        assert run("evaluate", "--checkpoint", "run", *option).said("are for the file of --text")
+        assert run("evaluate", "--checkpoint", "run", *option).says("are for the file of --text")
     moved = ("--data", text.rename(tmp_path / "moved.txt"))
     moved += ("--validation", held_out.rename(tmp_path / "moved_too.txt"))
     for command in ("evaluate", "--checkpoint", "run"), ("probe", "run"), ("train", "--resume", "run"):
         more = ["--tokens", 1600] * (command[0] == "train")
-        assert run(*command, *more).said("text.txt doesn't exist")
+        assert run(*command, *more).says("text.txt doesn't exist")
         assert run(*command, *more, *moved).code == 0
     moved[1].write_text("".join(reversed(lines)))  # which the run names since it was resumed
-    assert run("evaluate", "--checkpoint", "run").said("the text that it was trained on with --data")
+    assert run("evaluate", "--checkpoint", "run").says("the text that it was trained on with --data")
 
 
 @pytest.mark.usefixtures("quick_runs")
@@ -304,7 +304,7 @@ def test_text_and_names_that_are_not_utf8_are_trained_on_reported_and_continued(
     texts, held_out = tmp_path / "caf\udce9", "d\udce9j\udce0 vu\n"
     texts.mkdir()
     (texts / "book.txt").write_bytes(bytes_of(f"{held_out}un caf\udce9 bien noir\n" * 400))
-    assert run("train", "--data", "builtin", "--out", "\udcff").said("surrogates not allowed")
+    assert run("train", "--data", "builtin", "--out", "\udcff").says("surrogates not allowed")
     trained = run("train", *SMALL_SIZES, "--data", texts / "book.txt", "--tokenizer", "byte", "--out", "run")
     assert trained.code == 0, trained.err
     result = Path("run", "result.json")
@@ -334,4 +334,4 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     shutil.rmtree(folder / "figures")
     assert run("report", folder).code == 0
     assert (folder / "figures" / "recall_accuracy.svg").is_file()
-    assert run("report", folder / "compressive").said("experiment.json")
+    assert run("report", folder / "compressive").says("experiment.json")

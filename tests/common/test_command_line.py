@@ -31,11 +31,11 @@ def test_an_error_is_one_line_and_a_bug_shows_its_traceback(error, code, end):
         with cli_errors():
             raise error
 
-    said = ended(program)
-    assert said.code == code
-    assert said.err.endswith(end)
-    assert ("Traceback" in said.err) == (code == 1)
-    assert len(said.err.splitlines()) == 1 or code == 1
+    result = ended(program)
+    assert result.code == code
+    assert result.err.endswith(end)
+    assert ("Traceback" in result.err) == (code == 1)
+    assert len(result.err.splitlines()) == 1 or code == 1
 
 
 def test_a_program_ends_without_a_word_when_its_reader_has_gone():
@@ -92,9 +92,9 @@ def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any
     for word, bound in {"--bound": True, "--bound=True": True, "--bound=false": False}.items():
         made = parse_arguments(Outer, ["--folder=~/x", word, "--name=True"])
         assert made == Outer(name="True", folder=Path("/home/ada/x"), bound=bound)
-    given = ["--width", "1.5e1", "--cutoffs", "1e3", "20", "--depth", "1e6", "--scale", "1e-1", "--name", "x"]
+    args = ["--width", "1.5e1", "--cutoffs", "1e3", "20", "--depth", "1e6", "--scale", "1e-1", "--name", "x"]
     made = Outer(Inner(15, (1000, 20), 0, 1_000_000), "x", 0.1)
-    assert parse_arguments(Outer, given) == made
+    assert parse_arguments(Outer, args) == made
     assert parse_arguments(Outer, ["--color", "red"], default=made).inner.width == 15
     for words in (["64", "64", "832"], ["64,64,832"]):
         assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)

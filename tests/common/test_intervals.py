@@ -18,10 +18,10 @@ from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_k
 def test_an_interval_is_students_and_may_leave_out_zero(numbers, mean, half_width):
     """By tables of Student's t."""
     for sign in (1, -1):
-        found = mean_of([sign * number for number in numbers])
-        assert (found.mean, found.n) == (pytest.approx(sign * mean, nan_ok=True), len(numbers))
-        assert found.half_width == pytest.approx(half_width, rel=3e-4, nan_ok=True)
-        assert found.leaves_out_zero == (mean > half_width)
+        interval = mean_of([sign * number for number in numbers])
+        assert (interval.mean, interval.n) == (pytest.approx(sign * mean, nan_ok=True), len(numbers))
+        assert interval.half_width == pytest.approx(half_width, rel=3e-4, nan_ok=True)
+        assert interval.leaves_out_zero == (mean > half_width)
 
 
 def test_the_mean_of_groups_weighs_them_by_their_numbers():

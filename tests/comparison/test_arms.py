@@ -59,11 +59,11 @@ def test_arms_share_the_settings_that_their_models_use():
     """And the lengths, from which Transformer-XL's are computed."""
     model = replace(TRAIN.model, compression="mean", c_mem_len=9)
     experiment = CompareConfig(replace(TRAIN, model=model)).experiment()
-    found = {}
+    settings = {}
     for arm in experiment.arms:
         run = TEXT.parse(settings_of(arm, experiment.shared), arm.name)
-        found[arm.name] = (run.model.compression, run.model.c_mem_len)
-    assert found == {"transformer": ("conv", 9), "transformer-xl": ("conv", 9), "compressive": ("mean", 9)}
+        settings[arm.name] = (run.model.compression, run.model.c_mem_len)
+    assert settings == {"transformer": ("conv", 9), "transformer-xl": ("conv", 9), "compressive": ("mean", 9)}
 
 
 def test_a_memory_of_ones_own_is_found_by_its_place_and_has_its_own_settings():

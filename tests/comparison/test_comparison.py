@@ -82,8 +82,8 @@ def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
 )  # fmt: skip
 def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
     experiment = small(scale=0.25, **changes).experiment()
-    found = {arm.name: arm.settings for arm in experiment.arms}
-    assert (found["transformer-xl"].get("model.mem_len"), experiment.train.tokens) == (mem_len, 256)
+    settings = {arm.name: arm.settings for arm in experiment.arms}
+    assert (settings["transformer-xl"].get("model.mem_len"), experiment.train.tokens) == (mem_len, 256)
 
 
 def test_a_run_that_fails_does_not_take_the_others_down(pretended, small, tmp_path):
@@ -191,13 +191,13 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     for name in names.values():
         (tmp_path / name).write_text(f"This is {name}.\n")
     paths = {split: str(tmp_path / name) for split, name in names.items()}
-    for given, resolved in (
+    for data_settings, resolved in (
         ({"data": "builtin"}, {"data": "builtin"}),
         ({"data": ""}, {"data": "stand-in"}),  # neither found nor downloadable
         ({"data": "texts"}, {"data": str(tmp_path / "texts")}),
         (names, {"data": paths.pop("data"), "text": paths}),
     ):
-        train = small_training(**given)
+        train = small_training(**data_settings)
         corpus = find_text(train).info
         settings = resolve_data(train, corpus)
         assert settings == resolved

@@ -68,7 +68,7 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     assert f"{tmp_path.name}: 100%, " in ended.out
     assert read_json(tmp_path / "result.json")["tokens"] == 256
     write_json(tmp_path / "config.json", {"tokens": 5, "recall": 7})
-    assert run_module("memformers.comparison.recall", tmp_path).said("'recall'")
+    assert run_module("memformers.comparison.recall", tmp_path).says("'recall'")
 
 
 def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(done):
@@ -126,8 +126,8 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
     assert claimed in markdown
     assert "bits per character" not in markdown
     assert " ".join(claimed.replace("*", "").split()) in " ".join(report.answer.split())
-    found = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
-    for right in found["compressive"]["right"]["untouched"]["by_distance"]:
+    arms = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
+    for right in arms["compressive"]["right"]["untouched"]["by_distance"]:
         assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / len(shares))
 
 
@@ -175,8 +175,8 @@ def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monke
     monkeypatch.setattr(recall, "recall_by_distance", lambda *args, **_: {})
     for seed in (0, 1):
         run = NEAR.run("compressive", seed)
-        for each in (run, replace(run, recall=replace(run.recall, measured_for="choosing"))):
-            recall.measure(MemoryLM(NEAR.train.model), each, 64)
+        for setup in (run, replace(run, recall=replace(run.recall, measured_for="choosing"))):
+            recall.measure(MemoryLM(NEAR.train.model), setup, 64)
     assert len(set(measured)) == 4
     assert all(seed < 2**63 for seed in measured)
 
@@ -185,9 +185,9 @@ def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
     usual = RecallConfig().experiment
     assert list(usual.arms) == NEAR.arms
     assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.train.model)}
-    named, own = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
+    named, described = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
     assert named.settings["model.compression"] == "max"
-    assert own.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+    assert described.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
     (tmp_path / "arms").write_text("# none\n")
     with pytest.raises(ValueError, match="needs an arm"):
         RecallConfig(arms=(str(tmp_path / "arms"),))

@@ -105,9 +105,9 @@ def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
 def test_the_command_shows_what_was_trained_without_colours_where_none_can_be(done, tmp_path, capsys):
     shutil.copytree(done, tmp_path / "here", ignore=shutil.ignore_patterns("figures", "*-seed1"))
     Recall(show=tmp_path / "here").run()
-    said = capsys.readouterr().out
-    assert "\033" not in said
-    assert str(tmp_path / "here/recall.html") in said
+    shown = capsys.readouterr().out
+    assert "\033" not in shown
+    assert str(tmp_path / "here/recall.html") in shown
     for model in (tmp_path / "here").glob("*/model"):
         shutil.rmtree(model)
     with pytest.raises(UserError, match="no trained model"):

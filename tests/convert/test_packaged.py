@@ -82,7 +82,7 @@ def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_one
      (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "name one model")],
 )  # fmt: skip
 def test_one_model_must_be_named_and_be_there(arguments, message):
-    assert run("generate", *arguments).said(message)
+    assert run("generate", *arguments).says(message)
 
 
 @pytest.mark.usefixtures("quick_runs")

@@ -70,14 +70,14 @@ class Reference:
         for bias in ("r_w_bias", "r_r_bias"):
             names = [f"layers.{i}.dec_attn.{bias}" for i in range(self.layers)] if self.untie_r else [bias]
             shapes |= dict.fromkeys(names, (H, D // H))
-        found = {name: (0.4 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
-        for name in found if self.tied else ():
+        weights = {name: (0.4 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
+        for name in weights if self.tied else ():
             if name.startswith("crit.out_layers.") and name.endswith("weight"):
-                found[name] = found[name.replace("crit.out_layers", "word_emb.emb_layers")]
+                weights[name] = weights[name.replace("crit.out_layers", "word_emb.emb_layers")]
             if name.startswith("crit.out_projs.") and not name.endswith(".0"):
                 i = int(name[-1]) if self.div_val > 1 else 0
-                found[name] = found[f"word_emb.emb_projs.{i}"]
-        return found
+                weights[name] = weights[f"word_emb.emb_projs.{i}"]
+        return weights
 
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """As a state dict of the layout, with the buffer that both have."""
@@ -162,8 +162,8 @@ class Reference:
         rows, bias = words(0)
         rows = torch.cat((rows, w["crit.cluster_weight"]))
         head = logits(0, rows, torch.cat((bias, w["crit.cluster_bias"]))).log_softmax(-1)
-        found = [head[..., : self.cutoffs[0]]]
+        parts = [head[..., : self.cutoffs[0]]]
         for i in range(1, len(self.bounds)):
             column = -i if self.original else self.cutoffs[0] + i - 1
-            found.append(head[..., column, None] + logits(i, *words(i)).log_softmax(-1))
-        return torch.cat(found, -1)
+            parts.append(head[..., column, None] + logits(i, *words(i)).log_softmax(-1))
+        return torch.cat(parts, -1)

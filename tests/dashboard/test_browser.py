@@ -74,11 +74,11 @@ def comparison(tmp_path, quick_runs):
 @pytest.fixture
 def troubles(page):
     """What goes wrong on the page."""
-    found = []
-    page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
-    page.on("dialog", lambda dialog: found.append(dialog.message))
-    return found
+    troubles = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: troubles.append(dialog.message))
+    return troubles
 
 
 def page_of(dashboard, comparison):

@@ -86,8 +86,8 @@ def test_half_a_line_waits_for_its_rest_what_is_no_record_is_left_out_and_a_new_
         file.write('.5, "b": true}\n{"tokens": 3, "b": 1e400, "c": 7}\n')
     metrics.read()
     assert len(metrics.records) == 3, "only what is new is read"
-    found = {name: [part.tolist() for part in metrics.points(name)[::2]] for name in "abc"}
-    assert found == {"a": [[1.0, 2.0], [2.5, 3.5]], "b": [[], []], "c": [[3.0], [7.0]]}
+    points = {name: [part.tolist() for part in metrics.points(name)[::2]] for name in "abc"}
+    assert points == {"a": [[1.0, 2.0], [2.5, 3.5]], "b": [[], []], "c": [[3.0], [7.0]]}
     os.truncate(path, len('{"tokens": 1, "a": 2.5}\n'))
     metrics.read()
     assert len(metrics.records) == 1
@@ -114,10 +114,10 @@ def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_fini
     for trace, sign in ((low, -1), (mean, 0), (high, 1)):
         assert trace["y"] == pytest.approx([m.mean + sign * m.half_width for m in wanted])
     assert describe(runs, "loss.valid", "seconds")["figure"]["data"][0]["x"] == [0.5, 1.0, 1.5]
-    said = ("<strong>So far</strong>: 4 of 6", "2 finished, 1 running", "1.200\u00a0±\u00a02.541",
+    expected = ("<strong>So far</strong>: 4 of 6", "2 finished, 1 running", "1.200\u00a0±\u00a02.541",
             "<strong>Two seeds are too few to claim which model is better.</strong>",
             "<em>−0.500 and −0.450</em>")  # fmt: skip
-    assert [words for words in said if words not in data["above"]] == []
+    assert [words for words in expected if words not in data["above"]] == []
     assert data["above"].count("<i style=") == 2
 
 
@@ -150,8 +150,8 @@ def test_runs_that_were_not_planned_together_are_shown_too(tmp_path):
         config = TRAIN | {"seed": 3, "model": {"d_model": 16, "mem_len": mem_len}}
         write_json(tmp_path / name / "config.json", config)
     data = describe(Runs(tmp_path))
-    found = {name: (trace["x"], trace["y"]) for name, trace in curves(data).items()}
-    assert found == {"a": ([10.0], [2.0]), "b": ([10.0], [2.0])}
+    traces = {name: (trace["x"], trace["y"]) for name, trace in curves(data).items()}
+    assert traces == {"a": ([10.0], [2.0]), "b": ([10.0], [2.0])}
     json.dumps(data, allow_nan=False)
 
 

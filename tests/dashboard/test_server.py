@@ -84,7 +84,7 @@ def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to
         (mem_len, _) = data["configs"]
         assert {"key": "mem_len", "value": 7, "is_explicitly_specified": True}.items() <= mem_len.items()
         second = run("dashboard", "--folder", folder, "--port", 0)
-        assert second.said(f"belongs to the dashboard that runs at {dashboard.url}")
+        assert second.says(f"belongs to the dashboard that runs at {dashboard.url}")
         assert len(second.err.splitlines()) == 1
         recorded(tmp_path / "runs" / "one")
         bringing = run("dashboard", "--folder", folder, "--import", tmp_path / "runs")
@@ -129,8 +129,8 @@ def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_na
     with DashboardHere(tmp_path / "records") as dashboard:
         for _ in range(2):
             bring_in(find_runs(tmp_path / "runs"), dashboard.url)
-            said = capsys.readouterr().err
-            assert [f for f in (card, five, huge) if f"{f} was not imported." not in said] == []
+            printed = capsys.readouterr().err
+            assert [f for f in (card, five, huge) if f"{f} was not imported." not in printed] == []
             (listed,) = [run for run in dashboard.runs() if run["name"] == "first"]
             assert listed["run_status"]["status"] == "completed"
             assert 300 <= len(dashboard.curve(read_card(good).run)) <= 1024
@@ -164,13 +164,13 @@ def test_records_that_are_closer_than_the_first_two_are_kept(quick_runs, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [("--host no.such.host.invalid", "host='no.such.host.invalid'"), ("--port 99999999", "port=99999999"),
-     ("--port {taken}", "port {taken}"), ("--import /gone", "/gone")],
+     ("--port {busy}", "port {busy}"), ("--import /gone", "/gone")],
 )  # fmt: skip
 def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken = listener.getsockname()[1]
-        ended = run("dashboard", "--folder", tmp_path / "records", *arguments.format(taken=taken).split())
-    assert ended.said(message.format(taken=taken)), ended.err
+        busy = listener.getsockname()[1]
+        ended = run("dashboard", "--folder", tmp_path / "records", *arguments.format(busy=busy).split())
+    assert ended.says(message.format(busy=busy)), ended.err
     assert len(ended.err.splitlines()) == 1
 
 

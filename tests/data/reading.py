@@ -33,9 +33,9 @@ def as_text(*raw):
     return b"".join(raw).decode("utf-8", errors="surrogateescape")
 
 
-def whole(found, *splits):
+def whole(data, *splits):
     """The text of these splits of a dataset, or of all."""
-    return as_text(*(found.tokenizer.bytes_of(found.splits[n].tokens) for n in splits or found.splits))
+    return as_text(*(data.tokenizer.bytes_of(data.splits[n].tokens) for n in splits or data.splits))
 
 
 def contents(path, **spec):

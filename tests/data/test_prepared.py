@@ -58,13 +58,13 @@ MADE = [pytest.param(files, name, checksum, marks=[LONG] * (name == "bpe" and "s
 """Files, a tokenizer, and the checksum of the tokens as they were first made."""
 
 
-def checksum(found):
+def checksum(data):
     digest = hashlib.sha256()
-    for name, split in found.splits.items():
+    for name, split in data.splits.items():
         for part in (name.encode(), np.asarray(split.tokens).astype("<i8"), split.documents.astype("<i8")):
             digest.update(part)
-    sizes = {n: (c.bytes, c.characters, c.words, c.tokens, c.documents) for n, c in found.info.splits.items()}
-    digest.update(f"{json.dumps(found.tokenizer.to_json())}{sizes}".encode())
+    sizes = {n: (c.bytes, c.characters, c.words, c.tokens, c.documents) for n, c in data.info.splits.items()}
+    digest.update(f"{json.dumps(data.tokenizer.to_json())}{sizes}".encode())
     return digest.hexdigest()[:8]
 
 
@@ -77,20 +77,20 @@ def test_tokens_are_always_the_same_in_memory_and_on_the_disk(files, tokenizer, 
     folder = Path("tokens", f"{name}-{tokenizer}")
     if name in CORPORA:  # of which the command knows the tokenizer
         monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], vocab_size=400, **CORPORA[name]))
-        said = run("prepare", name, name).out
-        assert f"{dataset(folder, tokenizer=tokenizer).info.splits['test'].tokens:,} tokens" in said
+        printed = run("prepare", name, name).out
+        assert f"{dataset(folder, tokenizer=tokenizer).info.splits['test'].tokens:,} tokens" in printed
     in_memory, stored = dataset_of(spec), dataset(prepare(spec, folder), tokenizer=tokenizer)
     monkeypatch.setattr(tokenize_corpus, "BIG", 0)
     in_cache = dataset_of(spec)
-    assert [checksum(found) for found in (in_memory, stored, in_cache)] == [made] * 3
+    assert [checksum(data) for data in (in_memory, stored, in_cache)] == [made] * 3
     assert in_memory.info == stored.info == in_cache.info
-    assert [isinstance(found.train.tokens, np.memmap) for found in (in_memory, stored)] == [False, True]
+    assert [isinstance(data.train.tokens, np.memmap) for data in (in_memory, stored)] == [False, True]
     assert stored.train.tokens.dtype == (np.uint8 if stored.tokenizer.vocab_size <= 256 else np.uint16)
 
 
 @pytest.mark.filterwarnings("ignore:expected MEMFORMERS_DATA", "ignore:Tiny Shakespeare can't be kept")
 @pytest.mark.parametrize(
-    ("there", "answer", "size", "late", "said", "asked"),
+    ("there", "answer", "size", "late", "warn", "asked"),
     [("data/input.txt", CORPUS, None, 0, "", 0), ("data/tinyshakespeare/input.txt", CORPUS, None, 0, "", 0),
      ("x", CORPUS, None, 0, "MEMFORMERS_DATA to be a text file or a folder", 1),
      ("cache/memformers/tinyshakespeare/input.txt", CORPUS, None, 0, "Downloading it", 1),
@@ -98,7 +98,7 @@ def test_tokens_are_always_the_same_in_memory_and_on_the_disk(files, tokenizer, 
      ("x", PAGE, None, 0, PLAY.format("19 bytes that aren't"), 1), ("x", PAGE, 5_000, 0, PLAY, 1),
      ("x", CORPUS, None, 2, PLAY, 1)],
 )  # fmt: skip
-def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, said, asked, tmp_path, monkeypatch):
+def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, warn, asked, tmp_path, monkeypatch):
     write(tmp_path, {there: CORPUS[1] if there[:4] == "data" else "half"})
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -106,14 +106,14 @@ def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, said, 
     monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 1.0)
     with Server(lambda *_: time.sleep(late) or answer, size) as server:
         monkeypatch.setattr(sources, "TINY_SHAKESPEARE_URL", f"http://{server.host}")
-        with pytest.warns(UserWarning, match=said.format("")) if said else nullcontext():
-            found = dataset("")
-        if said[:7] != PLAY[:7]:
+        with pytest.warns(UserWarning, match=warn.format("")) if warn else nullcontext():
+            data = dataset("")
+        if warn[:7] != PLAY[:7]:
             again = dataset("" if asked else tmp_path / "data")
-            assert whole(found) == whole(again) == CORPUS[1].decode()
-            assert (found.info.name, found.info.is_stand_in) == ("Tiny Shakespeare", False)
+            assert whole(data) == whole(again) == CORPUS[1].decode()
+            assert (data.info.name, data.info.is_stand_in) == ("Tiny Shakespeare", False)
         else:
-            assert (found.info.sha256[:16], found.info.is_stand_in) == ("293bfe6254e4d081", True)
+            assert (data.info.sha256[:16], data.info.is_stand_in) == ("293bfe6254e4d081", True)
             assert not (tmp_path / "cache").exists()
     assert len(server.bodies) == asked
 
@@ -126,12 +126,12 @@ def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monke
     texts = [json.dumps({"text": text}) for text in TEXTS] if names[0] == "train.jsonl" else TEXTS
     monkeypatch.chdir(write(tmp_path, {"same": "".join(TEXTS), **dict(zip(names, texts, strict=True))}))
     if names == "xyz":
-        found = dataset("x", validation="y", test="z")
+        data = dataset("x", validation="y", test="z")
     else:
         with pytest.warns(UserWarning, match="of no split and left out: same"):
-            found = dataset(".")
-    assert [whole(found, split) for split in ("train", "validation", "test")] == TEXTS
-    assert dataset("same").info.sha256 != found.info.sha256
+            data = dataset(".")
+    assert [whole(data, split) for split in ("train", "validation", "test")] == TEXTS
+    assert dataset("same").info.sha256 != data.info.sha256
 
 
 def test_a_text_of_another_machine_is_copied_and_copied_again_when_it_has_changed():
@@ -144,9 +144,9 @@ def test_the_sources_of_python_are_documents_in_a_fixed_order(tmp_path, monkeypa
     write(tmp_path, {f"lib/{name}": f"# {name}\n" * 30 for name in ("b/one.py", "a.py", "b/two.txt")})
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "lib"))
     monkeypatch.setattr(sys, "path", [])
-    found = dataset("", corpus="python-source")
-    assert (found.info.name, found.info.documents) == ("python-source", 2)
-    assert whole(found) == "# a.py\n" * 30 + "# b/one.py\n" * 30
+    data = dataset("", corpus="python-source")
+    assert (data.info.name, data.info.documents) == ("python-source", 2)
+    assert whole(data) == "# a.py\n" * 30 + "# b/one.py\n" * 30
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 40))
@@ -165,8 +165,8 @@ def test_about_a_tenth_is_held_out_in_whole_documents_where_these_come_near_it(l
 def test_a_checksum_is_that_of_the_ends_of_documents_too(tmp_path):
     write(tmp_path, {f"{n}.jsonl": "".join(json.dumps({"text": "x" * k}) + "\n" for k in lengths)
                      for n, lengths in enumerate(((40, 60, 20), (60, 40, 20), (120,)))})  # fmt: skip
-    found = [dataset(tmp_path / f"{n}.jsonl") for n in range(3)]
-    assert (len({x.info.sha256 for x in found}), [len(x.train.tokens) for x in found]) == (3, [100, 100, 108])
+    data = [dataset(tmp_path / f"{n}.jsonl") for n in range(3)]
+    assert (len({x.info.sha256 for x in data}), [len(x.train.tokens) for x in data]) == (3, [100, 100, 108])
 
 
 NAMES = st.from_regex(
@@ -189,12 +189,12 @@ def test_any_file_becomes_tokens_that_decode_to_it_or_one_line(tmp_path_factory,
     folder = write(tmp_path_factory.mktemp("any"), files)
     source, out = folder if is_folder else folder / next(iter(files)), folder / "out" / "tokens"
     try:
-        found = dataset(prepare(CorpusSpec(str(source), tokenizer=tokenizer), out), tokenizer=tokenizer)
+        data = dataset(prepare(CorpusSpec(str(source), tokenizer=tokenizer), out), tokenizer=tokenizer)
     except UserError as error:
         assert ("\n" in str(error), out.exists()) == (False, False)  # noqa: PT017
         return
     if source.is_file() and tokenizer == "byte" and source.suffix in ("", ".txt", ".bin", ".npy"):
-        assert whole(found) == as_text(source.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        assert whole(data) == as_text(source.read_bytes().removeprefix(b"\xef\xbb\xbf"))
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):

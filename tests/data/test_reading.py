@@ -85,8 +85,8 @@ READ = [
     ({"x.txt": "One\n---\nTwo\nlines\n---\n \n---\nThree\n---\n"}, {"document_separator": "\n---\n"},
      [("x.txt:1", "One"), ("x.txt:2", "Two\nlines"), ("x.txt:4", "Three")],
      r"documents without text are left out: x\.txt:3\.$"),
-    *[(FOLDER | {f"x/{name}": content for name, content in others.items()}, {}, IN_ORDER, said)
-      for others, said in (
+    *[(FOLDER | {f"x/{name}": content for name, content in others.items()}, {}, IN_ORDER, warning)
+      for others, warning in (
           ({"a/.hidden": "not read", ".git/config": "not read"}, ""),
           ({"b.dat": NPY}, r"not text and left out: b.dat \(byte 0x93 at offset 0\)\.$"),
           ({"c.zip": zipped({"a": "x", "b": "y"})}, r"left out: c.zip \(an archive\)\.$"),
@@ -101,10 +101,10 @@ READ = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("files", "how", "expected", "said"), READ)
-def test_a_file_or_folder_is_its_text_or_its_documents(files, how, expected, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("files", "how", "expected", "warning"), READ)
+def test_a_file_or_folder_is_its_text_or_its_documents(files, how, expected, warning, tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path, files))
-    with pytest.warns(UserWarning, match=said) if said else nullcontext():
+    with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
         text, documents = contents(next(iter(files)).partition("/")[0], **how)
     assert (documents or text) == expected
     if documents:
@@ -122,18 +122,18 @@ def test_what_lies_across_the_portions_that_are_read_and_encoded_is_whole(tmp_pa
         monkeypatch.setattr(module, name, size)
     texts = [f"{n} naïve kings…\r\n{'🌉 crowns, ' * (n % 30)}\n" for n in range(600)]
     text, end = "".join(texts), "<end of a document>"
-    lines = "\n".join(json.dumps({"text": each}, ensure_ascii=False) for each in texts)
+    lines = "\n".join(json.dumps({"text": content}, ensure_ascii=False) for content in texts)
     across = [(n << 14) - before for n, before in enumerate((1, 9, len(end) - 1), 1)]
     parts = ["x" * (b - a - len(end)) for a, b in pairwise([-len(end), *across])]
     write(tmp_path, {"x.jsonl": lines, "x.txt": end.join([*parts, ""])})
     write(tmp_path, {"x": text.encode("utf-16"), "y": text})
     assert contents(tmp_path / "x") == (text, [])
     for name, separator, expected in (("x.jsonl", "", texts), ("x.txt", end, parts)):
-        named = [(f"{name}:{n}", each) for n, each in enumerate(expected, 1)]
+        named = [(f"{name}:{n}", content) for n, content in enumerate(expected, 1)]
         assert contents(tmp_path / name, document_separator=separator) == ("".join(expected), named)
     for tokenizer in ("character", "bpe"):
-        found = dataset(tmp_path / "y", tokenizer=tokenizer, vocab_size=300)
-        assert (whole(found, "train"), whole(found)) == (text[: len(text) * 9 // 10], text)
+        data = dataset(tmp_path / "y", tokenizer=tokenizer, vocab_size=300)
+        assert (whole(data, "train"), whole(data)) == (text[: len(text) * 9 // 10], text)
 
 
 BY_SPLIT, LENGTHS = {"train": torch.from_numpy(IDS[:3500]), "validation": PIECES[2:]}, [[1000, 2500], [500]]
@@ -153,27 +153,28 @@ OF_IDS = [
 @pytest.mark.parametrize(("files", "lengths", "names"), OF_IDS)
 def test_ids_are_the_tokens_and_their_documents_in_memory_and_on_the_disk(files, lengths, names, tmp_path):
     path = write(tmp_path, files) / next(iter(files)).partition("/")[0]
-    found, spec = dataset(path, vocab_size=300), CorpusSpec(str(path), vocab_size=300)
+    in_memory, spec = dataset(path, vocab_size=300), CorpusSpec(str(path), vocab_size=300)
     stored = dataset(path if "x" in files else prepare(spec, tmp_path / "tokens"))
-    for each in (found, stored):
-        assert np.array_equal(np.concatenate([each.train.tokens, each.validation.tokens]), IDS)
-        assert [split.documents.tolist() for split in each.splits.values()] == lengths
-        assert [each.tokenizer.name, each.tokenizer.vocab_size, each.train.tokens.dtype] == ["ids", 300, "u2"]
-        assert [each.info.total(what) for what in ("characters", "tokens", "bytes")] == [4000, 4000, 0]
-    assert [list(split.names) for split in found.splits.values()] == names
+    for data in (in_memory, stored):
+        assert np.array_equal(np.concatenate([data.train.tokens, data.validation.tokens]), IDS)
+        assert [split.documents.tolist() for split in data.splits.values()] == lengths
+        assert [data.tokenizer.name, data.tokenizer.vocab_size, data.train.tokens.dtype] == ["ids", 300, "u2"]
+        assert [data.info.total(what) for what in ("characters", "tokens", "bytes")] == [4000, 4000, 0]
+    assert [list(split.names) for split in in_memory.splits.values()] == names
 
 
 def test_a_folder_of_ids_may_have_splits_and_nothing_that_lies_beside_them_is_run(tmp_path):
     write(tmp_path, {"train.bin": SHORT[:6000], "val.bin": SHORT[6000:], "meta.pkl": pickle.dumps(Path("/"))})
     with pytest.warns(UserWarning, match=r"of no split and left out: meta\.pkl"):
-        found = dataset(tmp_path, vocab_size=300)
-    assert np.array_equal(np.concatenate([split.tokens for split in found.splits.values()]), IDS)
-    assert [len(split.tokens) for split in found.splits.values()] == [3000, 1000]
+        data = dataset(tmp_path, vocab_size=300)
+    assert np.array_equal(np.concatenate([split.tokens for split in data.splits.values()]), IDS)
+    assert [len(split.tokens) for split in data.splits.values()] == [3000, 1000]
 
 
 def test_ids_of_a_program_that_are_wrong_leave_nothing(tmp_path):
     for name, ids, words in (
         ("y", {"training": IDS}, "expected splits train, validation"), ("y", {"train": IDS}, "expected spli"),
+        ("y", [1, 2, 3], "numpy.array"), ("y", {"train": "abc"}, "numpy.array"),
         ("y", IDS / 2, "float64"), ("y", [IDS, IDS + 1], "got 300 at 4,"), ("y", [], "no text"),
         ("y", IDS + (1 << 32), "from 0 to 4,294,967,295, got 4,294,967,296"),
         (".", IDS, "exists already"),
@@ -257,8 +258,8 @@ REFUSED = [
      "x holds tokens and no text"),
     ({"x/input.txt": "half"}, "", "the download is incomplete, or it is another text"),
     ({"x/train": WORDS, "x/valid": WORDS, "x/val": WORDS}, "", "x/val and x/valid are all for validation"),
-    *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{found}; is the")
-      for name, found in (("pg19 --vocab-size 256", r"\(1, 1, 1\)"), ("wikitext-103", r"\(27, 27, 27\)"))],
+    *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{numbers}; is the")
+      for name, numbers in (("pg19 --vocab-size 256", r"\(1, 1, 1\)"), ("wikitext-103", r"\(27, 27, 27\)"))],
     ({"x.npy": NPY}, "", "x.npy .*the largest is 299, so at least 300"),
     ({"x.npy": NPY}, "--vocab-size 299", r"below vocab_size=299, got 299 at \d"),
     ({"x.npy": NPY}, "--tokenizer word", "x.npy holds token ids already; omit tokenizer"),
@@ -294,9 +295,9 @@ def test_links_are_followed_once_and_those_that_lead_nowhere_are_named(tmp_path)
     (tmp_path / "x/more").symlink_to(tmp_path / "disk")
     (tmp_path / "disk/again").symlink_to(tmp_path / "x")
     (tmp_path / "x/gone").symlink_to(tmp_path / "nowhere")
-    with pytest.warns(UserWarning, match="left out") as said:
+    with pytest.warns(UserWarning, match="left out") as warnings:
         assert contents(tmp_path / "x")[1] == [("more/a.txt", "linked"), ("own.txt", "own")]
-    words = {str(warning.message).partition(": ")[2] for warning in said}
+    words = {str(warning.message).partition(": ")[2] for warning in warnings}
     assert words >= {"folders that are read already are left out: more/again.",
                      "links that lead nowhere are left out: gone."}  # fmt: skip
 

@@ -93,10 +93,10 @@ def test_every_token_but_the_first_is_predicted_exactly_once(documents, n, B, S,
         assert segment.inputs.shape == (segment.end - start, len(numbers))
         assert segment.starts_over == (start == 0)
         assert not segment.inputs[segment.targets == IGNORED].any()
-    found = reading.in_order([segment.targets for segment in segments])
-    assert torch.equal(found, torch.cat([part[: predicted[i]] for i, part in enumerate(expected)]))
-    assert torch.equal(reading.in_order([segment.inputs for segment in segments]), found - 1)
-    assert steps or len(found) == sum(map(len, expected))
+    targets = reading.in_order([segment.targets for segment in segments])
+    assert torch.equal(targets, torch.cat([part[: predicted[i]] for i, part in enumerate(expected)]))
+    assert torch.equal(reading.in_order([segment.inputs for segment in segments]), targets - 1)
+    assert steps or len(targets) == sum(map(len, expected))
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_characters_and_words_are_numbered_as_by_an_independent_count():
 @pytest.mark.parametrize("text", ["to be or nöt\n", "to be or not ", "to\tbe\r\n\r\n", "ö→", "\n"])
 def test_pieces_are_cut_where_no_word_goes_on(line, text):
     raw = (text * (3 * PIECE // len(text.encode()) + line)).encode()
-    found = list(pieces(raw, 0, len(raw)))
-    assert [0, *(end for _, end in found)] == [*(begin for begin, _ in found), len(raw)]
-    assert "".join(raw[begin:end].decode() for begin, end in found) == raw.decode(), "and no character"
-    for begin, end in found[:-1]:
+    cuts = list(pieces(raw, 0, len(raw)))
+    assert [0, *(end for _, end in cuts)] == [*(begin for begin, _ in cuts), len(raw)]
+    assert "".join(raw[begin:end].decode() for begin, end in cuts) == raw.decode(), "and no character"
+    for begin, end in cuts[:-1]:
         assert raw[end - 1] > 0x20 or not WORD_END.search(raw)
         assert raw[end] == 10 or not LINE_END.search(raw, begin + PIECE, begin + 2 * PIECE)
 
@@ -75,9 +75,9 @@ def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path, monkeypat
     path, cut = write(tmp_path, {"x": text}) / "x", len(text) * 9 // 10
     with refused("more than 8,192 different words; give vocab_size"):
         dataset(path, tokenizer="word")
-    found = dataset(path, tokenizer="word", vocab_size=6)
-    assert found.tokenizer.vocabulary == ["<eos>", "the", "end", "often", "twice", "<unk>"]
-    assert found.info.total("tokens") == sum(len(part.split()) + 1 for part in (text[:cut], text[cut:]))
+    data = dataset(path, tokenizer="word", vocab_size=6)
+    assert data.tokenizer.vocabulary == ["<eos>", "the", "end", "often", "twice", "<unk>"]
+    assert data.info.total("tokens") == sum(len(part.split()) + 1 for part in (text[:cut], text[cut:]))
 
 
 @given(st.text(max_size=40))
@@ -99,8 +99,8 @@ def test_learning_takes_no_more_words_than_there_is_memory_for_and_divides_long_
     texts = ("".join(rng.choice(list("äCGT"), 44_000)) for _ in range(99))
     tokenizer = learn_bpe((read.append(text) or text for text in texts), 300)
     assert 2 << 16 <= len("".join(read).encode()) < 4 << 16
-    found = tokenizer.encode(read[0])
-    assert (len(found) < 22_000, tokenizer.decode(found)) == (True, read[0])
+    tokens = tokenizer.encode(read[0])
+    assert (len(tokens) < 22_000, tokenizer.decode(tokens)) == (True, read[0])
     assert {tokenizer.bytes_of(np.array([i])) for i in range(256)} == {bytes([b]) for b in range(256)}
 
 
@@ -132,9 +132,9 @@ LIKE_LLAMA = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolat
 def check_like_the_whole(inner, text, folder):
     """A text on the disk has the tokens of its two parts."""
     inner.save(f"{folder}/meta.json")
-    found = dataset(write(folder, {"x": text}) / "x", tokenizer=f"{folder}/meta.json")
+    data = dataset(write(folder, {"x": text}) / "x", tokenizer=f"{folder}/meta.json")
     half = len(text) * 9 // 10
-    for split, part in zip(found.splits.values(), (text[:half], text[half:]), strict=True):
+    for split, part in zip(data.splits.values(), (text[:half], text[half:]), strict=True):
         assert split.tokens.tolist() == inner.encode(part, add_special_tokens=False).ids
 
 

@@ -56,7 +56,7 @@ LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
 def blocks(page):
     """The code of a page; lines of the source in it are parts of functions."""
     text = page.read_text(encoding="utf-8")
-    return BLOCK.findall(WRITTEN.sub(lambda found: "" if found[1] == "source" else found[0], text))
+    return BLOCK.findall(WRITTEN.sub(lambda match: "" if match[1] == "source" else match[0], text))
 
 
 def pages_with(kind):
@@ -128,8 +128,8 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
-    found, names = blocks(page), {"__name__": "page"}
-    for (language, code), (next_language, next_code) in zip(found, [*found[1:], ("", "")], strict=True):
+    parts, names = blocks(page), {"__name__": "page"}
+    for (language, code), (next_language, next_code) in zip(parts, [*parts[1:], ("", "")], strict=True):
         if language != "python":
             continue
         printed = ended(lambda code=code: exec(compile(code, "block", "exec"), names)).out

@@ -50,16 +50,16 @@ def table_rows(page):
 
 def test_the_sentence_about_slots_on_text_counts_every_comparison():
     """By the bits that slots save against the same number of vectors in the same layers, paired by seed."""
-    found = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
+    gains = [verdict.gain for verdict in verdicts() if verdict.panel.startswith("Text")]
     compared = [("ablation", "conv", "bits per character")]
     compared += [("memories", "compressive", "bits per character, tiny-shakespeare")]
     compared += [("memories", "compressive", "bits per byte, python-source")]
-    found += [paired(seeds(name, "transformer-xl", m), seeds(name, slots, m)) for name, slots, m in compared]
-    better = sum(gain.mean > gain.half_width for gain in found)
-    worse = sum(gain.mean < -gain.half_width for gain in found)
-    said = f"slots won {better} of {len(found)} comparisons (after short training) and lost {worse};"
+    gains += [paired(seeds(name, "transformer-xl", m), seeds(name, slots, m)) for name, slots, m in compared]
+    better = sum(gain.mean > gain.half_width for gain in gains)
+    worse = sum(gain.mean < -gain.half_width for gain in gains)
+    sentence = f"slots won {better} of {len(gains)} comparisons (after short training) and lost {worse};"
     for page in (README, HOME, INDEX):
-        assert f"{said} {len(found) - better - worse} show no significant difference." in page
+        assert f"{sentence} {len(gains) - better - worse} show no significant difference." in page
     assert [*BOLD_ON_TEXT.values()].count("better") == better
     assert [*BOLD_ON_TEXT.values()].count("worse") == worse
 
@@ -158,12 +158,12 @@ def test_what_is_saved_is_a_paired_difference_and_significant_where_pages_say_so
 
 def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_differences():
     of = ("selective-128-shift", "xl-128-shift-slow", "xl-128-slow")
-    found = [seeds("mqar", arm, "correct") for arm in of]
-    for better, worse in pairwise(found):
+    of_arms = [seeds("mqar", arm, "correct") for arm in of]
+    for better, worse in pairwise(of_arms):
         assert (better.keys(), paired(better, worse).leaves_out_zero) == ({1, 2, 3}, True)
-    kept, exact, plain = shares = [share(mean(of_arm)) for of_arm in found]
-    said = f"{kept} correct, Transformer-XL {exact}, without token shift {plain} |"
-    assert f"associative recall | `--model selective` | {said}" in README
+    kept, exact, plain = shares = [share(mean(of_arm)) for of_arm in of_arms]
+    sentence = f"{kept} correct, Transformer-XL {exact}, without token shift {plain} |"
+    assert f"associative recall | `--model selective` | {sentence}" in README
     for page in (WHICH, INDEX):
         assert [shown for shown in shares if shown not in page] == []
 

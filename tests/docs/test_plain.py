@@ -137,3 +137,18 @@ def test_a_page_has_none_of_the_phrases_that_sound_like_a_translation(path):
     """See 'How sentences read' in CONTRIBUTING.md. Tables and source are written elsewhere."""
     prose = re.sub(r"^```.*?^```$", "", BLOCK.sub("", read(path)), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(TRANSLATED, " ".join(prose.split()), re.IGNORECASE) == []
+
+
+def test_no_value_has_a_name_that_says_nothing_about_it():
+    """See 'How the code reads' in CONTRIBUTING.md."""
+    stored = []
+    for path in (
+        p for part in ("memformers", "experiments", "tests", "docs") for p in ROOT.glob(f"{part}/**/*.py")
+    ):
+        for node in ast.walk(ast.parse(read(path))):
+            if isinstance(node, ast.arg):
+                stored.append((node.arg, path))
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                stored.append((node.id, path))
+    meaningless = {"told", "taken", "said", "found", "given", "each", "own"}
+    assert [pair for pair in stored if pair[0] in meaningless] == []

@@ -47,7 +47,7 @@ def test_verdicts_are_of_three_seeds_or_more_and_a_winner_is_on_its_side_of_zero
 
 @pytest.mark.parametrize("page", TRACED, ids=lambda page: page.stem)
 def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(page, wanted):
-    tables = [found[0] for text in wanted.values() for found in BLOCK.finditer(text)]
+    tables = [block[0] for text in wanted.values() for block in BLOCK.finditer(text)]
     chosen = [share(mean(seeds("recall_chosen", arm, "correct, 192 – 384"))) for arm in MODELS]
     files = [path.read_text(encoding="utf-8") for path in FILES]
     known = {*re.findall(r"\d+\.\d+(?: ± \d+\.\d+)?", "\n".join([*tables, *chosen, *files])), *GIVEN}
@@ -80,8 +80,8 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
         module = import_module(arguments[1])
         module = import_module(f"{arguments[1]}.__main__") if hasattr(module, "__path__") else module
         [command] = [
-            found for found in vars(module).values()
-            if isinstance(found, type) and hasattr(found, "run") and found.__module__ == module.__name__
+            value for value in vars(module).values()
+            if isinstance(value, type) and hasattr(value, "run") and value.__module__ == module.__name__
         ]  # fmt: skip
         parse_arguments(command, arguments[2:])
     else:

@@ -107,7 +107,7 @@ def test_a_public_name_is_shown_with_its_arguments_and_examples(name, site):
 def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_of_its_help(command, site):
     lines = help_of(command).splitlines()
     options = [
-        found[1] for line in lines if (found := re.match(r"│ (-\S+(?:, -\S+)?|\[?[A-Z]{2,}\]?)(?= |$)", line))
+        match[1] for line in lines if (match := re.match(r"│ (-\S+(?:, -\S+)?|\[?[A-Z]{2,}\]?)(?= |$)", line))
     ]
     titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
     part = read(site, f"commands/{command}.html").partition("<h1")[2]
@@ -134,16 +134,16 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     }  # fmt: skip
     asked = [*guides, *questions, *ascii_lowercase, "truncate_memory", "MemoryLM"]
     command = ["node", ROOT / "tests/docs/search.js", *files, *asked]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-    assert all(found.pop(letter) for letter in ascii_lowercase)  # words of every beginning are in the index
-    assert found.pop("truncate_memory")[0] == "api/memformers.models.memory.html"
-    assert "api/MemoryLM.html" in found.pop("MemoryLM")
+    hits = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert all(hits.pop(letter) for letter in ascii_lowercase)  # words of every beginning are in the index
+    assert hits.pop("truncate_memory")[0] == "api/memformers.models.memory.html"
+    assert "api/MemoryLM.html" in hits.pop("MemoryLM")
     for question, page in questions.items():  # a newcomer's, each answered by one of the first pages
-        assert f"{page}.html" in found.pop(question)[:4]
-    for query, pages_found in found.items():
+        assert f"{page}.html" in hits.pop(question)[:4]
+    for query, pages_found in hits.items():
         assert pages_found[0].startswith(guides[query])
         assert not pages_found[0].startswith(("api/", "notebooks/", "results/"))
-    assert "commands/train.html" in found["--resume"][:5]
+    assert "commands/train.html" in hits["--resume"][:5]
 
 
 def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_tables_whole(site, page):

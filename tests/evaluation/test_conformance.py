@@ -96,8 +96,8 @@ def test_the_command_says_what_each_check_asks_and_which_failed(here):
     shows = "def visible_past_keys(self, valid, M, C, rate): return valid.clamp(0, M) + C"
     Path("mine.py").write_text(f"{MINE}class Mine(Averages):\n    {shows}\n")
     ended = run("check", "mine.py:Mine", "--segment-len", 5, "--decay", 0.5)
-    assert ended.said("mine.py:Mine fails 1 of the checks above.")
+    assert ended.says("mine.py:Mine fails 1 of the checks above.")
     assert "ok      causality  No output depends on a later token, nor has a gradient from it." in ended.out
     assert "FAILED  documents  A stream that was reset equals a fresh one" in ended.out
     assert "--decay FLOAT" in run("check", "mine.py:Mine", "--dekay", 2).err
-    assert run("check").said("name the memory to check, as in: memformers check my_memory.py:Averages")
+    assert run("check").says("name the memory to check, as in: memformers check my_memory.py:Averages")

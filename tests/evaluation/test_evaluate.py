@@ -38,17 +38,17 @@ def evaluation_of(losses, *lengths, of_documents=False, segment_len=7, reach=10)
     """Of streams of these ``lengths``, whose ``losses`` follow each other, segment by segment."""
     lengths = lengths or (len(losses),)
     groups = tuple((number,) for number in range(len(lengths)))
-    found = Evaluation(Reading((0,) * len(lengths), lengths, groups, segment_len, of_documents), reach)
+    evaluation = Evaluation(Reading((0,) * len(lengths), lengths, groups, segment_len, of_documents), reach)
     for number, of_stream in enumerate(losses.split(lengths)):
         for start in range(0, len(of_stream), segment_len):
             part = of_stream[start : start + segment_len, None]
-            found.add([number], start, part, part > 0)
-    return found
+            evaluation.add([number], start, part, part > 0)
+    return evaluation
 
 
-def check_same(found, wanted, *names):
+def check_same(evaluation, wanted, *names):
     for name in ("loss", "by_position", "by_memory", "document_losses", "uncertainty", *names):
-        got, want = (np.array(getattr(of, name)) for of in (found, wanted))
+        got, want = (np.array(getattr(of, name)) for of in (evaluation, wanted))
         assert got == pytest.approx(want, abs=1e-10, nan_ok=True), name
 
 
@@ -71,7 +71,7 @@ def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
     length = -(-(len(text) - 1) // streams)
     parts = [text[i : i + length + 1] for i in range(0, len(text) - 1, length)]
     alone = [read_alone(lm.eval(), part) for part in (text.split(documents) if documents else parts)]
-    losses, hits = (torch.cat(found) for found in zip(*alone, strict=True))
+    losses, hits = (torch.cat(joined) for joined in zip(*alone, strict=True))
     lengths = [len(of) for of, _ in alone] + [0] * (len(result.lengths) - len(alone))
     assert (result.lengths.tolist(), result.tokens) == (lengths, len(losses))
     assert result.loss == pytest.approx(losses.mean().item(), abs=1e-10), "every token counts alike"
@@ -172,12 +172,12 @@ def test_documents_are_counted_in_the_text_without_their_first_tokens(name):
     tokenizer = build_tokenizer(name, "".join(TEXTS))
     parts = [tokenizer.ids(text) for text in TEXTS]
     texts = [text.replace("  ", " ") if name == "word" else text for text in TEXTS]
-    given = [tokenizer.bytes_of(tokenizer.encode(text)[:1]) for text in texts]
+    first_tokens = [tokenizer.bytes_of(tokenizer.encode(text)[:1]) for text in texts]
     assert units(tokenizer, np.concatenate(parts), tuple(map(len, parts))) == Units(
         tokens=sum(map(len, parts)) - 2,
-        bytes=len(bytes_of("".join(texts))) - sum(map(len, given)),
-        characters=len("".join(texts)) - sum(len(first.decode()) for first in given),
-        words=len("".join(texts).split()) - sum(len(first.split()) for first in given),
+        bytes=len(bytes_of("".join(texts))) - sum(map(len, first_tokens)),
+        characters=len("".join(texts)) - sum(len(first.decode()) for first in first_tokens),
+        words=len("".join(texts).split()) - sum(len(first.split()) for first in first_tokens),
     )
     assert units(IdTokenizer(9), np.arange(9), (4, 5)) == Units(7, 0, 7, 0), "ids are no text"
 
@@ -198,8 +198,8 @@ def test_units_are_the_same_however_many_tokens_are_decoded_at_once(text, at_onc
 )  # fmt: skip
 def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(tokenizer, perplexities):
     bits = {"bits_per_character": 0.5 / math.log(2), "bits_per_byte": 1 / 3 / math.log(2)}
-    found = comparable(100.0, Units(50, 300, 200, 10), tokenizer)
-    assert {name: x for name, x in found.items() if x == x} == pytest.approx({**bits, **perplexities})
+    measures = comparable(100.0, Units(50, 300, 200, 10), tokenizer)
+    assert {name: x for name, x in measures.items() if x == x} == pytest.approx({**bits, **perplexities})
     assert comparable(1e9, Units(1, 1, 1, 1), tokenizer)["bits_per_byte"] > 1e9
     assert all(map(math.isnan, comparable(1.0, Units(0, 0, 0, 0), tokenizer).values()))
 

@@ -50,10 +50,10 @@ def test_models_are_measured_on_the_same_tokens_and_only_in_the_parts_that_they_
         "xl": Ignores("transformer-xl", 0.25, segment_len=6),
         "none": Ignores("transformer", segment_len=5),
     }
-    found = memory_ablation(models, TEXT, tokens=500)
-    assert found.loss["xl"] - found.loss["none"] == pytest.approx(0.25, abs=1e-6)
-    assert found.costs["none"] == {}
-    assert {name: cost.mean for name, cost in found.costs["xl"].items()} == {
+    ablation = memory_ablation(models, TEXT, tokens=500)
+    assert ablation.loss["xl"] - ablation.loss["none"] == pytest.approx(0.25, abs=1e-6)
+    assert ablation.costs["none"] == {}
+    assert {name: cost.mean for name, cost in ablation.costs["xl"].items()} == {
         "memory zeroed": 0.0, "memory swapped": 0.0
     }  # fmt: skip
 
@@ -61,8 +61,8 @@ def test_models_are_measured_on_the_same_tokens_and_only_in_the_parts_that_they_
 @pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])
 def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, streams):
     """21 tokens fill the memories, and a segment has 7."""
-    found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], tokens=800)
-    assert (found and found.streams) == streams
+    ablation = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], tokens=800)
+    assert (ablation and ablation.streams) == streams
     if parts := choose_streams(n_tokens, warm_up=21, segment_len=7, tokens=800):
         length = (n_tokens - 1) // streams
         assert parts.begins == tuple(range(0, length * streams, length))
@@ -106,7 +106,7 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     """A stream's memory is swapped with that of one at the same place."""
     lm, S, warm_up, received = small_lm("compressive").train(), 7, 21, []
     text = TEXT[: sum(documents) or len(TEXT)]
-    found = memory_ablation(
+    ablation = memory_ablation(
         {"lm": lm}, text, tokens=streams * counted, documents=documents,
         progress=received.append,
     )  # fmt: skip
@@ -120,29 +120,29 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
         going = [i for i in order if len(texts[i]) - 1 > start]
         before = {i: memories[j] for i, j in zip(going, [going[-1], *going], strict=False)}
         for i in going:
-            part, own, other = texts[i][start : start + S + 1, None], memories[i], before[i]
+            part, past, other = texts[i][start : start + S + 1, None], memories[i], before[i]
             inputs, targets = part[:-1], part[1:]
             if start >= warm_up:
                 counts[i] += len(targets)
-                zeros = Memory(tuple(map(torch.zeros_like, own.mem)), tuple(map(torch.zeros_like, own.c_mem)))
+                zeros = Memory(*(tuple(map(torch.zeros_like, x)) for x in (past.mem, past.c_mem)))
                 changed = {
-                    "plain": own,
-                    "slots zeroed": Memory(own.mem, zeros.c_mem),
-                    "slots swapped": Memory(own.mem, other.c_mem),
-                    "memory zeroed": Memory(zeros.mem, own.c_mem),
-                    "memory swapped": Memory(other.mem, own.c_mem),
+                    "plain": past,
+                    "slots zeroed": Memory(past.mem, zeros.c_mem),
+                    "slots swapped": Memory(past.mem, other.c_mem),
+                    "memory zeroed": Memory(zeros.mem, past.c_mem),
+                    "memory swapped": Memory(other.mem, past.c_mem),
                 }
                 for name, memory in changed.items():
                     sums[name][i] += lm(inputs, memory, targets).scores.losses.sum().item()
-            memories[i] = lm(inputs, own, targets).memory
+            memories[i] = lm(inputs, past, targets).memory
 
     n = sum(counts)
-    assert found.of_documents == bool(documents)
+    assert ablation.of_documents == bool(documents)
     if not documents:  # which are padded
         assert sum(received) == streams * (warm_up + counted) + 4 * n, "controls read only what counts"
-    assert (found.streams, found.tokens, found.warm_up) == (streams, n, warm_up)
-    assert found.loss["lm"] == pytest.approx(sum(sums["plain"]) / n, abs=1e-9)
-    costs = found.costs["lm"]
+    assert (ablation.streams, ablation.tokens, ablation.warm_up) == (streams, n, warm_up)
+    assert ablation.loss["lm"] == pytest.approx(sum(sums["plain"]) / n, abs=1e-9)
+    costs = ablation.costs["lm"]
     assert costs.keys() == sums.keys() - {"plain"}
     for name, cost in costs.items():
         differences = [a - b for a, b in zip(sums[name], sums["plain"], strict=True)]

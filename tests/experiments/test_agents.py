@@ -35,25 +35,25 @@ def walk(turn, steps):
     """The signs of mazes, and what a walker saw, earned and ended, who turns as ``turn`` says of the sign."""
     maze = TMaze(32, 4)
     seen, _ = maze.reset(seed=0)
-    signs, found = seen.copy(), []
+    signs, walked = seen.copy(), []
     for _ in range(steps):
         at_junction, actions = seen[:, 2] > 0, seen[:, 2].astype(int) * FORWARD
         actions[at_junction] = turn(signs[at_junction])
         seen, *rest = maze.step(actions)
-        found.append((seen, *rest[:3]))
-    return signs, found
+        walked.append((seen, *rest[:3]))
+    return signs, walked
 
 
 def test_a_t_maze_pays_for_the_turn_that_the_sign_said_and_shows_it_once():
-    signs, found = walk(lambda sign: 1 + sign[:, 1], 5)
+    signs, steps = walk(lambda sign: 1 + sign[:, 1], 5)
     assert (set(signs[:, :2].sum(1)), set(signs[:, 1])) == ({1}, {0, 1})
-    assert not any(seen[:, :2].any() for seen, *_ in found)
-    *before, (_, reward, terminated, _) = found
+    assert not any(seen[:, :2].any() for seen, *_ in steps)
+    *before, (_, reward, terminated, _) = steps
     assert not any(x.any() for step in before for x in step[1:])
     assert (reward * terminated == 1).all()
-    _, found = walk(lambda sign: 2 - sign[:, 1], 6)
-    assert (found[4][2] & (found[4][1] == 0)).all()
-    assert (found[5][0][:, :2].sum(1) == 1).all(), "the step after an end begins anew, whatever the action"
+    _, steps = walk(lambda sign: 2 - sign[:, 1], 6)
+    assert (steps[4][2] & (steps[4][1] == 0)).all()
+    assert (steps[5][0][:, :2].sum(1) == 1).all(), "the step after an end begins anew, whatever the action"
 
 
 def test_a_walker_who_stands_still_pays_and_is_cut_off():
@@ -114,13 +114,13 @@ class Countdown(TMaze):
     lengths = torch.tensor([2, 2, 2, 3, 3, 10**9])
 
     def reset(self, **options):
-        self.taken = torch.zeros(6, dtype=torch.int64)
+        self.n_steps = torch.zeros(6, dtype=torch.int64)
         return super().reset(**options)
 
     def step(self, actions):
-        begins = self.taken == self.lengths
-        self.taken = torch.where(begins, 0, self.taken + 1)
-        ended = self.taken == self.lengths
+        begins = self.n_steps == self.lengths
+        self.n_steps = torch.where(begins, 0, self.n_steps + 1)
+        ended = self.n_steps == self.lengths
         return super().step(actions)[0], (1 + 4 * begins).numpy(), ended.numpy(), (ended & False).numpy(), {}
 
 
@@ -128,23 +128,23 @@ def test_each_stream_counts_the_same_number_of_episodes_and_those_that_never_end
     monkeypatch.setattr(ppo, "make", lambda task, number: Countdown(number, 3))
     monkeypatch.setattr(ppo, "MAX_STEPS", 20)
     agent, run, _ = beginning()
-    found = ppo.evaluate(agent, run)
+    measured = ppo.evaluate(agent, run)
     episodes, steps = 12, 2 * (3 * 2 + 2 * 3)
-    assert found["success"] == pytest.approx(10 / episodes)
-    assert found["length"] == found["return"] == pytest.approx((steps + 40) / episodes)
+    assert measured["success"] == pytest.approx(10 / episodes)
+    assert measured["length"] == measured["return"] == pytest.approx((steps + 40) / episodes)
 
 
 class Broken(TMaze):
     """A maze that fails at its ninth step."""
 
-    how, taken = "", 0
+    how, n_steps = "", 0
 
     def step(self, actions):
         seen, *others = super().step(actions)
-        self.taken += 1
-        if self.taken == 9 and self.how == "raises":
+        self.n_steps += 1
+        if self.n_steps == 9 and self.how == "raises":
             raise ZeroDivisionError("no\nmore")
-        seen[2, 1] = float("nan") if self.taken == 9 and self.how == "nan" else seen[2, 1]
+        seen[2, 1] = float("nan") if self.n_steps == 9 and self.how == "nan" else seen[2, 1]
         return seen, *others
 
 
@@ -173,7 +173,7 @@ def test_environments_that_fail_get_one_line_and_what_was_learned_is_kept(
      (["--arms", "lstm"], "arm 'lstm' is unknown; there are none, gru, transformer-xl")],
 )  # fmt: skip
 def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
-    assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).said(message)
+    assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).says(message)
 
 
 def test_whatever_is_observed_becomes_numbers_and_a_missing_package_is_named(monkeypatch):
@@ -211,7 +211,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
 def test_quick_solves_a_t_maze_with_memory_that_is_guessed_without(tmp_path):
     ended = run_module("experiments.agents", "--quick", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
-    found = read_json(tmp_path / "run" / "results.json")["results"]
-    success = {row["arm"]: row["t-maze-16"]["mean"] for row in found if "label" in row}
+    results = read_json(tmp_path / "run" / "results.json")["results"]
+    success = {row["arm"]: row["t-maze-16"]["mean"] for row in results if "label" in row}
     assert min(success["transformer-xl"], success["compressive"]) >= 0.95
     assert 0.3 < success["none"] < 0.7

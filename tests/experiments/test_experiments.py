@@ -29,4 +29,4 @@ def test_an_experiment_ends_with_a_report(name, more, tmp_path):
      ("ablation", ["--seeds", 0], "seeds=0")],
 )  # fmt: skip
 def test_a_mistake_gets_one_line(module, arguments, message):
-    assert run_module(f"experiments.{module}", *arguments).said(message)
+    assert run_module(f"experiments.{module}", *arguments).says(message)

@@ -36,8 +36,8 @@ def measured(out, text, **changes):
     command = MemoryWorth(data=str(text), out=out, dashboard="off", **(usual | changes))
     command.run()
     with (out / "results.csv").open() as file:
-        found = list(csv.DictReader(file))
-    rows = {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in found}
+        lines = list(csv.DictReader(file))
+    rows = {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in lines}
     return command, (out / "report.md").read_text(), rows
 
 
@@ -95,10 +95,10 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
 
 
 def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
-    found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
+    distances = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
     expected = 5 * [NEVER] + 2 * [NO_WORD] + 2 * [NEVER] + 2 * [NO_WORD] + 5 * [11] + [NO_WORD, 10, 10]
-    assert found.tolist() == expected
-    groups, names = word_groups(found, [1, 11])
+    assert distances.tolist() == expected
+    groups, names = word_groups(distances, [1, 11])
     assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
 
 

@@ -47,8 +47,8 @@ def test_the_operations_and_bytes_are_those_worked_out_by_hand():
     K, n = C + M + S, 4
     square = 2 * B * D * D  # of one position
     old, new = 2 * 2 * B * S * n * c * D, 2 * 2 * B * S * n * D
-    found = count(training(model="compressive"))
-    assert found["operations"] == sum((
+    counts = count(training(model="compressive"))
+    assert counts["operations"] == sum((
         L * 3 * 4 * S * square,  # projections
         L * 2 * 2 * (C + M) * square,  # of memories
         L * 2 * 2 * K * D * D,  # of positions
@@ -59,7 +59,7 @@ def test_the_operations_and_bytes_are_those_worked_out_by_hand():
         L * ((S + 2 * n * c + 4 * n) * square + old + new + new * 3 // 2),
         3 * 2 * B * S * D * V,  # head
     ))  # fmt: skip
-    assert found["memories"] == L * (C + M) * B * D * 4
+    assert counts["memories"] == L * (C + M) * B * D * 4
 
 
 @pytest.mark.parametrize("changes", CASES)
@@ -77,19 +77,19 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
         loss(lm, tokens, memory, config)
     with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
         train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
-    memories, found = (*memory.mem, *memory.c_mem), count(config)
-    assert found["operations"] == counter.total
-    assert found["kept"] == held(kept, but=(*lm.parameters(), *memories))
-    assert found["memories"] == held(memories)
+    memories, counts = (*memory.mem, *memory.c_mem), count(config)
+    assert counts["operations"] == counter.total
+    assert counts["kept"] == held(kept, but=(*lm.parameters(), *memories))
+    assert counts["memories"] == held(memories)
 
 
 @pytest.mark.long
 def test_all_layers_follow_from_one_and_two():
     config = training(n_layers=3, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
-    found, whole = step_of(config, 1), count(config)
-    assert (found["operations"], found["parameters"]) == (whole["operations"], whole["parameters"])
-    assert found["bytes"] - found["state"] == whole["kept"] + whole["memories"]
-    assert found["sent"] == 0
+    estimate, whole = step_of(config, 1), count(config)
+    assert (estimate["operations"], estimate["parameters"]) == (whole["operations"], whole["parameters"])
+    assert estimate["bytes"] - estimate["state"] == whole["kept"] + whole["memories"]
+    assert estimate["sent"] == 0
 
 
 def test_a_rank_holds_weights_gradients_and_moments_and_reduces_each_gradient_once():

@@ -31,8 +31,8 @@ def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_pa
     path = tmp_path / "results.csv"
     Soak("large-text", size=2_000_000, tokens=20_480, out=path).run()
     with path.open(encoding="utf-8") as file:
-        found = {row["what"]: row["measured"] for row in csv.DictReader(file)}
-    assert found["resumed after SIGKILL"] == "the same bits"
+        measured = {row["what"]: row["measured"] for row in csv.DictReader(file)}
+    assert measured["resumed after SIGKILL"] == "the same bits"
     for what in ("tokenize as bytes: memory", "tokenize as subwords: memory", "evaluate: memory"):
-        assert 0 < int(found[what].removesuffix(" MiB").replace(",", "")) <= 500
-    assert abs(int(found["… more than on a text of 1 MB"].removesuffix(" MiB"))) <= 100
+        assert 0 < int(measured[what].removesuffix(" MiB").replace(",", "")) <= 500
+    assert abs(int(measured["… more than on a text of 1 MB"].removesuffix(" MiB"))) <= 100

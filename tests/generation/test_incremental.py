@@ -53,8 +53,8 @@ def test_any_documents_in_any_portions_after_any_memory(
     decoder, end = Stepper(lm, 3, memory), 0
     for portion in portions:
         part = slice(end, end + portion)
-        given = doc_starts[part] if doc_starts[part].any() else None
-        logits, end = decoder.read(text[part], given)[-1], end + portion
+        starts = doc_starts[part] if doc_starts[part].any() else None
+        logits, end = decoder.read(text[part], starts)[-1], end + portion
         torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
     if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
         after = Memory(after.mem, after.c_mem)
@@ -92,7 +92,7 @@ def test_a_users_layer_and_feed_forward_network_decode_as_the_forward_pass():
 def test_few_rows_of_a_large_weight_and_a_hooked_head_are_as_in_the_forward_pass(monkeypatch):
     monkeypatch.setattr("memformers.models.attention.MIN_SLICED_WEIGHT", 1)
     lm, text = small_lm("compressive").eval(), tokens(60, 1)
-    lm.head.register_forward_pre_hook(lambda module, given: (3 * given[0],))
+    lm.head.register_forward_pre_hook(lambda module, inputs: (3 * inputs[0],))
     torch.testing.assert_close(read_on(Stepper(lm, 1), text), read(lm, text)[0])
 
 

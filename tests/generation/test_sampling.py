@@ -25,8 +25,8 @@ CPU, SHARP = torch.device("cpu"), [p**2 / sum(q**2 for q in P) for p in P]
 )  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
     logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, CPU)
-    found = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
-    torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0.015)
+    shares = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
+    torch.testing.assert_close(shares, torch.tensor(wanted), rtol=0, atol=0.015)
 
 
 @pytest.mark.parametrize(

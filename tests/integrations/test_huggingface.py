@@ -34,19 +34,19 @@ PADDED = torch.stack([F.pad(p, (24 - len(p), 0), value=999) for p in PROMPTS])
 
 def wrapped(model="compressive", **changes):
     """A model of transformers, and the MemoryLM in it, which doesn't always say the same."""
-    own = small_lm(model, **changes)
-    own.embed.weight.data.mul_(5)
-    own.head.weight.data.mul_(20)
-    adapter = MemformerForCausalLM(MemformerConfig(**asdict(own.config)))
-    adapter.model = own
-    return adapter.eval(), own.eval()
+    lm = small_lm(model, **changes)
+    lm.embed.weight.data.mul_(5)
+    lm.head.weight.data.mul_(20)
+    adapter = MemformerForCausalLM(MemformerConfig(**asdict(lm.config)))
+    adapter.model = lm
+    return adapter.eval(), lm.eval()
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_padded_batch_is_continued_with_the_tokens_of_our_own_generate(model, use_cache):
-    adapter, own = wrapped(model)
-    ours = torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), dim=1)
+    adapter, lm = wrapped(model)
+    ours = torch.stack(list(generate(lm, PROMPTS, 20, temperature=0)), dim=1)
     asked = {"max_new_tokens": 20, "do_sample": False, "use_cache": use_cache}
     theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
     assert torch.equal(theirs[:, 24:], ours)
@@ -54,8 +54,8 @@ def test_a_padded_batch_is_continued_with_the_tokens_of_our_own_generate(model, 
 
 
 def test_a_row_that_ends_is_padded_outside_the_vocabulary_and_the_others_go_on():
-    adapter, own = wrapped()
-    ours = torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), dim=1)
+    adapter, lm = wrapped()
+    ours = torch.stack(list(generate(lm, PROMPTS, 20, temperature=0)), dim=1)
     end = int(ours[1, 5])
     for use_cache in (True, False):
         asked = {"eos_token_id": end, "pad_token_id": 11, "do_sample": False, "use_cache": use_cache}
@@ -86,15 +86,15 @@ def test_beams_have_the_scores_of_the_text_that_they_found():
     adapter, _ = wrapped()
     asked = {"attention_mask": MASK, "max_new_tokens": 20, "num_beams": 3, "do_sample": False}
     asked |= {"return_dict_in_generate": True, "output_scores": True}
-    found = adapter.generate(PADDED, **asked)
+    beams = adapter.generate(PADDED, **asked)
     mask = F.pad(MASK, (0, 20), value=1)
-    nats = adapter(found.sequences, attention_mask=mask).logits.log_softmax(-1)[:, 23:-1]
-    scores = nats.gather(2, found.sequences[:, 24:, None]).mean((1, 2))
-    assert torch.allclose(found.sequences_scores, scores, atol=1e-5)
+    nats = adapter(beams.sequences, attention_mask=mask).logits.log_softmax(-1)[:, 23:-1]
+    scores = nats.gather(2, beams.sequences[:, 24:, None]).mean((1, 2))
+    assert torch.allclose(beams.sequences_scores, scores, atol=1e-5)
 
 
 def test_generation_goes_on_from_a_memory_and_each_of_several_texts_too():
-    adapter, own = wrapped()
+    adapter, lm = wrapped()
     text = torch.stack((torch.arange(28), 3 * torch.arange(28) ** 2)) % 11
     memory = adapter(text[:, :21]).cache  # three segments
     whole = adapter.generate(text, max_new_tokens=10, do_sample=False)
@@ -108,11 +108,11 @@ def test_generation_goes_on_from_a_memory_and_each_of_several_texts_too():
         assert torch.equal(several.sequences[2 * i : 2 * i + 2], alone.sequences)
         assert torch.allclose(several.sequences_scores[2 * i : 2 * i + 2], alone.sequences_scores, atol=1e-5)
     assert adapter(text[:, :21], use_cache=False).cache is None
-    assert memory == read(own, text[:, :21].T)[2]
+    assert memory == read(lm, text[:, :21].T)[2]
 
 
 def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart():
-    adapter, own = wrapped()
+    adapter, lm = wrapped()
     logits = adapter(PADDED, attention_mask=MASK).logits
     right = adapter(PADDED.flip(1), attention_mask=MASK.flip(1)).logits
     for i, prompt in enumerate(PROMPTS):
@@ -123,7 +123,7 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
     starts = torch.zeros(4, 24, dtype=torch.bool)
     starts[2, 17] = True  # the fourth of ten tokens, after fourteen of padding
     apart = adapter(PADDED, attention_mask=MASK, doc_starts=starts).logits
-    expected = own(PROMPTS[2][:7, None], doc_starts=starts[2, 14:21, None]).logits[:, 0]
+    expected = lm(PROMPTS[2][:7, None], doc_starts=starts[2, 14:21, None]).logits[:, 0]
     assert torch.allclose(apart[2, 14:21], expected, atol=1e-5)
     assert not torch.allclose(apart[2, 17:], logits[2, 17:], atol=1e-3)
 
@@ -131,20 +131,20 @@ def test_rows_are_read_as_alone_whatever_is_padded_and_documents_are_kept_apart(
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_that_accelerate_offloads_compute_the_same(model):
-    adapter, own = wrapped(model, token_shift=True)
+    adapter, lm = wrapped(model, token_shift=True)
     logits, asked = adapter(PADDED, attention_mask=MASK).logits, {"max_new_tokens": 20, "do_sample": False}
     theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
-    for offloaded in (own, adapter):
+    for offloaded in (lm, adapter):
         cpu_offload(offloaded, execution_device=torch.device("cpu"))
-        assert all(weight.is_meta for weight in own.parameters())
+        assert all(weight.is_meta for weight in lm.parameters())
         torch.testing.assert_close(adapter(PADDED, attention_mask=MASK).logits, logits)
         assert torch.equal(adapter.generate(PADDED, attention_mask=MASK, **asked), theirs)
-        assert torch.equal(torch.stack(list(generate(own, PROMPTS, 20, temperature=0)), 1), theirs[:, 24:])
+        assert torch.equal(torch.stack(list(generate(lm, PROMPTS, 20, temperature=0)), 1), theirs[:, 24:])
         remove_hook_from_module(offloaded, recurse=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda adapter: adapter(PADDED), "vocab_size=11"),
         (lambda adapter: adapter(PADDED, attention_mask=MASK[:, 1:]), "attention_mask as"),
@@ -166,22 +166,22 @@ def test_weights_that_accelerate_offloads_compute_the_same(model):
         (lambda _: huggingface.load("no such model"), "no pretrained model"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(change, said):
-    with pytest.raises(ValueError, match=said) as raised:
+def test_what_does_not_fit_is_refused_in_a_line(change, message):
+    with pytest.raises(ValueError, match=message) as raised:
         change(wrapped()[0])
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_auto_classes_load_what_was_saved_and_a_folder_that_lacks_a_weight_is_refused(tied, tmp_path):
-    adapter, own = wrapped(mem_len=(5, 6))
+    adapter, lm = wrapped(mem_len=(5, 6))
     if tied:
-        own.head.weight = own.embed.weight
+        lm.head.weight = lm.embed.weight
         adapter.config.tie_word_embeddings = True
     adapter.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is MemformerForCausalLM
-    assert again.model.config == own.config
+    assert again.model.config == lm.config
     assert (again.model.head.weight is again.model.embed.weight) is tied
     for parameter in again.parameters():  # mapped from the file, where they may be unaligned: other rounding
         parameter.data = parameter.data.clone()
@@ -190,7 +190,7 @@ def test_auto_classes_load_what_was_saved_and_a_folder_that_lacks_a_weight_is_re
     huggingface.tokenizer_of(build_tokenizer("character", "abcdefghijk")).save_pretrained(tmp_path)
     ours, _ = load_checkpoint(tmp_path, torch.device("cpu"))
     assert (ours.head.weight is ours.embed.weight) is tied
-    assert torch.equal(ours(PROMPTS[1][:, None]).logits, own(PROMPTS[1][:, None]).logits)
+    assert torch.equal(ours(PROMPTS[1][:, None]).logits, lm(PROMPTS[1][:, None]).logits)
     safetensors = pytest.importorskip("safetensors.torch")
     weights = safetensors.load_file(tmp_path / "model.safetensors")
     del weights["model.transformer.norm.weight"]
@@ -232,18 +232,18 @@ def test_what_transformers_wrote_is_loaded_by_transformers_the_command_and_init_
 @pytest.mark.parametrize("name", ["character", "byte", "word", "bpe"])
 def test_tokens_have_the_same_ids_and_text_in_transformers_and_back(name, tmp_path):
     text = write_play(3_000) + ("" if name == "character" else "\r\nnaïve – Ā 北京\n")
-    own = ByteTokenizer() if name == "byte" else build_tokenizer(name, text, 300)
-    theirs = huggingface.tokenizer_of(own)
-    assert theirs(text)["input_ids"] == own.ids(text).tolist()
-    assert theirs.pad_token_id == own.vocab_size
-    expected = own.decode(own.encode(text))
+    tokenizer = ByteTokenizer() if name == "byte" else build_tokenizer(name, text, 300)
+    theirs = huggingface.tokenizer_of(tokenizer)
+    assert theirs(text)["input_ids"] == tokenizer.ids(text).tolist()
+    assert theirs.pad_token_id == tokenizer.vocab_size
+    expected = tokenizer.decode(tokenizer.encode(text))
     assert theirs.decode(theirs(text)["input_ids"]) == expected
     theirs.save_pretrained(tmp_path)
-    ours = tokenizer_in(tmp_path, own.vocab_size)
-    assert ours.vocab_size == own.vocab_size
-    assert ours.ids(text).tolist() == own.ids(text).tolist()
-    assert ours.decode(own.encode(text)) == expected
-    assert "".join(map(ours.decoder(), own.ids(text).tolist())) == expected
+    ours = tokenizer_in(tmp_path, tokenizer.vocab_size)
+    assert ours.vocab_size == tokenizer.vocab_size
+    assert ours.ids(text).tolist() == tokenizer.ids(text).tolist()
+    assert ours.decode(tokenizer.encode(text)) == expected
+    assert "".join(map(ours.decoder(), tokenizer.ids(text).tolist())) == expected
 
 
 def small_adapter(**changes):
@@ -271,13 +271,13 @@ ROWS = huggingface.rows_in_order(torch.arange(560) ** 2 % 11, batch_size=4, leng
 @pytest.mark.parametrize("kind", [transformers.Trainer, MemoryTrainer])
 def test_a_trainer_learns_as_a_plain_loop_with_memory_carried_from_batch_to_batch_or_not(kind):
     losses, trainer = trained(ROWS, kind=kind, steps=12)  # an epoch has 10
-    own, memory, expected = small_adapter().model, None, []
-    optimizer = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
+    lm, memory, expected = small_adapter().model, None, []
+    optimizer = torch.optim.AdamW(lm.parameters(), 1e-2, weight_decay=0.0)
     streams = torch.stack([row["input_ids"] for row in ROWS], dim=1)  # [14, 40]
     for i, batch in enumerate([*streams.split(4, dim=1), *streams.split(4, dim=1)[:2]]):
         memory, logits, auxiliary = memory if kind is MemoryTrainer and i != 10 else None, [], []
         for segment in batch.split(7):
-            output = own(segment, memory)
+            output = lm(segment, memory)
             memory = output.memory
             logits.append(output.logits)
             auxiliary.append(output.auxiliary_loss)
@@ -331,12 +331,12 @@ def test_padded_rows_have_the_loss_that_they_have_one_by_one(side):
 @pytest.mark.long
 def test_lora_trains_its_own_weights_alone_and_is_saved_and_loaded(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
-    adapter, own = wrapped()
-    before = {name: x.clone() for name, x in own.state_dict().items()}
+    adapter, lm = wrapped()
+    before = {name: x.clone() for name, x in lm.state_dict().items()}
     lora = peft.LoraConfig(target_modules=["query", "value"], r=2, task_type="CAUSAL_LM")
     model = peft.get_peft_model(adapter, lora)
     trained(ROWS, model, 20, activation_checkpointing=True)
-    after = {name.replace("base_layer.", ""): x for name, x in own.state_dict().items()}
+    after = {name.replace("base_layer.", ""): x for name, x in lm.state_dict().items()}
     assert all(torch.equal(x, after[name]) for name, x in before.items())
     model.eval().save_pretrained(tmp_path)
     (fresh, plain), text = wrapped(), PROMPTS[1][None]
@@ -344,5 +344,5 @@ def test_lora_trains_its_own_weights_alone_and_is_saved_and_loaded(tmp_path):
     learned = model(text).logits
     assert not torch.allclose(learned, fresh(text).logits, atol=1e-3)
     assert torch.equal(peft.PeftModel.from_pretrained(fresh, tmp_path).eval()(text).logits, learned)
-    ours = torch.cat(list(generate(own, text.T, 10, temperature=0)))
+    ours = torch.cat(list(generate(lm, text.T, 10, temperature=0)))
     assert torch.equal(model.generate(input_ids=text, max_new_tokens=10, do_sample=False)[0, 24:], ours)

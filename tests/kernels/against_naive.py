@@ -51,12 +51,12 @@ def compare(
     weight = torch.empty_like(got).copy_(weight)  # in the output's order in memory, as in a model
     all_wanted = wanted, *torch.autograd.grad(wanted, list(exact.values()), weight.double())
     all_got = got, *torch.autograd.grad(got, list(inputs.values()), weight)
-    found = {
+    errors = {
         name: ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
         for name, a, b in zip(("output", *inputs), all_got, all_wanted, strict=True)
         if name not in ignored
     }
-    assert all(error <= TOLERANCE[dtype] for error in found.values()), found
+    assert all(error <= TOLERANCE[dtype] for error in errors.values()), errors
 
 
 def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool) -> None:

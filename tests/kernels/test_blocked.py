@@ -67,5 +67,5 @@ def test_activation_checkpointing_reads_what_is_kept_once():
     inputs = tensors(2, 3, 7, 11, 5, torch.float64)
     plain = blocked.relative_attention(**inputs)
     again = checkpoint(blocked.relative_attention, **inputs, use_reentrant=False)
-    found = [torch.autograd.grad(out.sum(), [*inputs.values()]) for out in (plain, again)]
-    assert all(map(torch.equal, *found))
+    gradients = [torch.autograd.grad(out.sum(), [*inputs.values()]) for out in (plain, again)]
+    assert all(map(torch.equal, *gradients))

@@ -26,16 +26,16 @@ from tests.texts import EXACT, tokens
 @pytest.mark.parametrize("kernel", ["auto", "naive", "blocked", "sdpa"])
 def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
     H, E, S, K, B = 3, 4, 3, 7, 2
-    own = fill_zeros(RelativeMultiHeadAttention(H, H * E, 0.0, positions=positions, kernel=kernel))
+    attn = fill_zeros(RelativeMultiHeadAttention(H, H * E, 0.0, positions=positions, kernel=kernel))
     x, key_start = torch.randn(K, B, H * E), torch.tensor([[0, 2, 2], [4, 0, 6]])
-    found = own(query=x[-S:], key=x, value=x, key_start=key_start)
-    looks = own.probabilities(query=x[-S:], key=x, key_start=key_start)
-    q, k, v = (map(x).view(K, B, H, E).permute(1, 2, 0, 3) for map in (own.query, own.key, own.value))
-    terms = {"query": q[:, :, -S:], "key": k, **own.distance_terms(K), "key_start": key_start}
+    output = attn(query=x[-S:], key=x, value=x, key_start=key_start)
+    looks = attn.probabilities(query=x[-S:], key=x, key_start=key_start)
+    q, k, v = (map(x).view(K, B, H, E).permute(1, 2, 0, 3) for map in (attn.query, attn.key, attn.value))
+    terms = {"query": q[:, :, -S:], "key": k, **attn.distance_terms(K), "key_start": key_start}
     wanted = one_score_at_a_time(value=torch.eye(K).expand(B, H, K, K), **terms)
     torch.testing.assert_close(looks, wanted, **EXACT)
     attended = one_score_at_a_time(value=v, **terms)  # [B, H, S, E]
-    torch.testing.assert_close(found, own.output(attended.permute(2, 0, 1, 3).flatten(2)), **EXACT)
+    torch.testing.assert_close(output, attn.output(attended.permute(2, 0, 1, 3).flatten(2)), **EXACT)
 
 
 def attention(**arguments):
@@ -87,9 +87,9 @@ def test_a_mask_hides_beside_what_a_document_and_a_window_do():
     wanted = mask & torch.ones(4, 7, dtype=torch.bool).triu(1)[..., None]  # 3 keys each
     wanted[2:, :5, 0] = False
     wanted[:, :2, 1] = False
-    found, *_ = stack(x, memory, mask, doc_starts=doc_starts)
+    output, *_ = stack(x, memory, mask, doc_starts=doc_starts)
     stack.resize([MemorySizes(3)] * 2)
-    torch.testing.assert_close(found, stack(x, Memory(past), wanted)[0], **EXACT)
+    torch.testing.assert_close(output, stack(x, Memory(past), wanted)[0], **EXACT)
 
 
 def test_sinusoids_are_the_papers():

@@ -50,10 +50,10 @@ def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compress
         assert torch.allclose(torch.cat(slots), memory.c_mem[layer], rtol=0, atol=1e-12)
         c_mem.append(torch.cat([x.detach() for x in slots[:-bptt]] + slots[-bptt:]))
     wanted = loss_of(lm, texts[-1], Memory(memory.mem, tuple(c_mem)), targets)
-    found = loss_of(lm, texts[-1], memory, targets)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
-    same(gradients(lm, found), gradients(lm, wanted))
-    assert any(x.any() for x in gradients(of_compressions(lm), found))
+    loss = loss_of(lm, texts[-1], memory, targets)
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-10)
+    same(gradients(lm, loss), gradients(lm, wanted))
+    assert any(x.any() for x in gradients(of_compressions(lm), loss))
 
 
 @pytest.mark.usefixtures("float64")

@@ -32,8 +32,8 @@ def test_compressions_equal_pytorchs_pooling_and_convolution(rate):
         MaxCompression(rate): F.max_pool1d(streams, rate),
         f_c: F.conv1d(streams, f_c.conv.weight, f_c.conv.bias, stride=rate),
     }
-    for found, slots in wanted.items():
-        torch.testing.assert_close(found(mem), rearrange(slots, "b d n -> n b d"))
+    for compression, slots in wanted.items():
+        torch.testing.assert_close(compression(mem), rearrange(slots, "b d n -> n b d"))
 
 
 @pytest.mark.usefixtures("float64")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memformers import AdaptiveConfig, CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
+from memformers import AdaptiveConfig, CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, train
 from memformers.models.base import memory_facts, operations
 from memformers.models.config import SETTING_MODELS, ModelName
 from tests.builders import SMALL, small_lm
@@ -79,18 +79,24 @@ def test_what_a_model_can_not_be_called_with_is_an_error(arguments, word):
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    ("arguments", "word"),
     [({"x": torch.zeros(5, 2, 2)}, r"\[5, 2, 2\]"), ({"x": torch.zeros(5, 3)}, r"\[5, 3\]"),
      ({"x": torch.zeros(0, 2, 3)}, r"\[0, 2, 3\]"), ({"x": torch.zeros(5, 2, 3).double()}, "float64"),
      ({"x": np.zeros((5, 2, 3))}, "ndarray"), ({"memory": 5}, "int"),
      ({"doc_starts": torch.zeros(5, 1, dtype=torch.bool)}, "doc_starts")],
 )  # fmt: skip
-def test_what_a_core_can_not_read_is_an_error(given, word):
+def test_what_a_core_can_not_read_is_an_error(arguments, word):
     core = MemoryCore(CoreConfig(d_input=3, d_model=8))
     with pytest.raises(ValueError, match=word):
-        core(**({"x": torch.zeros(5, 2, 3)} | given))
+        core(**({"x": torch.zeros(5, 2, 3)} | arguments))
     with pytest.raises(ValueError, match="steps"):
         Stepper(core, 2).read(torch.zeros(5, 3, 3))
+
+
+@pytest.mark.parametrize("build", [MemoryLM, MemoryCore, train])
+def test_settings_of_another_kind_are_an_error(build):
+    with pytest.raises(ValueError, match="expected config to be of type"):
+        build({"model": "compressive"})
 
 
 def test_what_is_measured_of_a_model_knows_each_layers_lengths():

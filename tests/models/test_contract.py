@@ -54,7 +54,7 @@ CONFIGS = {
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
     "selective": {"model": "selective", "mem_len": (3, 8)} | SHIFT,
 }
-each = pytest.mark.parametrize("name", CONFIGS)
+every_model = pytest.mark.parametrize("name", CONFIGS)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
 
 
@@ -73,18 +73,18 @@ def starts_of(T, B=2):
 
 def results(lm, forward, text, doc_starts=None, memory=None):
     """Losses, memories and gradients of a text in segments, as it is trained on."""
-    found, S = [], lm.config.segment_len
+    results, S = [], lm.config.segment_len
     starts = [None] * len(text) if doc_starts is None else doc_starts.split(S)
     for part, start in zip(text.split(S), starts, strict=False):
         output = forward(part, memory, part.flip(0), doc_starts=start)
         memory = output.memory
         loss = output.scores.loss + output.auxiliary_loss
         grads = torch.autograd.grad(loss, list(lm.parameters()), allow_unused=True, materialize_grads=True)
-        found += [output.scores.loss, output.auxiliary_loss, *kept(memory), *grads]
-    return found
+        results += [output.scores.loss, output.auxiliary_loss, *kept(memory), *grads]
+    return results
 
 
-@each
+@every_model
 @pytest.mark.parametrize("token_shift", [False, True])
 def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
     if token_shift and name in OWN_WAY:
@@ -96,7 +96,7 @@ def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kernel", ["blocked", "sdpa"])
-@each
+@every_model
 def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name, kernel):
     """Losses, memories and every gradient."""
     lm, text, doc_starts = lm_of(name, kernel="naive", dropout=0.0).train(), tokens(30), starts_of(30)
@@ -125,7 +125,7 @@ def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_t
 
 
 @pytest.mark.usefixtures("float64")
-@each
+@every_model
 def test_nothing_of_an_old_document_reaches_a_new_one(name):
     """Nor where a slot straddles the start; neither the outputs nor the losses nor the gradients."""
     lm = lm_of(name, dropout=0.0).train()
@@ -133,24 +133,24 @@ def test_nothing_of_an_old_document_reaches_a_new_one(name):
         doc_starts, (text, other) = torch.zeros(36, 1, dtype=torch.bool), (tokens(36, 1) for _ in range(2))
         doc_starts[begin] = True
         other[begin:] = text[begin:]
-        found, wanted = ([], [])
-        for results, given in ((found, text), (wanted, other)):
-            logits, losses, memory = read(lm, given, doc_starts)
+        new, wanted = ([], [])
+        for results, read_text in ((new, text), (wanted, other)):
+            logits, losses, memory = read(lm, read_text, doc_starts)
             results += [logits[begin:], *losses[2:], memory.valid]
             results += gradients(lm, logits[begin:].square().sum() + torch.stack(losses[2:]).sum())
-        same(found, wanted)
+        same(new, wanted)
         assert not torch.equal(text, other)
 
 
 @pytest.mark.usefixtures("float64")
-@each
+@every_model
 @pytest.mark.parametrize("how", ["a start", "a reset"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_of_numbers_that_are_not_finite_nothing_is_left_after_a_start_or_a_reset(name, how, number):
     """Neither in outputs nor in gradients, forward and step by step; and no other stream notices them."""
     lm, S = lm_of(name, dropout=0.0).train(), SMALL["segment_len"]
     core = fill_zeros(MemoryCore(CoreConfig(**core_settings(name), d_input=12))).eval()
-    x, found = torch.randn(5 * S, 2, 12), []
+    x, of_both = torch.randn(5 * S, 2, 12), []
     for bad in (0.5, number):
         x[: 2 * S, 0] = bad
         memory, results, stepper = None, [], Stepper(core, 2)
@@ -165,24 +165,24 @@ def test_of_numbers_that_are_not_finite_nothing_is_left_after_a_start_or_a_reset
                 results += [output, steps, loss]
                 results += gradients(lm.transformer, output.square().sum() + loss)
             results += [output[:, 1], steps[:, 1]]
-        found.append(results)
-    same(*found)
-    assert all(bool(result.isfinite().all()) for result in found[1])
+        of_both.append(results)
+    same(*of_both)
+    assert all(bool(result.isfinite().all()) for result in of_both[1])
 
 
 @pytest.mark.usefixtures("float64")
-@each
+@every_model
 def test_after_an_empty_memory_of_full_length_all_is_as_after_none(name):
     lm, text = lm_of(name, dropout=0.0).train(), tokens(30)
-    found = [
+    of_both = [
         [logits, *losses, *gradients(lm, logits.square().sum() + torch.stack(losses).sum())]
         for logits, losses, _ in (read(lm, text, memory=m) for m in (Memory.empty(lm.config, 2), None))
     ]
-    same(*found)
+    same(*of_both)
 
 
 @pytest.mark.usefixtures("float64")
-@each
+@every_model
 def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name):
     core = fill_zeros(MemoryCore(CoreConfig(**core_settings(name), d_input=3))).eval()
     x, doc_starts = torch.randn(36, 2, 3), starts_of(36)
@@ -190,8 +190,8 @@ def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name
         stepper, (wanted, _, after) = Stepper(core, 2, memory), read(core, x, doc_starts, memory)
         portions = [1, 1, 9, 2, 1, 13, 1, 7, 1]
         parts = zip(x.split(portions), doc_starts.split(portions), strict=True)
-        found = [stepper.read(part, starts) for part, starts in parts]
-        same([torch.cat(found), *kept(stepper.memory())], [wanted, *kept(after)])
+        outputs = [stepper.read(part, starts) for part, starts in parts]
+        same([torch.cat(outputs), *kept(stepper.memory())], [wanted, *kept(after)])
 
 
 @pytest.mark.long
@@ -200,12 +200,12 @@ def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name
 def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
     lm = lm_of(name)
     _, _, memory = read(lm, tokens(48), torch.zeros(48, 2, dtype=torch.bool))
-    file, given = io.BytesIO(), {"doc_starts": starts_of(6)}
-    torch.export.save(torch.export.export(lm, (tokens(6), memory), given), file)
+    file, starts = io.BytesIO(), {"doc_starts": starts_of(6)}
+    torch.export.save(torch.export.export(lm, (tokens(6), memory), starts), file)
     exported, got = torch.export.load(io.BytesIO(file.getvalue())).module(), memory
     for _ in range(3):
-        text, given = tokens(6), {"doc_starts": starts_of(6)}
-        ours, theirs = lm(text, memory, **given), exported(text, got, **given)
+        text, starts = tokens(6), {"doc_starts": starts_of(6)}
+        ours, theirs = lm(text, memory, **starts), exported(text, got, **starts)
         memory, got = ours.memory, theirs.memory
         same(*([x.logits, x.auxiliary_loss, *kept(x.memory)] for x in (theirs, ours)))
         assert torch.equal(got.valid, memory.valid)
@@ -222,8 +222,8 @@ def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     torch.compiler.reset()
     lm, text, backend = lm_of(name, dropout=0.0).train(), tokens(18), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lm, fullgraph=True, backend=backend)
-    given = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
-    same(results(lm, compiled, text, *given), results(lm, lm, text, *given))
+    arguments = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
+    same(results(lm, compiled, text, *arguments), results(lm, lm, text, *arguments))
     assert backend.frame_count == 1 or not bounded
 
 
@@ -240,10 +240,10 @@ def test_inductor_computes_the_loss_and_every_gradient_of_a_training_step(model,
     with torch.no_grad():
         for part, start in zip(text[:48].split(16), starts, strict=False):
             memory = lm(part, memory, None, start).memory
-    found = []
+    results = []
     for forward in (lm, torch.compile(lm, fullgraph=True)):
         output = forward(text[48:64], memory, text[49:65], starts[3])
         losses = output.scores.loss, output.auxiliary_loss
-        found.append([*losses, *gradients(lm, sum(losses))])
-    assert (found[0][1] > 0) == (model == "compressive")
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+        results.append([*losses, *gradients(lm, sum(losses))])
+    assert (results[0][1] > 0) == (model == "compressive")
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)

@@ -19,7 +19,7 @@ def test_layer_inputs_and_memory_have_the_dtype_of_the_weights(name, autocast, d
     lm = lm_of(name).train().to(dtype)
     seen, memory = set(), Memory.empty(lm.config, 2, dtype=dtype)
     for layer in lm.transformer.layers:
-        layer.register_forward_pre_hook(lambda _, given: seen.add(given[0].dtype))
+        layer.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for _ in range(3):
             memory = lm(tokens(6), memory).memory
@@ -38,10 +38,10 @@ FIRST_WEIGHTS = {
 @pytest.mark.parametrize("wanted", FIRST_WEIGHTS)
 def test_first_weights_of_a_seed_are_those_of_earlier_versions(wanted):
     lm = MemoryLM(replace(SMALL, **FIRST_WEIGHTS[wanted]))
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for _, weight in sorted(lm.state_dict().items()):
-        found.update(weight.contiguous().numpy().tobytes())
-    assert found.hexdigest().startswith(wanted)
+        digest.update(weight.contiguous().numpy().tobytes())
+    assert digest.hexdigest().startswith(wanted)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -57,9 +57,9 @@ def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c,
             memory = truncate_memory(memory, positions(seen, S), [MemorySizes(mem_len)] * 2)
         seen += S
         slots, mem = held(memory, 0, c)
-        found = [p for places in slots + mem for p in places]
-        forgotten = seen - len(found)
-        assert found == list(range(forgotten, seen))  # in order, none twice, none missing
+        kept = [p for places in slots + mem for p in places]
+        forgotten = seen - len(kept)
+        assert kept == list(range(forgotten, seen))  # in order, none twice, none missing
         if not compresses:
             assert len(mem) == min(mem_len, seen)
             continue
@@ -77,11 +77,11 @@ def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c,
 def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, c_mem_len, c, window, data):
     T, B, memory, at, sizes = sum(segments), 2, Memory(), 0, [MemorySizes(mem_len, c_mem_len, c)]
     doc_starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
-    given = [data.draw(st.booleans()) for _ in segments]
-    for part, is_given in zip(doc_starts.split(segments), given, strict=True):
+    are_given = [data.draw(st.booleans()) for _ in segments]
+    for part, is_given in zip(doc_starts.split(segments), are_given, strict=True):
         part &= is_given
     document = doc_starts.cumsum(0)  # [T, B]
-    for S, is_given in zip(segments, given, strict=True):
+    for S, is_given in zip(segments, are_given, strict=True):
         starts, x = doc_starts[at : at + S] if is_given else None, positions(at, S, 1, B)
         if starts is not None and memory.mem:  # as Memory.reset does, which also clears what is hidden
             memory = replace(memory, valid=memory.valid_positions().masked_fill(starts[0], 0))

@@ -50,11 +50,11 @@ def test_a_kept_position_stays_as_it_was_and_one_that_was_dropped_stays_away(tok
         _, memory, _ = lm.transformer(part, memory)
         distances = [(row - rows).abs().sum((1, 2)) for row in (memory.c_mem or [()])[0]]
         assert all(d.min() < 1e-9 for d in distances)
-        found = {int(d.argmin()) for d in distances}
-        assert len(found) == (4 if i else 0)
+        read = {int(d.argmin()) for d in distances}
+        assert len(read) == (4 if i else 0)
         kept = sorted(before)[i > 1 :]
-        assert found <= {*kept, *range(5 * (i - 1), 5 * i)}
-        before = found
+        assert read <= {*kept, *range(5 * (i - 1), 5 * i)}
+        before = read
 
 
 @pytest.mark.usefixtures("float64")
@@ -62,10 +62,10 @@ def test_a_kept_position_stays_as_it_was_and_one_that_was_dropped_stays_away(tok
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [5, 1, 3, 7, 4]])
 def test_until_something_is_dropped_it_computes_what_transformer_xl_does(token_shift, lengths):
     """Outputs and every gradient, where documents begin too."""
-    text, doc_starts, found = torch.randint(7, (20, 3)), torch.rand(20, 3) < 0.1, []
+    text, doc_starts, of_both = torch.randint(7, (20, 3)), torch.rand(20, 3) < 0.1, []
     for sizes in ({"model": "selective", "mem_len": 5, "c_mem_len": 15}, {"mem_len": 20}):
         torch.manual_seed(1)
         lm = fill_zeros(MemoryLM(ModelConfig(**TINY, **sizes, token_shift=token_shift)))
         logits, *_ = read(lm, text, doc_starts, lengths=lengths)
-        found.append([logits, *gradients(lm, logits.square().sum())])
-    same(*found)
+        of_both.append([logits, *gradients(lm, logits.square().sum())])
+    same(*of_both)

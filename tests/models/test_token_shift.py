@@ -51,21 +51,21 @@ def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded,
 @pytest.mark.parametrize("settings", [XL, BPTT, {"model": "transformer"}])
 def test_output_and_gradients_are_those_of_projected_shifted_inputs(settings):
     """With the norm folded into the maps, and by the equation: a hook keeps a module from being folded."""
-    lm, text, found = lm_of(**settings, dropout=0.0).train(), tokens(18), []
+    lm, text, of_both = lm_of(**settings, dropout=0.0).train(), tokens(18), []
     for hooked in (False, True):
         if hooked:
             for layer in lm.transformer.layers:
                 layer.self_attn.key.register_forward_hook(lambda *_: None)
         logits, *_ = read(lm, text, through_memory=True)
         loss = logits.square().mean()
-        found.append([logits, *gradients(lm, loss)])
+        of_both.append([logits, *gradients(lm, loss)])
         assert all(x.any() for x in gradients([layer.shift.w for layer in lm.transformer.layers], loss))
-    same(*found)
+    same(*of_both)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in OWN_WAY])
 def test_at_zero_every_model_is_the_model_without_it(name):
-    found, text, starts = [], tokens(36), torch.rand(36, 2) < 0.1
+    of_both, text, starts = [], tokens(36), torch.rand(36, 2) < 0.1
     for token_shift in (False, True):
         torch.manual_seed(3)
         settings = {**SMALL, **CONFIGS[name], "token_shift": token_shift, "dropout": 0.0}
@@ -73,10 +73,10 @@ def test_at_zero_every_model_is_the_model_without_it(name):
         for layer in lm.transformer.memory_layers if token_shift else ():
             torch.nn.init.zeros_(layer.shift.w)
         logits, losses, memory = read(lm, text, starts)
-        found.append([logits, *losses, *memory.mem])
+        of_both.append([logits, *losses, *memory.mem])
         shifts = [x for n, x in lm.named_parameters() if n.endswith(".shift.w")]
         assert len(shifts) == 2 * token_shift
-    same(*found)
+    same(*of_both)
 
 
 def test_a_layer_alone_shifts_as_if_nothing_came_before():

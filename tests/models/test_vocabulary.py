@@ -47,8 +47,8 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(
     dense = head(x, embedding)
     loss = F.cross_entropy(dense.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     scores = adaptive_losses(head, embedding, x, targets)
-    each = F.cross_entropy(dense.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    same([scores.loss, scores.losses], [loss, each.detach()])
+    losses = F.cross_entropy(dense.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+    same([scores.loss, scores.losses], [loss, losses.detach()])
     assert torch.equal(scores.correct, dense.argmax(-1) == targets)
     learning = [x, *embedding.parameters(), *head.parameters()]
     same(gradients(learning, scores.loss), gradients(learning, loss))

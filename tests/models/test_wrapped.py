@@ -139,10 +139,10 @@ def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_on
     core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
     plain = read(core, x)[0]
     changed = replaced(core, place, CHANGES[change])
-    found, wanted = read(core, x)[0], core(x).output
-    same([found, *gradients(core, found.sin().sum())], [wanted, *gradients(core, wanted.sin().sum())])
-    assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
-    assert all(grad.any() for grad in gradients(list(changed.parameters()), found.sin().sum()))
+    got, wanted = read(core, x)[0], core(x).output
+    same([got, *gradients(core, got.sin().sum())], [wanted, *gradients(core, wanted.sin().sum())])
+    assert torch.allclose(got, plain) == (change in ("old weight norm", "weight norm"))
+    assert all(grad.any() for grad in gradients(list(changed.parameters()), got.sin().sum()))
     assert change != "LoRA" or changed.calls == 3 + 1
     stepper = Stepper(core.eval(), 2)
     same([torch.cat([stepper.read(part) for part in x.split(5)])], [wanted])
@@ -171,8 +171,8 @@ def test_a_changed_convolution_of_a_compression_is_called_and_learns(compression
     plain, _ = read(core, x)
     place = F_C if compression == "conv" else "transformer.layers.0.compress.dilated.1"
     changed = replaced(core, place, CHANGES[change])
-    found, loss = read(core, x)
-    assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
+    output, loss = read(core, x)
+    assert torch.allclose(output, plain) == (change in ("old weight norm", "weight norm"))
     assert all(grad.any() for grad in gradients(list(changed.parameters()), loss))
 
 
@@ -181,9 +181,9 @@ def test_a_model_whose_linear_maps_are_all_quantized_reads_compresses_and_reads_
     core, x = core_of("compressive").eval(), torch.randn(24, 2, 5)
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(core), {nn.Linear})
     replaced(quantized, F_C, lambda conv: nn.Sequential(conv))
-    found, plain = read(quantized, x), read(core, x)
-    torch.testing.assert_close(found, plain, rtol=0, atol=0.5)
-    assert not torch.equal(found[0], plain[0])
+    output, plain = read(quantized, x), read(core, x)
+    torch.testing.assert_close(output, plain, rtol=0, atol=0.5)
+    assert not torch.equal(output[0], plain[0])
     stepper = Stepper(quantized, 2)
     steps = torch.stack([stepper.step(one) for one in x])
     torch.testing.assert_close(steps, plain[0], rtol=0, atol=0.5)
@@ -216,13 +216,13 @@ def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(mo
 
     named, real = [], base.checkpoint
     monkeypatch.setattr(base, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
-    core, x, found = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
+    core, x, of_both = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
     for recompute in (False, True):
         core.transformer.recompute = recompute
         torch.manual_seed(3)
         kept, output = kept_by(lambda: read(core, x)[0])
-        found.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
-    (before, *plain), (after, *again) = found
+        of_both.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
+    (before, *plain), (after, *again) = of_both
     assert after < before / 2
     torch.testing.assert_close(again, plain)
     assert named

@@ -13,7 +13,7 @@ BETTER = less(-0.020, -0.021, -0.019)
 
 
 @pytest.mark.parametrize(
-    ("bits", "said"),
+    ("bits", "expected"),
     [
         # Student's t of 2 degrees is 4.303; of deviations of 0.001 that is 4.303 · 0.001 / √3 = 0.0025
         ({"transformer": less(0.020, 0.021, 0.019), "transformer-xl": XL, "compressive": BETTER},
@@ -28,10 +28,10 @@ BETTER = less(-0.020, -0.021, -0.019)
          ["- b has fewer than 3 seeds in common with Transformer-XL"]),
     ],
 )  # fmt: skip
-def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, said, tmp_path):
+def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, expected, tmp_path):
     fake_comparison(tmp_path, bits)
     markdown = markdown_of(tmp_path)
-    assert [words for words in said if words not in markdown] == []
+    assert [words for words in expected if words not in markdown] == []
     assert "no significant difference" not in markdown
     assert "*−0.0" not in markdown
     assert (tmp_path / "figures" / "differences.svg").is_file()
@@ -42,9 +42,9 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
     arms = dict.fromkeys(["compressive", "a", "b"], less(-0.02, -0.03, -0.01))
     fake_comparison(tmp_path, {"transformer-xl": XL} | arms)
     markdown = markdown_of(tmp_path)
-    said, *_ = [line for line in markdown.splitlines() if "no significant difference" in line]
+    sentence, *_ = [line for line in markdown.splitlines() if "no significant difference" in line]
     numbers = ("- Compressive Transformer", "−0.020 ± 0.025", "below zero", "3 seeds", "up to 0.045")
-    assert all(number in said for number in numbers)
+    assert all(number in sentence for number in numbers)
     assert " is better by" not in markdown
     assert "| *−0.020 ± 0.025* |" in markdown, "a page shows it in grey"
     assert "of twenty identical models" in markdown, "many arms differ by chance"
@@ -106,13 +106,13 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     (tmp_path / "compressive-seed2").mkdir()
     (tmp_path / "compressive-seed2" / "config.json").write_text("{}")
     fake_run(tmp_path / "transformer-xl-seed3", "transformer-xl", 9.0, seed=3, finished=False)
-    said = (
+    expected = (
         "> **compressive-seed2**: no step was made", "> **compressive-seed3**: not started",
         "Two seeds are too few",
         "> **Transformer-XL, seed 3, did not finish**", "| Transformer-XL | 3 | 2.450 ± 0.124 |",
     )  # fmt: skip
     markdown = markdown_of(tmp_path)
-    assert [words for words in said if words not in markdown] == []
+    assert [words for words in expected if words not in markdown] == []
     for result in tmp_path.glob("transformer-xl*/result.json"):
         result.unlink()
     assert "No run of Transformer-XL has finished" in markdown_of(tmp_path)

@@ -31,8 +31,8 @@ def test_curves_are_means_over_seeds_and_their_differences_of_the_same_seed(tmp_
     base, slots = arms_of(read_runs(tmp_path))
     wanted = [mean_of([bits + 1 / i for bits in XL]) for i in range(1, 11)]
     for over, step in (("tokens", 100.0), ("seconds", 1.0)):
-        found = [(x, mean.mean, mean.half_width) for x, mean in base.curve(VALID, over)]
-        assert found == [
+        curve = [(x, mean.mean, mean.half_width) for x, mean in base.curve(VALID, over)]
+        assert curve == [
             (step * i, pytest.approx(mean.mean), pytest.approx(mean.half_width))
             for i, mean in enumerate(wanted, 1)
         ]
@@ -57,9 +57,9 @@ def test_a_long_curve_is_thinned_alike_for_all_seeds(tmp_path):
 def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_seed(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     base, slots = arms_of(read_runs(tmp_path))
-    found = by_octave(slots, base)
-    assert [*found] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
-    assert [mean.mean for mean in found.values()] == pytest.approx([-0.2] * 5)
+    differences = by_octave(slots, base)
+    assert [*differences] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
+    assert [mean.mean for mean in differences.values()] == pytest.approx([-0.2] * 5)
     for name in ("transformer-xl", "transformer-xl-seed1", "transformer-xl-seed2"):
         losses = {"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0], "loss": 3.0, "bits_per_character": 3.0}
         changed(tmp_path / name / "result.json", **losses)

@@ -72,9 +72,9 @@ def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_
     with open(seeds.with_name("results.csv"), newline="") as file:
         bits = [float(row["bits_per_character"]) for row in csv.DictReader(file)]
     assert bits == [2.4, 2.5, 2.45] * len(COMPARED)
-    found = json.loads(seeds.with_name("results.json").read_text())
-    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [3] * len(COMPARED)
-    assert found["base"] == "transformer-xl"
+    results = json.loads(seeds.with_name("results.json").read_text())
+    assert [arm["bits_per_character"]["n"] for arm in results["arms"]] == [3] * len(COMPARED)
+    assert results["base"] == "transformer-xl"
 
 
 @pytest.mark.parametrize(("names", "claims"), [(COMPARED, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
@@ -123,16 +123,16 @@ def test_on_a_screen_and_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms
 
 
 @pytest.mark.parametrize(
-    ("read", "said"),
+    ("read", "expected"),
     [((9_000, 9_000), "over the whole held-out text, with memory carried"),
      ((2_048, 2_048), "over the same part of the held-out text (2,048 tokens; the table's losses: all"),
      ((2_048, 9_000), "over unequal parts of the held-out text (2,048 or 9,000 tokens;")],
 )  # fmt: skip
-def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
+def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, expected, tmp_path):
     for model, tokens in zip(COMPARED, read, strict=False):
         fake_run(tmp_path / model, model, 2.5, read=tokens)
     markdown = markdown_of(tmp_path)
-    assert said in markdown
+    assert expected in markdown
     assert "the losses in the table are over the whole held-out text." in markdown
     for model in COMPARED[:2]:
         changed(tmp_path / model / "result.json", held_out_tokens=90_000)

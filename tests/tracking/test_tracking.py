@@ -86,14 +86,14 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "warning"),
     [("http://me:hidden@127.0.0.1:9/api/v1/secret", "127.0.0.1:9 doesn't answer"),
      (socket.create_server, "doesn't answer"),  # which takes connections and never answers
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
      ((200, [1]), "")],
 )  # fmt: skip
 def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_written(
-    broken, said, tmp_path, capfd
+    broken, warning, tmp_path, capfd
 ):
     with ExitStack() as stack:
         if broken is socket.create_server:
@@ -105,8 +105,8 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
             url = broken
         track(tmp_path, url)
     *before, after = capfd.readouterr().err.splitlines()
-    assert len(before) == bool(said)
-    assert all(said in line for line in before)
+    assert len(before) == bool(warning)
+    assert all(warning in line for line in before)
     assert "not all metrics" in after
     files = [path for path in tmp_path.glob("*") if path.is_file() and path.name != "labml.log"]
     assert not [path for path in files if "secret" in path.read_text()]  # the log is labml's own words

@@ -55,8 +55,8 @@ def fault_at(place: str, count: int, fault: Callable[[], object]) -> Iterator[No
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("rename", "replace", "mkdir", "touch"):
-            own = watch(getattr(Path, name), lambda _, target="", **__: Path(str(target)).name)
-            patch.setattr(Path, name, own)
+            watched = watch(getattr(Path, name), lambda _, target="", **__: Path(str(target)).name)
+            patch.setattr(Path, name, watched)
         passes = watch(MemoryLM.forward, lambda lm, *_: "step" if lm.training else "evaluation")
         patch.setattr(MemoryLM, "forward", passes)
         yield

@@ -45,8 +45,8 @@ def finding(text, documents=(), name="some"):
         Part("", name, text[end - n : end].encode(), True) for n, end in zip(documents, ends, strict=True)
     ]
     sources = Sources(name, name, parts or [Part("", name, text.encode(), False)])
-    found = cache(lambda spec: dataset_from(sources, spec))
-    return lambda config: found(spec_of(config))
+    find = cache(lambda spec: dataset_from(sources, spec))
+    return lambda config: find(spec_of(config))
 
 
 def segments_of(config, position=0, documents=()):
@@ -71,10 +71,10 @@ def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen
 
 def train_here(lm, config, segments=None, **options):
     """Train ``lm``, by default on TEXT; returns the metrics of each record."""
-    found = []
-    train_steps(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
-          evaluate=lambda _: None, **options)  # fmt: skip
-    return found
+    records = []
+    train_steps(lm, segments or segments_of(config), config, evaluate=lambda _: None,
+          record=lambda _, metrics: records.append(metrics), **options)  # fmt: skip
+    return records
 
 
 def stop(config, folder, step):

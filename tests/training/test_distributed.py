@@ -182,11 +182,11 @@ def test_what_one_rank_alone_has_otherwise_is_an_error_on_all(tmp_path):
 def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
     process = start(tmp_path, "--data", text, processes=2)
-    said, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert f"error: {tmp_path} already holds a run" in said
-    assert "error: another process of this training has ended" in said
-    assert said.count("Traceback") == 1, "torchrun's own"
+    assert f"error: {tmp_path} already holds a run" in output
+    assert "error: another process of this training has ended" in output
+    assert output.count("Traceback") == 1, "torchrun's own"
 
 
 @pytest.mark.parametrize(

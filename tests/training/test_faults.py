@@ -142,9 +142,9 @@ def loaded_step(folder, capsys, word=""):
     newest = numbered(folder / "checkpoints")[0]
     capsys.readouterr()
     state = restore_newest(folder, lm, state, CHECKPOINTED)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 6 - state.step
-    assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in said), said
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 - state.step
+    assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in lines), lines
     for aside in (folder / "checkpoints").glob(f"{BROKEN}*"):
         aside.rename(aside.with_name(aside.name.removeprefix(BROKEN)))
     return state.step

@@ -106,14 +106,14 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "needs model="),
      ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such"),
      ("--batch-size 99999", "too short")],
 )  # fmt: skip
-def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):
+def test_given_weights_that_do_not_fit_are_one_line(arguments, message, trained, text, tmp_path):
     options = ["train", "--init-from", trained, "--data", text, "--out", tmp_path / "run", *arguments.split()]
-    assert run(*options).said(said)
+    assert run(*options).says(message)
     assert not list(tmp_path.glob("run/*")), "not even a tokenizer, which other weights could not replace"
 
 
@@ -182,9 +182,9 @@ def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
 def test_a_finished_training_without_its_checkpoints_does_not_begin_again(copy):
     shutil.rmtree(copy / CHECKPOINTS)
     before = files_of(copy)
-    assert run("train", "--resume", copy, "--tokens", 1_200).said("no checkpoint to continue from")
+    assert run("train", "--resume", copy, "--tokens", 1_200).says("no checkpoint to continue from")
     assert files_of(copy) == before
-    assert run("train", "--resume", copy, "--preset", "text8-24l").said("leave out --init-from and --preset")
+    assert run("train", "--resume", copy, "--preset", "text8-24l").says("leave out --init-from and --preset")
 
 
 def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(copy, trained):
@@ -202,9 +202,9 @@ def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_pat
     rates = [r["learning_rate"] for r in records if r["tokens"] > 512 and "learning_rate" in r]
     assert max(rates) > CONFIG.optim.learning_rate / 2
     assert "already finished" in run("train", "--resume", copy).out
-    assert run("train", "--resume", copy, "--tokens", 700).said("tokens 800 → 700")
+    assert run("train", "--resume", copy, "--tokens", 700).says("tokens 800 → 700")
     (tmp_path / "other.txt").write_text(SHORT[::-1])
-    assert run("train", "--resume", copy, "--data", tmp_path / "other.txt").said("different")
+    assert run("train", "--resume", copy, "--data", tmp_path / "other.txt").says("different")
 
 
 def test_a_run_that_was_copied_without_links_has_no_stale_best_checkpoint(trained, tmp_path):

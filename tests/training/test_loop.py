@@ -75,7 +75,7 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
         config = small_training(model=model, tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
         lm.register_forward_hook(lambda _, __, output: dtypes.update(x.dtype for x in kept(output.memory)))
-        losses[precision] = [found["loss.train"] for found in train_here(lm, config, regular(config))]
+        losses[precision] = [metrics["loss.train"] for metrics in train_here(lm, config, regular(config))]
         assert {p.dtype for p in lm.parameters()} == {torch.float32}
     assert dtypes == {torch.float32}
     assert losses["bfloat16"] != losses["float32"], "nothing was rounded"

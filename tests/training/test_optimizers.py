@@ -18,8 +18,8 @@ from tests.builders import MODELS, small_training
 def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
     config = small_training(schedule=schedule, warmup=0.2)
     rate = learning_rate_schedule(config, 10_000)
-    found = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
-    assert found == pytest.approx([0, *parts, parts[-1]])
+    rates = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
+    assert rates == pytest.approx([0, *parts, parts[-1]])
     assert learning_rate_schedule(replace_nested(config, warmup=0.0), 1_000)(0) == 1.0
 
 
@@ -44,8 +44,8 @@ def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
     rounded = steps_of(Muon(rounding, **settings, dtype=torch.bfloat16), rounding)
     theirs = torch.optim.Muon(others, lr=0.02, momentum=0.9, weight_decay=weight_decay)
     for start, precise, half, reference in zip(before, ours, rounded, steps_of(theirs, others), strict=True):
-        for own in (precise, half):
-            assert (own - reference).norm() < 0.03 * (reference - start).norm()
+        for update in (precise, half):
+            assert (update - reference).norm() < 0.03 * (reference - start).norm()
         assert not torch.equal(precise, half)
 
 
@@ -55,11 +55,11 @@ def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps
     lm = MemoryLM(config.model)
     names = {id(p): name for name, p in lm.named_parameters()}
 
-    def taken(optimizer):
+    def groups(optimizer):
         return [{names[id(p)] for p in group["params"]} for group in optimizer.param_groups]
 
-    (adamw,) = map(taken, build_optimizers(lm, replace_nested(config, optimizer="adamw")))
-    (decaying, others), (muon,) = map(taken, build_optimizers(lm, config))
+    (adamw,) = map(groups, build_optimizers(lm, replace_nested(config, optimizer="adamw")))
+    (decaying, others), (muon,) = map(groups, build_optimizers(lm, config))
     kinds = ("query", "key", "value", "output", "position", "layer1", "layer2")
     assert muon == {n for n in names.values() if n.endswith(".weight") and n.split(".")[-2] in kinds}
     assert adamw == [muon | decaying, others]

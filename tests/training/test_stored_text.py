@@ -36,10 +36,10 @@ def config_on(data, **changes):
     return small_training(data=str(data), **settings)
 
 
-def found(run):
-    facts = read_json(run / "run.json")["corpus"]
+def facts(run):
+    corpus = read_json(run / "run.json")["corpus"]
     records = without_times([*read_metrics(run), read_json(run / "result.json")])
-    return records, {k: v for k, v in facts.items() if k not in ("source", "name")}
+    return records, {k: v for k, v in corpus.items() if k not in ("source", "name")}
 
 
 def evaluate(run, out, *options):
@@ -53,10 +53,10 @@ def test_a_training_on_tokens_from_the_disk_is_that_on_the_text(text, tmp_path, 
     config = config_on(text, document_separator="\n\n")
     direct = train_run(config, tmp_path / "direct")
     folder = prepare(CorpusSpec(str(text), document_separator="\n\n"), tmp_path / "tokens")
-    assert found(train_run(config_on(folder), tmp_path / "stored")) == found(direct)
+    assert facts(train_run(config_on(folder), tmp_path / "stored")) == facts(direct)
     monkeypatch.setattr(tokenize_corpus, "BIG", 1000)
     stop(config, tmp_path / "large", 3)
-    assert found(train_run(config, tmp_path / "large", resume=True)) == found(direct)
+    assert facts(train_run(config, tmp_path / "large", resume=True)) == facts(direct)
     kept = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
     assert len(kept) == 1, "prepared once"
 
@@ -104,7 +104,7 @@ def test_no_training_reads_the_test_part_which_evaluate_measures(text, tmp_path)
         train_run(replace_nested(config, test=str(files[name])), tmp_path / name)
         for name in ("test", "other")
     )
-    assert found(other)[0] == found(run)[0]
+    assert facts(other)[0] == facts(run)[0]
     assert read_json(run / "result.json")["evaluated_tokens"] == 1000 - 1
 
     def measured(*options):
