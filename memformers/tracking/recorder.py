@@ -118,10 +118,13 @@ def start_relay(folder: Path, dashboard: str, files: Path | None = None) -> "sub
 
 def stop_relay(process: "subprocess.Popen[bytes]", seconds: float) -> int:
     """End the relay's input, wait at most ``seconds`` for its end, and return its exit code."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         process.communicate(timeout=seconds)
-    process.kill()
-    return process.wait()
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return UNSENT
+    return process.returncode
 
 
 def import_run(folder: Path, api: str) -> bool:
