@@ -109,7 +109,7 @@ def forest() -> Figure:
     for a telephone."""
     groups = {panel: [*those] for panel, those in groupby(verdicts(), key=lambda verdict: verdict.panel)}
     heights = [len(those) + 0.5 for those in groups.values()]
-    figure, all_axes = panels(len(groups), 1, 9.0, NARROW, height_ratios=heights)
+    figure, all_axes = panels(len(groups), 1, 9.7, NARROW, height_ratios=heights)
     for axes, (panel, those) in zip(all_axes, groups.items(), strict=True):
         scale, unit = (1, "bits per byte or character") if panel.startswith("Text") else (100, "points")
         for i, verdict in enumerate(those):

@@ -27,6 +27,7 @@ BOLD_ON_TEXT = {
     ("long-text", "32 positions, 32 slots"): "worse",
     ("long-text", "32 positions, 32 slots, no shift"): "worse",
     ("long-text", "128 newest and 128 slots in the last layer"): "worse",
+    ("long-text", "the same, slots are means"): "worse",
 }
 """What each bold row that compares slots with positions on a whole text says of slots."""
 
@@ -136,6 +137,8 @@ SAVED = [
      [(LONG_TEXT, "this memory saves {} on Python…difference on RFCs (−{})")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-slots-shift", "last-256-shift")], 1,
      [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…by {}, which is not significant")]),
+    (["text_selective_rfc", "text_selective_python"], [("last-128-means-shift", "last-256-shift")], 1,
+     [(LONG_TEXT, "means of 4 tokens are no better: +{} on RFCs and +{} on Python, which is not")]),
     (["text_shift_python", "text_shift_rfc"], [SELECTIVE[::-1]], 1,  # without expiry, it costs
      [(LONG_TEXT, "{} higher than with the 256 newest…(+{})")]),
 ]  # fmt: skip
