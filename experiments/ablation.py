@@ -99,7 +99,7 @@ class Ablation(ArmsCommand):
         if task == "text":
             return [BITS]
         setting = recall.SETTINGS["near"]
-        low, high = (recall.sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+        low, high = (recall.layer_reach(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
         return [
             correct(f"answers about values set {a} to {b} tokens ago", right_between(a, b))
             for a, b in ((low, high), (0, low))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, plain, write_text
+from memformers.common.files import csv_text, json_value, write_text
 from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.comparison.arms import read_arms
@@ -42,7 +42,7 @@ def write_rows(path: Path, data: Mapping[str, Any]) -> None:
     """Write ``data`` as JSON with a line for each value and for each element of a list."""
 
     def line(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, default=plain)
+        return json.dumps(value, ensure_ascii=False, default=json_value)
 
     lists = {k: "[\n" + ",\n".join(map(line, v)) + "\n]" for k, v in data.items() if isinstance(v, list)}
     values = [f"{line(key)}: {lists.get(key) or line(value)}" for key, value in data.items()]

@@ -26,7 +26,6 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.evaluate import UNTOUCHED
 from memformers.evaluation.memory_ablation import (
     choose_streams,
     common_corpus,
@@ -34,7 +33,7 @@ from memformers.evaluation.memory_ablation import (
     losses_under_controls,
 )
 from memformers.report.arms import Measure
-from memformers.runs.folder import Arm
+from memformers.runs.folder import UNTOUCHED, Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 

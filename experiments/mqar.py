@@ -19,7 +19,7 @@ from experiments.memory_worth import listed
 from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.experiment import Experiment, train_alone
 from memformers.comparison.recall import QUICK_TOKENS, TRAINING, RecallRun, RecallSettings, RecallTask
-from memformers.data.recall_stream import NOTHING, RecallStream
+from memformers.data.recall_stream import NO_QUESTION, RecallStream
 from memformers.data.streams import IGNORED, Segment
 from memformers.report import plotting
 from memformers.report.arms import Measure
@@ -49,7 +49,7 @@ class MQARTask(RecallTask):
         early = np.arange(1, length - 2 * pairs + 1) ** -0.5
         for begin in count(step=length):
             inputs = np.full((length, run.train.batch_size), VALUES + 4 * pairs)
-            targets, distances = np.full(inputs.shape, IGNORED), np.full(inputs.shape, NOTHING)
+            targets, distances = np.full(inputs.shape, IGNORED), np.full(inputs.shape, NO_QUESTION)
             for b in range(run.train.batch_size):
                 keys, values = VALUES + rng.permutation(4 * pairs)[:pairs], rng.integers(VALUES, size=pairs)
                 asked = 2 * pairs + rng.choice(len(early), pairs, replace=False, p=early / early.sum())

@@ -10,7 +10,7 @@ from typing import ClassVar
 from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
-from memformers.comparison.recall_shown import in_terminal, read_stream, write_page
+from memformers.comparison.recall_shown import read_stream, terminal_text, write_stream_page
 from memformers.comparison.text import CompareConfig, compare
 from memformers.report.markdown import Report
 
@@ -58,8 +58,8 @@ class Recall(ExperimentCommand):
             super().run()
             return
         shown = read_stream(self.show)
-        print(in_terminal(shown, colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
-        print(f"\npage: {write_page(shown, self.show)}")
+        print(terminal_text(shown, colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        print(f"\npage: {write_stream_page(shown, self.show)}")
 
     def experiment(self, folder: Path) -> Report:
         return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)

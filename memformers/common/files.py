@@ -202,11 +202,11 @@ def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` as indented JSON, atomically; a dataclass becomes an object of its fields,
     or what its ``to_json`` returns. Lone surrogates, as in names that are not UTF-8, are read back."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=json_value) + "\n"
     write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     return {field.name: getattr(value, field.name) for field in fields(value)}

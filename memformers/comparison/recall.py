@@ -18,7 +18,6 @@ from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.data.streams import Segment
-from memformers.evaluation.evaluate import UNTOUCHED
 from memformers.evaluation.memory_ablation import (
     RecallByDistance,
     controls_of,
@@ -27,7 +26,7 @@ from memformers.evaluation.memory_ablation import (
 )
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CONFIG, FACTS, RESULT, Arm, alone_in
+from memformers.runs.folder import CONFIG, FACTS, RESULT, UNTOUCHED, Arm, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
 from memformers.training.loop import TrainingState, train_steps
@@ -115,7 +114,7 @@ def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
     corpus = {"name": "recall stream", "source": "drawn while it is read"}
-    facts = {"corpus": corpus, **describe_model(run.train, model), "sees_back": sees_back(model.config)}
+    facts = {"corpus": corpus, **describe_model(run.train, model), "sees_back": layer_reach(model.config)}
     write_json(folder / FACTS, facts)
     with Tracking(folder, name, {**settings, **facts}) as track:
         segments = task.segments(run, run.train.seed, longest=run.longest())
@@ -156,7 +155,7 @@ def measure(
     return recall_by_distance(model, read, edges, warm_up=before * S, controls=changes)
 
 
-def sees_back(model: ModelConfig) -> int:
+def layer_reach(model: ModelConfig) -> int:
     return model.remembered_positions + model.segment_len
 
 
@@ -213,7 +212,7 @@ class RecallSetup:
 
     @property
     def more(self) -> Settings:
-        reach = sees_back(self.train.model)
+        reach = layer_reach(self.train.model)
         return {RECALL.name: asdict(replace(self.recall, reach=reach))}
 
     def arm(self, name: str) -> Arm:

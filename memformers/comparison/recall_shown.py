@@ -14,13 +14,13 @@ from torch import Tensor
 from memformers.common.files import write_text
 from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
-from memformers.data.recall_stream import NOTHING, RecallStream, recall_segments
-from memformers.evaluation.evaluate import UNTOUCHED, read_segments
-from memformers.evaluation.memory_ablation import PLACES
+from memformers.data.recall_stream import NO_QUESTION, RecallStream, recall_segments
+from memformers.evaluation.evaluate import read_segments
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.report.arms import arms_of
 from memformers.report.markdown import DASH, TEMPLATES, text_table
+from memformers.runs.folder import PLACES, UNTOUCHED
 from memformers.runs.reader import read_runs
 
 SHOWN = ("no-memory", "transformer-xl", "compressive")
@@ -73,7 +73,7 @@ def read_stream(folder: Path) -> Stream:
         "chance": stream.chance,
         "sets": sets,
         "asks": sorted(asks, key=lambda ask: ask["distance"]),
-        "shares": shares(distances, targets, answered, stream.values),
+        "shares": share_rows(distances, targets, answered, stream.values),
     }
 
 
@@ -86,7 +86,7 @@ def questions(
         start = end - len(inputs)
         rows = zip(inputs.tolist(), targets.tolist(), distances.tolist(), strict=True)
         for at, (token, value, distance) in enumerate(rows, start):
-            if distance == NOTHING:
+            if distance == NO_QUESTION:
                 sets.append((at, *divmod(token - stream.values, stream.values)))
             else:
                 key = token - stream.values * (stream.keys + 1)
@@ -95,10 +95,10 @@ def questions(
     return sets, asks
 
 
-def shares(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int) -> list[dict[str, Any]]:
+def share_rows(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int) -> list[dict[str, Any]]:
     """The rows of the table; tensors are ``[T, B]``. The mean over the ``n`` values makes a constant
     answer right in 1 / n of the cases, however often each value is asked for."""
-    asked = distances != NOTHING
+    asked = distances != NO_QUESTION
     order, rows = distances[asked].argsort(stable=True), []
     for part in order.split(-(-len(order) // ROWS)):
         ago, value = distances[asked][part], values[asked][part]
@@ -117,7 +117,7 @@ def place_of(position: int, ask: Mapping[str, Any], model: int) -> str:
     return next((place for place, limit in zip(PLACES, limits, strict=False) if before <= limit), PLACES[-1])
 
 
-def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
+def terminal_text(shown: Stream, *, colours: bool, width: int = 80) -> str:
     """A question, if possible one whose value is in a slot, what each model has of the stream, and what it
     answers; then the share of correct answers from near to far."""
     asks, models, chance = shown["asks"], shown["models"], f"{shown['chance']:.0%}"
@@ -130,7 +130,7 @@ def in_terminal(shown: Stream, *, colours: bool, width: int = 80) -> str:
     lines = wrap(f"The stream asks {key}?, where {key}={value} was set {ago} ago. What each has:", width)
     for number, model in enumerate(models):
         correct, probability, *_ = ask["of"][number]
-        answer = f"{model}: {in_words(correct, probability)}, {probability:.0%} for {value}"
+        answer = f"{model}: {answer_word(correct, probability)}, {probability:.0%} for {value}"
         lines += ["", *wrap(answer, width)]
         parts: dict[str, list[str]] = {place: [] for place in reversed(PLACES)}
         for position, set_key, set_value in shown["sets"]:
@@ -157,12 +157,12 @@ def name(key: int) -> str:
     return chr(ord("a") + key) if key < 26 else f"k{key}"
 
 
-def in_words(correct: bool, probability: float) -> str:
+def answer_word(correct: bool, probability: float) -> str:
     """The word for an answer; the right value has this ``probability``."""
     return "wrong" if not correct else "right" if probability >= 0.5 else "a guess"
 
 
-def write_page(shown: Stream, folder: Path) -> Path:
+def write_stream_page(shown: Stream, folder: Path) -> Path:
     """Write the page of the stream, which needs no other file; returns its path."""
     data = json.dumps({**shown, "places": PLACES}, separators=(",", ":")).replace("<", "\\u003c")
     write_text(folder / PAGE, TEMPLATES.get_template("recall_shown.html").render(data=data))

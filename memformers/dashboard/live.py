@@ -14,10 +14,18 @@ from memformers.common.text import UserError, duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
-from memformers.report.sections import bars, claims, in_words, results_table, trial
+from memformers.report.sections import bars, claims, results_table, setting_text, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
-from memformers.runs.reader import FINISHED, PLANNED, RUNNING, Run, Runs, differing_settings, totals
-from memformers.runs.reader import number as known
+from memformers.runs.reader import (
+    FINISHED,
+    PLANNED,
+    RUNNING,
+    Run,
+    Runs,
+    differing_settings,
+    finite_number,
+    totals,
+)
 from memformers.tracking.discovery import noted_comparisons
 
 FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
@@ -74,7 +82,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What is above the chart, and what below it, as HTML."""
     base, measure = base_of(arms), MEASURES[arms[0].first.task]
     measured = str(measure.of)  # a name, as all measures of tasks have
-    measure = replace(measure, of=lambda result: known(result.get(measured)))
+    measure = replace(measure, of=lambda result: finite_number(result.get(measured)))
     finished = [run.state[0] for run in runs.all].count(FINISHED)
     above: list[str] = []
     try:
@@ -102,7 +110,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     if differing := [name for name in differing_settings(of_arms) if name not in ("seed", "label")]:
         names = short_names(differing)
         rows = [
-            [names[name], *(DASH if of.get(name) is None else in_words(of[name]) for of in of_arms)]
+            [names[name], *(DASH if of.get(name) is None else setting_text(of[name]) for of in of_arms)]
             for name in differing
         ]
         below = ["### Settings that differ", table(["setting", *(a.label for a in arms)], rows, numbers=True)]
@@ -174,7 +182,7 @@ def finite(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def summary(runs: Runs) -> str:
+def status(runs: Runs) -> str:
     every = [run.state[0] for run in runs.all]
     parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
     for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
@@ -217,7 +225,7 @@ def version_of(runs: Runs, *asked: object) -> str:
 
 def list_of(comparisons: dict[str, Runs], root: Path | str) -> str:
     links = [
-        f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(summary(runs))}'
+        f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(status(runs))}'
         for identity, runs in comparisons.items()
     ]
     return f"<ul>{''.join(links)}</ul>" if links else ""

@@ -202,7 +202,7 @@ def add_pages(app: FastAPI) -> None:
             if not (runs := comparisons.get(identity)):
                 return nothing
             version = live.version_of(runs, metric, over, log, dark)
-            payload = {"version": version, "summary": live.summary(runs)}
+            payload = {"version": version, "summary": live.status(runs)}
             if version != seen:
                 payload |= live.describe(runs, metric, over, log=log, dark=dark, knows=labml.is_known)
             return JSONResponse(payload)

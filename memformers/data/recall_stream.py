@@ -17,7 +17,7 @@ from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 
 NEAREST_BAND = 64  # questions are drawn by bands of distances: the first is below it, then each octave is one
-NOTHING = -1  # the distance of positions without a question
+NO_QUESTION = -1  # the distance of positions without a question
 NEVER = -(2**62)  # the time at which a key was set that was never set
 FOREVER = 2**61  # a limit above all distances, and below the distance of a key that was never set
 
@@ -85,7 +85,7 @@ def recall_segments(
         set_token = stream.values + key * stream.values + value
         ask_token = stream.values + stream.keys * stream.values + queries
         inputs, targets = np.where(sets, set_token, ask_token), np.where(sets, IGNORED, answer)
-        distances = torch.from_numpy(np.where(sets, NOTHING, position[:, None] - set_at))
+        distances = torch.from_numpy(np.where(sets, NO_QUESTION, position[:, None] - set_at))
         end, read = start + segment_len, (torch.from_numpy(inputs), torch.from_numpy(targets))
         yield Segment(*read, starts_over=start == 0, end=end), distances
         last_set, value_of, start = known[-1], values[-1], end
@@ -109,7 +109,7 @@ def draw_queries(rng: np.random.Generator, ages: np.ndarray, limit: int) -> np.n
     uniformly among those with a key that is not older than ``limit``, then one of its keys uniformly."""
     # A number's exponent is its octave: 0 for [½, 1), 1 for [1, 2), …
     octaves = np.frexp(ages / NEAREST_BAND)[1].clip(0)  # [S, B, keys]
-    bands = np.where(ages <= limit, octaves, NOTHING)
+    bands = np.where(ages <= limit, octaves, NO_QUESTION)
     weights = np.zeros(ages.shape)
     for band in range(bands.max() + 1):
         inside = bands == band

@@ -193,7 +193,7 @@ def tokenize(
     names: dict[str, Sequence[str]] = {}
     begin = 0
     with open(folder / TEXT, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        tokenizer = tokenizer_given or tokenizer_of(raw, text, ends.get(TRAIN, 0), spec)
+        tokenizer = tokenizer_given or tokenizer_for(raw, text, ends.get(TRAIN, 0), spec)
         with bytes_bar("encoding", text.bytes) as bar:
             for split, end in ends.items():
                 writer = SplitWriter(folder, split, tokenizer.vocab_size)
@@ -230,7 +230,7 @@ def split_of(length: int, documents: Sequence[int] = ()) -> int:
     return min(fit, key=lambda end: abs(10 * end - 9 * length), default=length * 9 // 10)
 
 
-def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
+def tokenizer_for(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
     """Characters are learned from all of the text, words and subwords from its first ``trained_on`` bytes."""
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))

@@ -26,11 +26,10 @@ from memformers.models.base import eval_mode
 from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.runs.folder import UNTOUCHED
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
-UNTOUCHED = "untouched"
-"""The name of the unmodified memory beside those of controls, in stored results too."""
 AT_ONCE = 1 << 16
 """Tokens that are decoded at once."""
 MIN_WORDS = 0.75
@@ -160,7 +159,7 @@ def read_segments(
     warm_up: int = 0,
 ) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, Scores]]]:
     """Read ``segments``, each with the memory that the one before it left. Yields each with this memory, its
-    auxiliary loss and its scores, as [`UNTOUCHED`][]; and, unless it ends within the first ``warm_up``
+    auxiliary loss and its scores, as ``untouched``; and, unless it ends within the first ``warm_up``
     positions of its streams, those with what each of the ``controls`` makes of the memory. Of a segment of
     fewer streams than the memory has, the last ones have ended. UserError for controls of a single stream.
     """

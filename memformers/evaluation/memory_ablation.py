@@ -22,17 +22,17 @@ from memformers.common.intervals import Mean, mean_of_groups
 from memformers.common.text import Progress, UserError
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
-from memformers.data.recall_stream import NOTHING
+from memformers.data.recall_stream import NO_QUESTION
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Reading, Segment, streams_and_places
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizers import TOKENIZER
-from memformers.evaluation.evaluate import UNTOUCHED, Control, read_segments
+from memformers.evaluation.evaluate import Control, read_segments
 from memformers.models.base import eval_mode
 from memformers.models.config import MemorySizes
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.runs.folder import PROBE, flatten
+from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, flatten
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
 MAX_STREAMS = 16
@@ -41,9 +41,6 @@ MAX_TOKENS = 4_000_000
 """Of the held-out text of a folder of tokens that are read."""
 PARTS = {"slots": "c_mem", "memory": "mem"}
 """The parts of a memory, and their fields."""
-PLACES = ("segment", "memory", "slots", "beyond")
-"""Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
-slot, or beyond what one layer sees. Of layers with other lengths, those that remember the most count."""
 FINEST = 64
 """The narrowest distance bin, in positions."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -219,7 +216,7 @@ def recall_by_distance(
             if segment.end <= warm_up:
                 continue
             held, reach = memory.mem_len, memory.positions(model.config.memory_sizes)
-            asked = distances != NOTHING
+            asked = distances != NO_QUESTION
             before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
             bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
             places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
@@ -230,8 +227,8 @@ def recall_by_distance(
     def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:
         right = torch.cat([correct for correct, _ in answers])
         loss = sum(losses.double().sum().item() for _, losses in answers) / max(len(right), 1)
-        asks, accuracy = shares(bin_of, right, len(edges) + 1)  # the first comes before the first edge
-        asks_at, accuracy_at = shares(place_of, right, len(PLACES))
+        asks, accuracy = count_right(bin_of, right, len(edges) + 1)  # the first comes before the first edge
+        asks_at, accuracy_at = count_right(place_of, right, len(PLACES))
         return RecallByDistance(
             edges=edges,
             accuracy=accuracy[1:-1],
@@ -244,7 +241,7 @@ def recall_by_distance(
     return {name: recall(answers) for name, answers in by_control.items()}
 
 
-def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
+def count_right(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
     """Of each ``kind [n]``, how many there are, and the share of those that are ``right [n]``."""
     asks, correct = (x.bincount(minlength=kinds).tolist() for x in (kind, kind[right]))
     return tuple(asks), tuple(c / n if n else None for c, n in zip(correct, asks, strict=True))

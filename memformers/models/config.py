@@ -113,7 +113,7 @@ class MemorySizes:
         return self.mem_len + self.c_mem_len * self.compression_rate
 
 
-NOTHING = MemorySizes()
+NO_MEMORY = MemorySizes()
 """The size of a layer that remembers nothing."""
 
 

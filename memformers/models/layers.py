@@ -10,7 +10,7 @@ from memformers.common.fields import Count, Probability, check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import naive
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
-from memformers.models.config import NOTHING, GateName, MemorySizes, Norm, check_gate
+from memformers.models.config import NO_MEMORY, GateName, MemorySizes, Norm, check_gate
 
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` to memory and segment: ``[S, B, D]``."""
@@ -131,7 +131,7 @@ class MemoryLayer(nn.Module):
         dropout_prob: Probability,
         norm: Norm = "pre",
         gate: GateName = "residual",
-        size: MemorySizes = NOTHING,
+        size: MemorySizes = NO_MEMORY,
         token_shift: bool = False,
     ):
         super().__init__()
@@ -246,7 +246,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         compress: nn.Module,
         norm: Norm = "pre",
         gate: GateName = "residual",
-        size: MemorySizes = NOTHING,
+        size: MemorySizes = NO_MEMORY,
         token_shift: bool = False,
     ):
         super().__init__(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memformers.models.base import MemoryStack
-from memformers.models.config import NOTHING, MemorySizes, NetworkConfig
+from memformers.models.config import NO_MEMORY, MemorySizes, NetworkConfig
 from memformers.models.memory import Memory, truncate_memory
 from memformers.models.registry import MODELS
 
@@ -48,7 +48,7 @@ class WithoutMemory(TransformerXL):
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
-        return [NOTHING] * config.n_layers
+        return [NO_MEMORY] * config.n_layers
 
 
 MODELS["transformer"], MODELS["transformer-xl"] = WithoutMemory, TransformerXL

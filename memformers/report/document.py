@@ -48,7 +48,7 @@ from memformers.report.sections import (
     warnings,
     write_results,
 )
-from memformers.runs.folder import PROBE, read_plan
+from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, read_plan
 from memformers.runs.reader import read_probe, read_runs
 
 MAX_CLAIMS = 4
@@ -59,8 +59,6 @@ IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_p
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 SLOTS = "compressive"
 """The arm of a recall experiment that is compared with the base, a Transformer-XL with equal keys."""
-UNTOUCHED = "untouched"
-PLACES = ("segment", "memory", "slots", "beyond")
 
 
 def write_report(folder: Path) -> Report:
@@ -161,7 +159,7 @@ def write_recall_report(folder: Path) -> Report:
     if not done:
         raise UserError(f"no training in {folder} has finished, so there is nothing to report.")
     claim_report(folder)
-    controlled = [arm for arm in done if controls_of(arm)[1:]]
+    controlled = [arm for arm in done if control_names(arm)[1:]]
     beyond = beyond_base(done, base)
     measures = [MEASURES["recall"], *beyond.values()]
     keys: dict[str, Column] = {"keys": lambda arm: number(arm.first.facts["keys"], ",.10g")}
@@ -187,7 +185,7 @@ def write_recall_report(folder: Path) -> Report:
         rows = [
             [arm.label, control, *(share(at_place(arm, control, place)) for place in PLACES)]
             for arm in controlled
-            for control in controls_of(arm)
+            for control in control_names(arm)
         ]
         parts += ["### Causal controls by the place of the value", prose("controls")]
         parts.append(table(["model", "control", *PLACES], rows, numbers=True))
@@ -196,7 +194,7 @@ def write_recall_report(folder: Path) -> Report:
         [arm.name, seed, control, *line]
         for arm in done
         for seed, result in arm.results.items()
-        for control in controls_of(arm)
+        for control in control_names(arm)
         for line in bins_of(measured(result, control))
     ]
     head = ["arm", "seed", "control", "from", "to", "asks", "accuracy"]
@@ -211,7 +209,7 @@ def recall_numbers(arm: ArmRuns) -> dict[str, Any]:
             "by_distance": accuracy(arm, control),
             "by_place": {place: at_place(arm, control, place) for place in PLACES},
         }
-        for control in controls_of(arm)
+        for control in control_names(arm)
     }
     facts = {n: arm.first.facts[n] for n in ("keys", "sees_back", "parameters", "attention_operations")}
     return facts | {name: arm.mean(name) for name in ("seconds", "within_reach")} | {"right": right}
@@ -244,7 +242,7 @@ def edges_of(arm: ArmRuns) -> list[int]:
     return list(next(iter(arm.results.values()))["recall"]["edges"])
 
 
-def controls_of(arm: ArmRuns) -> list[str]:
+def control_names(arm: ArmRuns) -> list[str]:
     """The names of the measurements of ``arm``: with the unchanged memory, and under each control."""
     return [UNTOUCHED, *next(iter(arm.results.values()))["controls"]]
 
@@ -306,18 +304,18 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
         draw_bins(axes, arms[0])
         for arm in arms:
             color = lines[arm.name]["color"]
-            axes.axvline(place_of(sees_back(arm), arm), color=color, linewidth=0.8, zorder=0)
+            axes.axvline(axis_position(sees_back(arm), arm), color=color, linewidth=0.8, zorder=0)
 
     def draw_slots(axes: Axes, arm: ArmRuns) -> None:
         draw_bins(axes, arm)
         model = arm.first.config["model"]
-        memory = place_of(model["segment_len"] + int(np.max(model["mem_len"])), arm)
-        end = max(place_of(sees_back(arm), arm), memory)
+        memory = axis_position(model["segment_len"] + int(np.max(model["mem_len"])), arm)
+        end = max(axis_position(sees_back(arm), arm), memory)
         axes.axvspan(memory, end, color="#000000", alpha=0.05, linewidth=0)
 
     def controls(arm: ArmRuns) -> Panel:
         of_control = CONTROL_LINES | {UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"}}
-        many = [series(arm, control, of_control[control], control) for control in controls_of(arm)]
+        many = [series(arm, control, of_control[control], control) for control in control_names(arm)]
         return Panel(y, many, arm.label, partial(draw_slots, arm=arm))
 
     by_arm = Panel(y, [series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms], "", draw_reaches)
@@ -349,6 +347,6 @@ def draw_bins(axes: Axes, arm: ArmRuns) -> None:
         axes.annotate("//", (i, 0), (4, 0), **mark)
 
 
-def place_of(distance: float, arm: ArmRuns) -> float:
+def axis_position(distance: float, arm: ArmRuns) -> float:
     edges = edges_of(arm)
     return float(np.interp(distance, edges, range(len(edges))))

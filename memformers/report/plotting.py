@@ -31,7 +31,7 @@ MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
 GREY = "#888888"
 VALID, TRAIN, RECONSTRUCTION = "bits_per_character.valid", "bits_per_character.train", "reconstruction_loss"
-BITS = "bits per character"
+UNIT = "bits per character"
 LineStyle = dict[str, Any]
 """A colour, a line and a marker, as matplotlib's keyword arguments."""
 
@@ -250,11 +250,11 @@ def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str
     differences = of(VALID, minus=base) if len(base.counted) > 1 else []
     of_f_c = of(f"{RECONSTRUCTION}.train", label="{}, training", thin=True)
     of_f_c += of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
-    loss = Panel(f"loss ({BITS})", [*training, *of(VALID)])
-    difference = Panel(f"held-out loss minus the baseline's\n({BITS})", differences)
-    by_time = Panel(f"held-out loss ({BITS})", of(VALID, SECONDS))
+    loss = Panel(f"loss ({UNIT})", [*training, *of(VALID)])
+    difference = Panel(f"held-out loss minus the baseline's\n({UNIT})", differences)
+    by_time = Panel(f"held-out loss ({UNIT})", of(VALID, SECONDS))
     reconstruction = Panel("reconstruction loss\n(MSE, sum over layers)", of_f_c)
-    at_positions = Panel(f"loss ({BITS})", by_position(), finish=octaves)
+    at_positions = Panel(f"loss ({UNIT})", by_position(), finish=octaves)
     less_base = Panel(f"minus that of\n{base.label}", minus, finish=octaves)
     figures = [
         draw("loss", "Loss against training tokens", tokens, loss, read=read, has_training=bool(training)),

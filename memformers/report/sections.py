@@ -257,7 +257,7 @@ def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
         "name": folder.resolve().name,
         "trained": " to ".join(dates),
         "git commit": distinct(run.facts.get("commit") for run in runs),
-        "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
+        "corpus": f"{corpus['name']}: {shown_path(corpus['source'])}",
         "characters, sha256": f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else "",
         "runs at the same time": distinct(f"{e['jobs']}" for e in environments if "jobs" in e),
         "device": distinct(f"{e['device']}, {e['threads']} threads" for e in environments),
@@ -284,17 +284,17 @@ def shown_settings(arm: ArmRuns) -> dict[str, str]:
     seeds = ", ".join(str(run.seed) for run in arm.runs)
     used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}
     unused = run.facts.get("unused", ())
-    return {name: DASH if name in unused else in_words(value) for name, value in used.items()}
+    return {name: DASH if name in unused else setting_text(value) for name, value in used.items()}
 
 
-def in_words(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting's value; of an absolute path only the name."""
     if value is None:
         return "not given"
     if isinstance(value, str):
-        return name_of(value) or "none" if value == value.strip() else json.dumps(value)
+        return shown_path(value) or "none" if value == value.strip() else json.dumps(value)
     return ", ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 
-def name_of(path: str) -> str:
+def shown_path(path: str) -> str:
     return Path(path).name if Path(path).is_absolute() else path

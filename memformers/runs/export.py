@@ -9,7 +9,7 @@ from typing import Any
 
 from memformers.common.text import UserError
 from memformers.runs.folder import TOKENS, read_metrics
-from memformers.runs.reader import Run, find_runs, number
+from memformers.runs.reader import Run, find_runs, finite_number
 
 
 def start_copy(to: str, run: Run, folder: Path) -> tuple[Callable[..., object], Callable[[], object]]:
@@ -41,7 +41,7 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
         log, finish = start_copy(to, run, copy)
         for record in read_metrics(run.folder):
             log({n: v for n, v in record.items() if n != TOKENS and math.isfinite(v)}, int(record[TOKENS]))
-        final = {name: number(value) for name, value in (run.result or {}).items()}
+        final = {name: finite_number(value) for name, value in (run.result or {}).items()}
         log({f"final.{n}": v for n, v in final.items() if v is not None}, int(run.last(TOKENS) or 0))
         finish()
     return len(runs)

@@ -36,6 +36,11 @@ RUNS = Path("runs")
 RESULTS, TABLE = "results.json", "results.csv"
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
+UNTOUCHED = "untouched"
+"""The name of the unmodified memory beside those of controls, in results."""
+PLACES = ("segment", "memory", "slots", "beyond")
+"""Where a value of a recall stream can be when it is asked for: in the segment that is read, in the memory,
+in a slot, or beyond what one layer sees. Of layers with other lengths, those that remember most count."""
 TOKENS, SECONDS = "tokens", "seconds"
 """The horizontal axes of curves, which every record has."""
 BASELINE = "transformer-xl"

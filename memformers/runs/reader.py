@@ -91,7 +91,7 @@ class Run:
     def memory(self) -> float:
         """The positions that one layer of its model remembers; 0 if that isn't known."""
         memory = self.facts.get("memory")
-        return (number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
+        return (finite_number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
 
     @property
     def task(self) -> str:
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def budget(self) -> float:
-        return number(self.config.get(TOKENS)) or 0.0
+        return finite_number(self.config.get(TOKENS)) or 0.0
 
     @property
     def tokens(self) -> float:
@@ -121,7 +121,7 @@ class Run:
     @property
     def changed(self) -> float:
         """When it recorded last, or else began, in seconds since 1970; 0 if it has not begun."""
-        return self.metrics.changed or number(self.card.get("started")) or 0.0
+        return self.metrics.changed or finite_number(self.card.get("started")) or 0.0
 
     @property
     def state(self) -> tuple[str, str]:
@@ -244,7 +244,7 @@ def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if any(value != values[name][0] for value in values[name])]
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A finite number; None for any other value, since a file may contain anything."""
     return float(value) if matches(value, float) and math.isfinite(value) else None
 

@@ -37,7 +37,7 @@ from memformers.training.run import (
     build_model,
     check_folder,
     describe_run,
-    read_text,
+    load_text,
     with_init,
     with_vocabulary,
     write_run_files,
@@ -151,11 +151,11 @@ def train(
             config = replace_nested(config, precision=before.step.precision)
         if before and ranks.all_gather(is_finished(config, folder))[0]:
             if (config.data, config.text) != (before.data, before.text):  # another text is refused
-                read_text(config, folder, ranks)
+                load_text(config, folder, ranks)
             ranks.say(f"{folder} is already finished; nothing is left to train.")
             return TrainedModel(folder, config.step.device)
         try:
-            text = read_text(config, folder, ranks)
+            text = load_text(config, folder, ranks)
         except UserError:
             if ranks.first and not has_tokenizer:  # no run has begun that needs it
                 (folder / TOKENIZER).unlink(missing_ok=True)

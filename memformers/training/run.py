@@ -37,20 +37,20 @@ MAY_DIFFER_FROM_INIT = {
     "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
     "compression_loss",
 }  # fmt: skip
-TRAINING = threading.Lock()
+TRAINING_LOCK = threading.Lock()
 """Held by the training of this process."""
 
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
     """A block that trains, after which the random states are as before; UserError where another one runs."""
-    if not TRAINING.acquire(blocking=False):
+    if not TRAINING_LOCK.acquire(blocking=False):
         raise UserError("another training runs in this process; wait for its end, or use another process.")
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
-        TRAINING.release()
+        TRAINING_LOCK.release()
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
@@ -118,7 +118,7 @@ def find_text(config: TrainConfig) -> TokenDataset:
     return dataset_of(spec_of(config))
 
 
-def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
+def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
     text = ranks.rank_zero_first(lambda: find_text(config))
     source, tokenizer = text.info.source, text.info.tokenizer

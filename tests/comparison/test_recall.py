@@ -10,7 +10,7 @@ from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, paper_ablation, sees_back
+from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, layer_reach, paper_ablation
 from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
@@ -148,12 +148,12 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
 def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
     models = [SETTINGS[reach].run(name).train.model for name in TWO]
     assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
-    assert tuple(map(sees_back, models)) == farthest
+    assert tuple(map(layer_reach, models)) == farthest
     assert SETTINGS[reach].run("no-memory").recall.reach == farthest[1]
 
 
 def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_convolution():
-    assert sees_back(NEAR.run("ceiling").train.model) == NEAR.run("no-memory").recall.reach
+    assert layer_reach(NEAR.run("ceiling").train.model) == NEAR.run("no-memory").recall.reach
     base = NEAR.run("no-memory", 3).train
     memory = {name: getattr(base.model, name) for name in MEMORY}
     for arm in NEAR.arms:

@@ -13,18 +13,18 @@ from memformers.common.files import read_json
 from memformers.common.text import UserError
 from memformers.comparison.recall import CLAIMING_SEED, RECALL
 from memformers.comparison.recall_shown import (
-    PLACES,
     STREAMS,
-    in_terminal,
-    in_words,
+    answer_word,
     place_of,
     read_stream,
-    shares,
-    write_page,
+    share_rows,
+    terminal_text,
+    write_stream_page,
 )
 from memformers.data.recall_stream import recall_segments
 from memformers.evaluation import memory_ablation
 from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import PLACES
 
 COLOUR = re.compile(r"\033\[[\d;]*m")
 
@@ -69,7 +69,7 @@ def test_a_model_that_always_guesses_the_same_is_right_by_chance_however_often_i
     distances = torch.arange(1, 81)[:, None]
     values = torch.tensor([0] * 5 + [1, 2, 3] + [0] * 72)[:, None]
     constant, knows = values == 0, torch.ones_like(values, dtype=torch.bool)
-    rows = shares(distances, values, [constant, knows], 4)
+    rows = share_rows(distances, values, [constant, knows], 4)
     assert rows[0] == {"from": 1, "to": 10, "questions": 10, "correct": [0.25, 1.0]}
     for row in shown["shares"]:
         assert row["questions"] > 1000
@@ -77,7 +77,7 @@ def test_a_model_that_always_guesses_the_same_is_right_by_chance_however_often_i
 
 
 def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
-    plain, coloured = (in_terminal(shown, colours=colours) for colours in (False, True))
+    plain, coloured = (terminal_text(shown, colours=colours) for colours in (False, True))
     assert plain == COLOUR.sub("", coloured) != coloured
     assert max(map(len, plain.splitlines())) <= 80
     [asked] = re.findall(r"(\w=\d) was set", plain)
@@ -92,11 +92,11 @@ def test_a_terminal_without_colours_reads_the_same_in_80_columns(shown):
     ("correct", "probability", "word"), [(True, 0.9, "right"), (True, 0.3, "a guess"), (False, 0.2, "wrong")]
 )
 def test_an_answer_that_is_a_guess_is_not_called_right(correct, probability, word):
-    assert in_words(correct, probability) == word
+    assert answer_word(correct, probability) == word
 
 
 def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
-    html = write_page(shown, tmp_path).read_text("utf-8")
+    html = write_stream_page(shown, tmp_path).read_text("utf-8")
     assert not re.search(r"https?:|src=|url\(|import ", html)
     [data] = re.findall(r"^const data = (.*);$", html, re.MULTILINE)
     assert json.loads(data) == json.loads(json.dumps({**shown, "places": PLACES}))

@@ -11,7 +11,7 @@ import pytest
 
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
-from memformers.dashboard.live import Comparisons, describe, list_of, summary, version_of
+from memformers.dashboard.live import Comparisons, describe, list_of, status, version_of
 from memformers.runs.folder import Metrics, alone_in, in_use, runs_of
 from memformers.runs.reader import Runs, totals
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
@@ -59,7 +59,7 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     runs = Runs(plan(tmp_path / "both", seeds=(0,)))
     data = describe(runs, knows=lambda run: run == "idofshort")
     assert (data["title"], data["metric"], data["figure"]["data"]) == ("both", "", [])
-    assert summary(runs) == "2 runs, 0 finished; no record yet"
+    assert status(runs) == "2 runs, 0 finished; no record yet"
     assert '<a href="/run/idofshort">short</a>' in data["below"]
     assert data["below"].count("<a ") == 1
     cells = data["below"].partition("mem_len</td>")[2].partition("</tr>")[0]
@@ -67,7 +67,7 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     record(runs.folder / "short", [3.0] * 5)  # 50 of 100 tokens, in 2.5 seconds
     runs.update()
     assert totals(runs.all) == (0.25, pytest.approx(7.5))
-    assert "25 % trained, about 8 s left" in summary(runs)
+    assert "25 % trained, about 8 s left" in status(runs)
     assert "running, 50" in describe(runs)["above"]
     assert not describe(runs)["report"]
     (runs.folder / "report.html").write_text("")
@@ -165,4 +165,4 @@ def test_a_broken_file_breaks_nothing(name, text, tmp_path):
     runs = Runs(tmp_path)
     assert "a" in [run.folder.name for run in runs.all]
     assert "a</td>" in describe(runs)["below"]
-    assert summary(runs)
+    assert status(runs)

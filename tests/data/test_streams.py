@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memformers.data.recall_stream import NEAREST_BAND, NOTHING, RecallStream, recall_segments
+from memformers.data.recall_stream import NEAREST_BAND, NO_QUESTION, RecallStream, recall_segments
 from memformers.data.streams import IGNORED, documents_reading, plain_reading, training_segments
 
 SMALL, USUAL = RecallStream(keys=5, values=3, set_probability=0.2), RecallStream()
@@ -152,7 +152,7 @@ def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_
             if key < 0:
                 key, value_of[key] = divmod(token - stream.values, stream.values)
                 set_at[key] = position
-                assert (target, distance) == (IGNORED, NOTHING)
+                assert (target, distance) == (IGNORED, NO_QUESTION)
                 continue
             assert (target, distance) == (value_of[key], position - set_at[key])
             assert not longest or distance <= longest(position // 32 * 32)
