@@ -135,6 +135,8 @@ SAVED = [
       (WHICH, "{} on Python after 2.7 million tokens, and nothing on RFCs")]),
     (["text_selective_python", "text_selective_rfc"], [("last-256", "last-128-selective")], 1,
      [(LONG_TEXT, "this memory saves {} on Python…difference on RFCs (−{})")]),
+    (["text_selective_longer"], [("last-832-shift", "last-416-selective-shift")], 1,
+     [(LONG_TEXT, "it saves {} on Python compared with the 832"), (WHICH, "kept, it saves {} on Python")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-slots-shift", "last-256-shift")], 1,
      [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…by {}, which is not significant")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-means-shift", "last-256-shift")], 1,
