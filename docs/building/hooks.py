@@ -88,7 +88,7 @@ def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Copy the notebooks that their pages offer for download, and mend the search.
+    """Copy the notebooks that their pages offer for download, and fix the search.
 
     lunr compares the nodes of its index by their edges, written without a separator: an edge "1" to node 234
     and the edges "1" to 2 and "3" to 4 are both "1234". So words with digits made words that no page has, and
@@ -101,5 +101,5 @@ def on_post_build(config: MkDocsConfig) -> None:
     ambiguous, separated = "e=e+s+o.id}", 'e=e+s+o.id+","}'
     code = worker.read_text(encoding="utf-8")
     if ambiguous not in code:
-        raise PluginError(f"{worker.name} has no {ambiguous} to mend; see whether its lunr still needs it")
+        raise PluginError(f"{worker.name} has no {ambiguous} to fix; see whether its lunr still needs it")
     worker.write_text(code.replace(ambiguous, separated), encoding="utf-8")

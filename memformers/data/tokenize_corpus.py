@@ -141,14 +141,14 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
         raise UserError(f"{folder} exists already; name a new folder.")
     parts = []
     for split, of_split in by_split.items():
-        for n, ids in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1):
-            tokens = np.asanyarray(ids)
-            if not tokens.ndim:
+        for n, tokens in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1):
+            array = np.asanyarray(tokens)
+            if not array.ndim:
                 raise UserError(
                     "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
                     "list of numbers by numpy.array(ids)."
                 )
-            parts.append(Part(split, f"ids {split}:{n}", tokens, isinstance(of_split, Sequence)))
+            parts.append(Part(split, f"ids {split}:{n}", array, isinstance(of_split, Sequence)))
     sources = Sources(folder.name, "token ids", parts)
     return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources=sources)
 

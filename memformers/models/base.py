@@ -15,14 +15,9 @@ from memformers.common.fields import Count, check_arguments
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import MemorySizes, NetworkConfig
+from memformers.models.documents import first_visible_key, valid_afterwards
 from memformers.models.layers import FeedForward, MemoryLayer, TransformerXLLayer
-from memformers.models.memory import (
-    Memory,
-    check_memory,
-    check_streams,
-    first_visible_key,
-    valid_afterwards,
-)
+from memformers.models.memory import Memory, check_memory, check_streams
 from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4

@@ -12,8 +12,9 @@ from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, NetworkConfig
+from memformers.models.documents import valid_afterwards
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import UNBOUNDED, Memory, check_memory, check_returned, valid_afterwards
+from memformers.models.memory import UNBOUNDED, Memory, check_memory, check_returned
 
 JSON = (int, float, str, tuple, type(None))
 """The types of its settings: bool is an int."""

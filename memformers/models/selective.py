@@ -8,7 +8,8 @@ from torch import Tensor
 
 from memformers.models.base import MemoryStack
 from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.memory import Memory, cut, valid_afterwards
+from memformers.models.documents import valid_afterwards
+from memformers.models.memory import Memory, cut
 from memformers.models.registry import MODELS
 
 

@@ -18,14 +18,8 @@ from memformers import (
     TransformerXLLayer,
 )
 from memformers.models.base import MemoryStack
-from memformers.models.memory import (
-    UNBOUNDED,
-    compress_memory,
-    first_visible_key,
-    n_masked_slots,
-    truncate_memory,
-    valid_afterwards,
-)
+from memformers.models.documents import first_visible_key, n_masked_slots, valid_afterwards
+from memformers.models.memory import UNBOUNDED, compress_memory, truncate_memory
 from tests.builders import layer_parts, small_lm
 from tests.texts import documents, kept, read, tokens
 
