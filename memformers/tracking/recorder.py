@@ -117,7 +117,7 @@ def start_relay(folder: Path, dashboard: str, files: Path | None = None) -> "sub
 
 
 def stop_relay(process: "subprocess.Popen[bytes]", seconds: float) -> int:
-    """End the relay's input, wait at most ``seconds`` for its end, and return its exit code."""
+    """End the relay's input, and return its exit code; ``UNSENT`` if it hasn't ended after ``seconds``."""
     try:
         process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
