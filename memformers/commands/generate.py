@@ -18,7 +18,7 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.generation.generate import Sampling, TextStream, make_generator
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.models.registry import name_of
+from memformers.models.registry import import_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class CustomMemories:
 
     def check_memories(self, trained: Collection[str]) -> None:
         """Raise UserError for a memory that no model was ``trained`` with."""
-        for name in map(name_of, self.model):
+        for name in map(import_memory, self.model):
             if name not in trained:
                 names = " or ".join(dict.fromkeys(trained))
                 raise UserError(f"the checkpoint was trained with model={names}, not {name}.")
@@ -60,7 +60,7 @@ class ModelCommand(Checked, CustomMemories):
             )
         device, folder = choose_device(self.device), self.checkpoint
         for name in self.model:
-            name_of(name)  # imports it
+            import_memory(name)
         loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
         self.check_memories([loaded[0].config.model])
         return loaded

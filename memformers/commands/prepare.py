@@ -10,7 +10,7 @@ from memformers.common.fields import Checked, Count
 from memformers.common.text import UserError, counted
 from memformers.data.dataset import read_info
 from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
-from memformers.data.tokenize_corpus import prepare
+from memformers.data.tokenize_corpus import check_is_new, prepare
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class Prepare(Checked):
             )
         name = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
         out = self.out or Path("tokens") / f"{name}-{'subwords' if kind.endswith('.json') else kind}"
-        if out.exists():
-            raise UserError(f"{out} exists already; name a new folder as --out.")
+        check_is_new(out)
         card = read_info(prepare(spec, out, sources=sources))
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""

@@ -15,7 +15,7 @@ from memformers.common.processes import is_first
 from memformers.common.text import UserError
 from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
-from memformers.models.registry import lookup, name_of, short_name
+from memformers.models.registry import import_memory, lookup, path_from_here, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_preset, read_train_config
@@ -76,8 +76,9 @@ class Train(TrackedCommand):
         folder = self.train()
         if is_first():
             options = f"--checkpoint {shlex.quote(str(folder))}"
-            if ":" in (model := self.config.model.model):
-                options += f" --model {shlex.quote(model)}"
+            model = self.config.model.model
+            if ":" in model:
+                options += f" --model {shlex.quote(path_from_here(lookup(model)))}"
             print(f"run: {folder}")
             print(f"next: {command_here(f'generate {options}')}\n      {command_here(f'evaluate {options}')}")
         end_rank()
@@ -109,7 +110,8 @@ def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig
     model = last_value("--model", arguments)
     if ":" not in model:
         return config
-    name, n_layers = name_of(model), last_value("--n-layers", arguments)  # it may allow one number only
+    name = import_memory(model)
+    n_layers = last_value("--n-layers", arguments)  # it may allow one number only
     n = int(n_layers) if n_layers.isdecimal() else config.n_layers
     token_shift = config.token_shift and lookup(name).may_shift()
     return replace(config, model=name, n_layers=n, token_shift=token_shift)

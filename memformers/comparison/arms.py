@@ -14,7 +14,7 @@ from typing import Any
 from memformers.common.command_line import lengths
 from memformers.common.text import UserError
 from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
-from memformers.models.registry import lookup, name_of
+from memformers.models.registry import import_memory, lookup
 from memformers.runs.folder import FIGURES, Arm, flatten
 from memformers.training.config import TrainConfig
 
@@ -68,7 +68,7 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
         if not equals:
             raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
         last = key.replace("-", "_").rpartition(".")[2]
-        settings[key.replace("-", "_")] = name_of(value) if last == "model" else value
+        settings[key.replace("-", "_")] = import_memory(value) if last == "model" else value
     known, model = dict(flatten(shared)), settings.get("model", settings.get("model.model", ""))
     if ":" in model:
         known |= {

@@ -16,7 +16,7 @@ from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
 from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.registry import MODELS, import_path, name_of
+from memformers.models.registry import check_importable, import_memory, import_path, lookup
 from memformers.runs.folder import (
     CARD,
     CONFIG,
@@ -128,6 +128,8 @@ def run_experiment(
     plan = merge_plans(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
+    for run in runs.values():
+        check_importable(run["model"]["model"])
     pinned = task.read(runs, folder)
     with alone_in(folder):
         write_json(folder / EXPERIMENT, plan)
@@ -226,10 +228,15 @@ def train_all(
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
-    models = [due[name]["model"]["model"] for name in names]
-    code = [[import_path(MODELS[model])] if ":" in model else [] for model in models]
+    commands = []
+    for name in names:
+        command = [experiment.task.module, str(folder / name)]
+        model = due[name]["model"]["model"]
+        if ":" in model:
+            command.append(import_path(lookup(model)))
+        commands.append(command)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *c] for n, c in zip(names, code, strict=True)],
+        commands,
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
@@ -257,5 +264,5 @@ def train_alone(task: Task) -> None:
         keep_freed_memory()
         folder, *code = sys.argv[1:]
         for path in code:
-            name_of(path)
+            import_memory(path)
         task.train(Path(folder))

@@ -7,6 +7,7 @@ import lzma
 import mmap
 import os
 import re
+import stat
 import sys
 import zipfile
 import zlib
@@ -91,7 +92,8 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
         raise_unreadable(error, file)
     except Exception as error:  # of five libraries
         raise UserError(f"{file} can't be decompressed: {error}; use a complete file.") from None
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+    if changed and stat.S_ISREG(before.st_mode):  # the times of a pipe change as it is read
         raise UserError(f"{file} changed while it was read; start again when it is complete.")
 
 
@@ -203,6 +205,11 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
         whole.madvise(mmap.MADV_DONTNEED)
 
 
+def documents_beside(path: Path) -> Path:
+    """The file that lists the documents of the token ids at ``path``, if there is one."""
+    return path.with_name(f"{path.stem}{OF_IDS}")
+
+
 def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
     """The ids of a .npy or .bin file, or of a program, and the lengths of their documents, whose starts, and
     end, NAME_documents.npy beside the file lists."""
@@ -210,14 +217,18 @@ def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
         got = f"{list(ids.shape)} of {ids.dtype}"
         raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
-    if not isinstance(file, Path) or not (beside := file.with_name(f"{file.stem}{OF_IDS}")).exists():
+    if not isinstance(file, Path):
         return ids, np.zeros(0, np.int64)
-    places = ids_in(beside, str(beside))[0].astype(np.int64)
+    starts_file = documents_beside(file)
+    if not starts_file.exists():
+        return ids, np.zeros(0, np.int64)
+    places = ids_in(starts_file, str(starts_file))[0].astype(np.int64)
     lengths = np.diff(places)
     if places[0] != 0 or places[-1] != len(ids) or (lengths < 1).any():
         raise UserError(
-            f"expected {beside} to rise from 0 to {len(ids):,}, the number of tokens, got {places[0]:,} to "
-            f"{places[-1]:,}, with {(lengths < 1).sum():,} steps that don't rise; write it again."
+            f"expected {starts_file} to rise from 0 to {len(ids):,}, the number of tokens, got "
+            f"{places[0]:,} to {places[-1]:,}, with {(lengths < 1).sum():,} steps that don't rise; write it "
+            f"again."
         )
     return ids, lengths
 

@@ -21,7 +21,7 @@ from memformers.common.network import get
 from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
-from memformers.data.files import OF_IDS, STDIN, File, local, plain_name, raise_unreadable
+from memformers.data.files import OF_IDS, STDIN, File, documents_beside, local, plain_name, raise_unreadable
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
@@ -128,14 +128,42 @@ class Sources:
         on_disk = sum(p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths)
         return on_disk + sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
 
+    @property
+    def are_files(self) -> bool:
+        """Whether every part is a file that can be read again; standard input and pipes can't."""
+        return len(self.paths) == len(self.parts) and all(path.is_file() for path in self.paths)
+
     def cache_path(self, spec: CorpusSpec) -> Path:
-        """Where the cache has these tokens: a folder of its own for each corpus and way to divide it, and in
-        it one for each state of its files."""
-        paths = [*self.paths, *([user_path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
-        how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
-        files = [[str(path.resolve()) for path in paths], [part.split for part in self.parts], how]
-        states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-        return Path(*(hashlib.sha256(json.dumps(x).encode()).hexdigest()[:32] for x in (files, states)))
+        """Where the cache has these tokens: a folder for each corpus and way to divide it, and in it one for
+        each state of its files."""
+        assert self.are_files
+        identities: list[Any] = [spec.corpus, spec.document_separator, spec.text_field]
+        identities += [spec.tokenizer, spec.vocab_size]
+        states = []
+        for path, part in zip(self.paths, self.parts, strict=True):
+            identities.append((str(path.resolve()), part.split, part.is_document))
+            states.append(state_of(path))
+            if part.has_ids:
+                states.append(state_of(documents_beside(path)))
+        if spec.tokenizer.endswith(".json"):
+            tokenizer = user_path(spec.tokenizer)
+            identities.append(str(tokenizer.resolve()))
+            states.append(state_of(tokenizer))
+        return Path(digest(identities), digest(states))
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """What changes when the file at ``path`` does; empty for none. Its content may change while size and
+    mtime stay, as when it comes from another archive whose files have a fixed date, but not its ctime."""
+    if not path.exists():
+        return ()
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def digest(data: Any) -> str:
+    """32 hexadecimal digits that identify ``data``, which must be JSON."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
 
 
 def find(spec: CorpusSpec) -> Sources:

@@ -10,6 +10,7 @@ import random
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -79,36 +80,59 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
 
 def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
     is_large = sources.size >= BIG
-    if is_large and not tokenizer:
-        return open_store(in_cache(sources, spec))
+    if is_large and sources.are_files and not tokenizer:
+        store = open_store(in_cache(sources, spec))
+        # The same file may have been prepared under another path.
+        return replace(store, info=replace(store.info, source=sources.source))
     temporary = TemporaryDirectory(prefix="memformers-", ignore_cleanup_errors=True)
-    info, names = tokenize(sources, spec, folder := Path(temporary.name), tokenizer)
+    folder = Path(temporary.name)
+    info, names = tokenize(sources, spec, folder, tokenizer)
     dataset = read_dataset(folder, info, in_memory=not is_large)
     splits = {name: replace(split, names=names[name]) for name, split in dataset.splits.items()}
     return replace(dataset, splits=splits, folder=temporary if is_large else None)
 
 
 def prepare(spec: CorpusSpec, folder: Path, sources: Sources | None = None) -> Path:
-    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. It waits until
-    another preparation has ended; where ``folder`` is there then, nothing is left to do."""
+    """Write the tokens of ``spec`` to the new ``folder``, which appears whole or not at all; returns it. It
+    waits while another process prepares a text in the same parent folder. UserError if ``folder`` exists."""
+    check_is_new(folder)
     sources = sources or find(spec)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.parent / ".preparing.lock"
+    with preparing_in(folder.parent):
+        check_is_new(folder)  # the process that it waited for may have written it
+        write_store(sources, spec, folder, is_new=True)
+    return folder
+
+
+def check_is_new(folder: Path) -> None:
+    if folder.exists():
+        raise UserError(f"{folder} exists already; name a new folder, with --out in a shell.")
+
+
+@contextmanager
+def preparing_in(parent: Path) -> Iterator[None]:
+    """A block in which no other process prepares a text in ``parent``; it waits for one that does."""
+    parent.mkdir(parents=True, exist_ok=True)
+    lock = parent / ".preparing.lock"
     try:
         held = locked(lock)
     except Timeout:
-        print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
+        print(f"waiting for another process that prepares a text in {parent}", file=sys.stderr)
         held = locked(lock, seconds=-1)
     with held:
-        try:
-            if not is_store(folder):
-                remove_leftovers(folder.parent)
-                with atomic_dir(folder) as temporary:
-                    tokenize(sources, spec, temporary)
-        except OSError as error:  # such as that of a full disk
-            error.filename = error.filename or str(folder)
-            raise
-    return folder
+        yield
+
+
+def write_store(sources: Sources, spec: CorpusSpec, folder: Path, *, is_new: bool) -> None:
+    """Write the tokens of ``sources`` to ``folder``. Unless it ``is_new``, they replace what is there."""
+    try:
+        remove_leftovers(folder.parent)
+        with atomic_dir(folder) as temporary:
+            tokenize(sources, spec, temporary)
+            if is_new:
+                check_is_new(folder)  # a user may have made it in the meantime
+    except OSError as error:  # such as that of a full disk
+        error.filename = error.filename or str(folder)
+        raise
 
 
 def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
@@ -136,41 +160,47 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
         >>> print(prepare_ids("tokens/pieces", pieces, vocab_size=7))
         tokens/pieces
     """
-    folder, by_split = user_path(folder), ids if isinstance(ids, Mapping) else {"": ids}
-    if folder.exists():
-        raise UserError(f"{folder} exists already; name a new folder.")
+    folder = user_path(folder)
+    check_is_new(folder)
+    by_split = ids if isinstance(ids, Mapping) else {"": ids}
     parts = []
-    for split, of_split in by_split.items():
-        for n, tokens in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1):
+    for split, value in by_split.items():
+        are_documents = isinstance(value, Sequence)
+        arrays = value if are_documents else [value]
+        for number, tokens in enumerate(arrays, 1):
             array = np.asanyarray(tokens)
             if not array.ndim:
                 raise UserError(
                     "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
                     "list of numbers by numpy.array(ids)."
                 )
-            parts.append(Part(split, f"ids {split}:{n}", array, isinstance(of_split, Sequence)))
+            parts.append(Part(split, f"ids {split}:{number}", array, are_documents))
     sources = Sources(folder.name, "token ids", parts)
-    return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources=sources)
+    return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources)
 
 
 def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
     """The folder of the tokens of ``sources`` in the user's cache; it replaces that of earlier files."""
     parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
-    folder, of_any_size = (parent / sources.cache_path(s) for s in (spec, replace(spec, vocab_size=None)))
+    of_any_size = parent / sources.cache_path(replace(spec, vocab_size=None))
     if is_store(of_any_size) and spec.vocab_size in (None, load_tokenizer(of_any_size).vocab_size):
         return of_any_size
-    if not is_store(folder):
-        print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
-        try:
-            prepare(spec, folder, sources=sources)
-        except OSError as error:
-            raise UserError(
-                f"the tokens of {sources.source} can't be written to the cache: {error}; set XDG_CACHE_HOME "
-                f"to a folder with space, or choose one with memformers prepare --out."
-            ) from None
-        for earlier in folder.parent.glob("*/"):
-            if earlier != folder and is_store(earlier):
-                remove(earlier)
+    folder = parent / sources.cache_path(spec)
+    if is_store(folder):
+        return folder
+    print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
+    try:
+        with preparing_in(folder.parent):
+            if not is_store(folder):  # the process that it waited for may have written the same tokens
+                write_store(sources, spec, folder, is_new=False)
+    except OSError as error:
+        raise UserError(
+            f"the tokens of {sources.source} can't be written to the cache: {error}; set XDG_CACHE_HOME "
+            f"to a folder with space, or choose one with memformers prepare --out."
+        ) from None
+    for earlier in folder.parent.glob("*/"):
+        if earlier != folder and is_store(earlier):
+            remove(earlier)
     return folder
 
 

@@ -26,7 +26,7 @@ from memformers.common.files import (
 )
 from memformers.common.text import UserError
 from memformers.models.config import ModelConfig, NetworkConfig
-from memformers.models.registry import name_of
+from memformers.models.registry import import_memory, name_of
 
 Config = TypeVar("Config", bound=NetworkConfig)
 Model = TypeVar("Model", bound="Pretrained")
@@ -84,7 +84,9 @@ class Pretrained(nn.Module):
         your memory needs that again as ``model``, a class or ``"my_memory.py:Averages"``: code is never run
         because a file names it.
         """
-        if model:
+        if isinstance(model, str):
+            import_memory(model)
+        else:
             name_of(model)
         folder = user_path(folder)
         is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1

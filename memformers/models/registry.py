@@ -2,10 +2,16 @@
 checkpoint never imports code by itself: its class must be named in this process, by an option, an arm, or in
 Python."""
 
+import hashlib
 import importlib.util
+import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from memformers.common.files import IS_READ, user_path
@@ -50,8 +56,8 @@ def lookup(model: str) -> Any:
         return MODELS[model]
     if ":" in model:
         raise UserError(
-            f"model={model!r} is code, which runs only if you name it: pass --model {model} with the path of "
-            f"its file, or in Python the class itself as model."
+            f"model={model!r} is code, which runs only if you name it: pass {model}, with the path of its "
+            f"file, as --model, in an arm as model=, or in Python the class itself as model."
         )
     known = ", ".join(repr(name) for name in MODELS if ":" not in name)
     raise UserError(f"expected model to be one of {known}, or your my.py:Class, got model={model!r}.")
@@ -66,59 +72,159 @@ def name_of(model: Any) -> str:
         model = load_class(model)
     if not isinstance(model, type):
         return model  # which the config refuses
-    if known := next((name for name, kind in MODELS.items() if kind is model), ""):
-        return known
+    for name, kind in MODELS.items():
+        if kind is model:
+            return name
     path = import_path(model)
     if not hasattr(model, "memory_sizes"):
         raise UserError(f"{path} is not a memory; derive it from memformers.CustomMemory.")
     name = Path(path).name
-    if (before := import_path(MODELS.get(name, model))) != path:
-        raise UserError(f"{before} and {path} would have the same name, {name}; rename one file.")
+    known_path = import_path(MODELS.get(name, model))
+    if known_path != path:
+        raise UserError(f"{known_path} and {path} would have the same name, {name}; rename one file.")
     USER_MODULES.add(model.__module__)
     MODELS[name] = model
     return name
 
 
+def import_memory(model: str) -> str:
+    """Import the memory that a user names by its import path; returns its name in configs. A built-in
+    ``model`` is its own name. UserError if a memory in another file has the same name."""
+    if ":" not in model:
+        return model
+    location = model.rpartition(":")[0]
+    if model in MODELS and not user_path(location).is_file():  # it was named before, in another folder
+        return model
+    return name_of(load_class(model))
+
+
 def load_class(import_path: str) -> type:
-    """The class at ``FILE.py:Class`` or ``package.module:Class``; else UserError, or the module's error."""
-    module_name, _, name = import_path.rpartition(":")
-    if not module_name or not name:
+    """The class at ``FILE.py:Class``, ``package.module:Class`` or ``FOLDER/package.module:Class``; else
+    UserError, or the module's error."""
+    location, _, name = import_path.rpartition(":")
+    if not location or not name:
         raise UserError(f"{import_path!r} is no memory; name its file and class, as my_memory.py:Averages.")
-    path, is_file = user_path(module_name).resolve(), module_name.endswith(".py")
-    if is_file and not path.is_file():
-        raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
-    module_name = f"memformers_own_{path.with_suffix('')}" if is_file else module_name
-    folder = str(path.parent if is_file else Path.cwd())
-    USER_MODULES.add(module_name)
-    sys.path.insert(0, folder)  # so that it may import its neighbours
     try:
-        if is_file and module_name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(module_name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[module_name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[module_name])
-        module = importlib.import_module(module_name)
-    except BaseException as error:
-        sys.modules.pop(module_name, None)
-        if not isinstance(error, ImportError | SyntaxError | SystemExit):
-            raise
+        is_file = location.endswith(".py")
+        module = import_file(user_path(location)) if is_file else import_named(location)
+    except (ImportError, SyntaxError, SystemExit) as error:
         raise UserError(f"importing {import_path} failed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(folder)
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
-        classes = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module_name]
-        listed = ", ".join(classes) or "no classes"
+        classes = [n for n, x in vars(module).items() if isinstance(x, type)]
+        defined = [n for n in classes if vars(module)[n].__module__ == module.__name__]
+        listed = ", ".join(defined) or "no classes"
         raise UserError(f"{import_path} does not name a class; the module defines {listed}.")
     return kind
 
 
+def import_file(path: Path) -> ModuleType:
+    """The module in the file at ``path``, which is imported once, whatever paths lead to it."""
+    path = real_path(path)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
+    for module in list(sys.modules.values()):
+        if file_of(module) == path:
+            return module
+    # Python takes a dot in a module's name for a package, and two files may have the same name.
+    word = re.sub(r"\W", "_", path.stem)
+    name = f"memformers_own_{word}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    USER_MODULES.add(name)
+    sys.modules[name] = module
+    try:
+        with importing_from(path.parent):  # it may import its neighbours
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def import_named(location: str) -> ModuleType:
+    """The module called ``package.module`` or ``FOLDER/package.module``, without a folder the current one."""
+    parent, name = os.path.split(location)
+    if not all(name.split(".")):
+        raise UserError(f"{location!r} is no module; name a file, as my_memory.py:Averages.")
+    USER_MODULES.add(name)
+    folder = user_path(parent).resolve()
+    if str(folder) in sys.path:
+        return importlib.import_module(name)
+    with importing_from(folder):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """A block whose imports look into ``folder`` first."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
 def import_path(kind: type) -> str:
-    """How another process can import a class: ``FILE.py:Class``, or ``package.module:Class``."""
-    file: str | None = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    module = kind.__module__ if "." in kind.__module__ or file is None else Path(file).resolve()
-    return f"{module}:{kind.__qualname__}"
+    """How another process can import a class, in any working directory: ``FILE.py:Class``, or
+    ``FOLDER/package.module:Class``."""
+    module = sys.modules.get(kind.__module__)
+    file = file_of(module)
+    if file is not None:
+        return f"{file}:{kind.__qualname__}"
+    name = module_name(module) if module else kind.__module__
+    source = getattr(module, "__file__", None)
+    if source is None or name == "__main__":  # no other process can
+        return f"{name}:{kind.__qualname__}"
+    n_packages = name.count(".")
+    if hasattr(module, "__path__"):  # the file is the package's __init__.py
+        n_packages += 1
+    folder = Path(os.path.abspath(source)).parents[n_packages]
+    return f"{folder}/{name}:{kind.__qualname__}"
+
+
+def check_importable(model: str) -> None:
+    """Raise UserError for a memory that no other process finds: in a notebook, a terminal or a function."""
+    if ":" not in model:
+        return
+    kind = lookup(model)
+    if import_path(kind).startswith("__main__:") or "." in kind.__qualname__:
+        raise UserError(
+            f"{kind.__qualname__} can't be imported by the processes that train it; move it to the top level "
+            f"of a file, and name it as my_memory.py:{kind.__name__}."
+        )
+
+
+def path_from_here(kind: type) -> str:
+    """The import path of a class, as short as it can be in the current folder."""
+    path = Path(import_path(kind))
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def file_of(module: object) -> Path | None:
+    """The file of a module that Python can import by its file alone: a .py outside of any package."""
+    if not isinstance(module, ModuleType) or "." in module_name(module) or "__path__" in vars(module):
+        return None
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    return real_path(Path(file))
+
+
+def module_name(module: ModuleType) -> str:
+    """The name by which a module can be imported, also of one that is run by ``python -m``."""
+    spec = vars(module).get("__spec__")
+    return spec.name if module.__name__ == "__main__" and spec else module.__name__
+
+
+def real_path(path: Path) -> Path:
+    """The ``path`` without links, so that a file has one name, unless its link alone ends with .py: stores of
+    files by checksum link to files with other names."""
+    real = path.resolve()
+    return real if real.suffix == ".py" else path.parent.resolve() / path.name
 
 
 def short_name(model: str) -> str:

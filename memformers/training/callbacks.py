@@ -158,11 +158,13 @@ class Callbacks:
         state.read_losses(self.ranks)  # a checkpoint must not contain the weights after a bad step
         if (state.tokens, state.evaluations) == self.saved:
             return
+        evaluation = self.last[0] if self.last and self.last_at == state.tokens else None
         about = {
             "config": config_as_saved(self.config),
             "environment": self.environment,
             "records": state.records,
-            "validation_loss": self.last[0].loss if self.last and self.last_at == state.tokens else None,
+            "validation_loss": evaluation.loss if evaluation else None,
+            "evaluated_tokens": evaluation.tokens if evaluation else 0,
             "peak_memory_bytes": self._peak_memory(),
         }
         checkpoints = self.folder / CHECKPOINTS

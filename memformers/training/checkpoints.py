@@ -4,6 +4,7 @@ stopped; ``docs/checkpoints.md`` lists their files. Nothing is a pickle, and not
 
 import contextlib
 import json
+import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from memformers.common import files
+from memformers.common.fields import check_keys
 from memformers.common.files import config_from_dict, numbered, read_json, user_path, write_json
 from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
@@ -31,6 +33,8 @@ from memformers.training.optimizers import Optimizers
 
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+EVALUATED = {"validation_loss": float | None, "evaluated_tokens": int}
+"""What ``training.json`` says of the evaluation at this checkpoint."""
 MAY_CHANGE_ON_RESUME = {
     "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "parallel", "accumulate", "activation_checkpointing",
@@ -126,24 +130,43 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def keep_best_and_newest(parent: Path, newest: int) -> None:
-    """Link to the best checkpoint in ``parent``, if the file system has links; delete all others but the
-    ``newest``."""
-    folders, losses = numbered(parent), {}
-    for folder in folders:
-        with contextlib.suppress(ValueError):
-            if (loss := read_about(folder)["validation_loss"]) is not None:
-                losses[folder] = loss
-    if best := min(losses, key=losses.__getitem__, default=None):
-        temporary, link = parent / f"{files.UNFINISHED}{BEST}", parent / BEST
-        if link.is_dir() and not link.is_symlink():  # of a run that was copied without links, and stale now
-            files.remove(link)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            temporary.symlink_to(best.name)
-            temporary.replace(link)
-    for folder in folders[newest:]:
-        if folder != best:
-            files.remove(folder)
+    """Delete the checkpoints in ``parent`` but the ``newest`` and the best, and link to the best.
+
+    Losses are compared if they are of the same tokens: an extended training may evaluate more of the held-out
+    text than before. The best checkpoint is that of the tokens that the newest evaluation read; the best ones
+    of other evaluations, which nothing has measured against it, are kept too."""
+    checkpoints = numbered(parent)  # the newest first
+    best_by_tokens: dict[int, Path] = {}
+    lowest: dict[int, float] = {}
+    for checkpoint in checkpoints:
+        try:
+            about = read_about(checkpoint)
+            check_keys(about, EVALUATED, str(checkpoint / ABOUT))
+        except UserError:  # it is damaged, and may be deleted like one without an evaluation
+            continue
+        loss = about["validation_loss"]
+        tokens = about["evaluated_tokens"]
+        if loss is not None and loss < lowest.get(tokens, math.inf):
+            lowest[tokens] = loss
+            best_by_tokens[tokens] = checkpoint
+    kept = {*checkpoints[:newest], *best_by_tokens.values()}
+    if best_by_tokens:
+        link_best(parent, next(iter(best_by_tokens.values())))
+    for checkpoint in checkpoints:
+        if checkpoint not in kept:
+            files.remove(checkpoint)
+
+
+def link_best(parent: Path, best: Path) -> None:
+    """Link to the ``best`` checkpoint in ``parent``, if the file system has links."""
+    link = parent / BEST
+    temporary = parent / f"{files.UNFINISHED}{BEST}"
+    if link.is_dir() and not link.is_symlink():  # of a run that was copied without links, and stale now
+        files.remove(link)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(best.name)
+        temporary.replace(link)
 
 
 def is_finished(config: TrainConfig, folder: Path) -> bool:

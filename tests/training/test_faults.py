@@ -25,8 +25,6 @@ from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.training.checkpoints import (
-    ABOUT,
-    keep_best_and_newest,
     random_states,
     read_checkpoint,
     restore_newest,
@@ -50,7 +48,7 @@ LETTERS = CharacterTokenizer("".join(map(chr, range(256))))
 def about(**changes):
     """What a checkpoint says of itself, of no run in particular."""
     facts = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
-    return facts | {"peak_memory_bytes": 0} | changes
+    return facts | {"evaluated_tokens": 0, "peak_memory_bytes": 0} | changes
 
 
 def limit_files(size):
@@ -257,13 +255,3 @@ def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_m
     with pytest.raises(ValueError, match=r"2 processes.* 3;") if dropout else nullcontext():
         read_checkpoint(tmp_path / "7", lm, state.optimizers, Distributed(1, 3))
     assert random_states() == states[0 if dropout == 0 else 1]
-
-
-def test_only_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
-    for step, loss in ((9, 2.0), (16, 1.0), (27, None), (30, 1.0), (32, 2.5)):
-        with files.atomic_dir(tmp_path / f"{step:012}") as temporary:
-            write_json(temporary / ABOUT, about(validation_loss=loss))
-    (tmp_path / f"{16:012}" / ABOUT).write_text("broken")
-    keep_best_and_newest(tmp_path, 1)
-    assert [int(path.name) for path in numbered(tmp_path)] == [32, 30]
-    assert (tmp_path / "best").resolve() == tmp_path / f"{30:012}"

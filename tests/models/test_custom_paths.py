@@ -1,0 +1,220 @@
+"""Where the file of a user's memory may be, and that every process imports the same class under one name."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memformers import MemoryLM, ModelConfig
+from memformers.common.processes import module_environment
+from memformers.common.text import UserError
+from memformers.comparison.arms import parse_arm
+from memformers.comparison.experiment import run_experiment
+from memformers.comparison.text import CompareConfig
+from memformers.models import registry
+from memformers.models.registry import import_memory, import_path, load_class, name_of
+from tests.processes import finish
+
+MINE = """
+import neighbour
+from memformers import CustomMemory, MemorySizes
+class Mine(CustomMemory):
+    @classmethod
+    def memory_sizes(cls, config):
+        return [MemorySizes(3, 1, 40)] * config.n_layers
+    def grow(self, layer, slots, evicted, belongs):
+        return slots + neighbour.STEP
+"""
+NAME_EACH = """
+import sys
+from memformers.models.registry import MODELS, import_memory, import_path
+for path in sys.argv[1:]:
+    name = import_memory(path)
+    print(name, import_path(MODELS[name]), sep="\\n")
+"""
+SHOW_PATH = """
+if __name__ == "__main__":
+    from memformers.models.registry import MODELS, import_path, name_of
+    print(name_of(Mine), import_path(Mine), import_path(MODELS[name_of(Mine)]), sep="\\n")
+"""
+FILES = [
+    "thesis.v2/mine.py", ".local/share/hidden.py", "a b/spaces.py", "my.memory.py", "v1.2/a b.c d.py",
+    "it's/é.py", "a:b/colon.py", "torch.py",
+]  # fmt: skip
+"""Paths of memories; the last file has the name of a module that is imported already."""
+PACKAGES = {
+    "package/__init__.py": "package", "package/inner/__init__.py": "package.inner",
+    "package/inner/mine.py": "package.inner.mine", "package/space/mine.py": "package.space.mine",
+}  # fmt: skip
+"""Files of memories in packages, of which one has no __init__.py, and how they are imported."""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch, tmp_path):
+    """What forgets which memories were named and imported, as another process does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    built_in = {name: kind for name, kind in registry.MODELS.items() if ":" not in name}
+    known_modules = set(sys.modules)
+
+    def forget():
+        monkeypatch.setattr(registry, "MODELS", dict(built_in))
+        for name in set(sys.modules) - known_modules:
+            if name.split(".")[0] in ("mine", "package", "neighbour", "script"):
+                del sys.modules[name]
+
+    forget()
+    yield forget
+    forget()
+
+
+def write_memory(path, source=MINE):
+    """Write a memory, and the neighbour that it imports."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    path.with_name("neighbour.py").write_text("STEP = 0.5\n")
+    return path
+
+
+def lines_of(*command, cwd="."):
+    """What a Python program prints, in a process of its own, as a user starts it."""
+    environment = module_environment()
+    del environment["PYTHONSAFEPATH"]
+    ended = finish([sys.executable, *command], cwd=cwd, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def check_elsewhere(paths):
+    """Another process, in another folder, imports each memory at one of these paths, by names, as its own."""
+    expected = [line for name, path in paths.items() for line in (name, path)]
+    assert lines_of("-c", NAME_EACH, *paths.values(), cwd="/") == expected
+
+
+def test_another_process_imports_a_file_with_any_name_from_any_folder(tmp_path):
+    paths = {}
+    for file in FILES:
+        path = write_memory(file).resolve()
+        kind = load_class(f"{file}:Mine")
+        assert import_path(kind) == f"{path}:Mine"
+        paths[name_of(kind)] = import_path(kind)
+    assert list(paths) == [f"{Path(file).name}:Mine" for file in FILES]
+    check_elsewhere(paths)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_model_with_a_memory_in_a_file_of_any_name_is_saved_and_loaded(file):
+    write_memory(file)
+    lm = MemoryLM(ModelConfig(model=f"{file}:Mine", vocab_size=5, d_model=8, heads=2, n_layers=1))
+    assert lm.config.model == f"{Path(file).name}:Mine"
+    lm.save_pretrained("saved")
+    assert MemoryLM.from_pretrained("saved", model=f"{file}:Mine").config == lm.config
+
+
+def test_all_paths_to_a_file_are_one_memory(tmp_path, monkeypatch):
+    write_memory("thesis.v2/mine.py")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("folder_link").symlink_to("thesis.v2")
+    Path("file_link.py").symlink_to("thesis.v2/mine.py")
+    Path("elsewhere").mkdir()
+    first = load_class("thesis.v2/mine.py:Mine")
+    assert name_of(first) == "mine.py:Mine"
+    for path in (
+        f"{tmp_path}/thesis.v2/mine.py", "elsewhere/../thesis.v2/mine.py", "~/thesis.v2/mine.py",
+        "folder_link/mine.py", "file_link.py",
+    ):  # fmt: skip
+        assert load_class(f"{path}:Mine") is first
+        assert import_memory(f"{path}:Mine") == "mine.py:Mine"
+    monkeypatch.chdir("thesis.v2")
+    assert load_class("mine.py:Mine") is first
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_class_that_the_program_imported_itself_is_the_one_in_its_file(linked, monkeypatch):
+    write_memory("thesis.v2/mine.py")
+    folder = "thesis.v2"
+    if linked:
+        Path("link").symlink_to("thesis.v2")
+        folder = "link"
+    monkeypatch.syspath_prepend(folder)
+    import mine
+
+    assert name_of(mine.Mine) == "mine.py:Mine"
+    assert load_class("thesis.v2/mine.py:Mine") is mine.Mine
+
+
+def test_a_link_to_a_file_without_the_ending_py_is_a_memory(tmp_path):
+    """As in stores that call files by their checksums."""
+    write_memory("blobs/0a1b2c.py").rename("blobs/0a1b2c")
+    Path("snapshot").mkdir()
+    Path("snapshot/neighbour.py").write_text("STEP = 1.0\n")
+    Path("snapshot/mine.py").symlink_to("../blobs/0a1b2c")
+    kind = load_class("snapshot/mine.py:Mine")
+    path = f"{tmp_path.resolve()}/snapshot/mine.py:Mine"
+    assert import_path(kind) == path
+    check_elsewhere({"mine.py:Mine": path})
+
+
+def test_another_process_imports_a_package_from_any_folder(tmp_path):
+    relative = MINE.replace("import neighbour", "from . import neighbour")
+    paths = {}
+    for file, module in PACKAGES.items():
+        write_memory(Path("lib.d", file), relative)
+        name = import_memory(f"lib.d/{module}:Mine")
+        paths[name] = import_path(registry.MODELS[name])
+    folder = tmp_path.resolve() / "lib.d"
+    assert paths == {f"{module}:Mine": f"{folder}/{module}:Mine" for module in PACKAGES.values()}
+    check_elsewhere(paths)
+
+
+@pytest.mark.parametrize("run", [["package.v2/script.py"], ["-m", "script"], ["-m", "package.script"]])
+def test_another_process_imports_the_class_of_a_program(run, tmp_path):
+    inside = "package" if "package.script" in run else "package.v2"
+    script = write_memory(
+        f"{inside}/script.py", MINE.replace("import neighbour", "neighbour = None") + SHOW_PATH
+    )
+    cwd = "package.v2" if run[-1] == "script" else "."
+    name, *paths = lines_of(*run, cwd=cwd)
+    assert name == ("package.script:Mine" if inside == "package" else "script.py:Mine")
+    folder = tmp_path.resolve()
+    expected = f"{folder}/package.script" if inside == "package" else f"{script.resolve()}"
+    assert paths == [f"{expected}:Mine"] * 2
+    check_elsewhere({name: paths[0]})
+
+
+def test_two_files_of_one_name_are_refused_in_any_order():
+    write_memory("mine.py")
+    write_memory("thesis.v2/mine.py")
+    parse_arm("first: model=thesis.v2/mine.py:Mine", {"model": {"model": ""}})
+    with pytest.raises(UserError, match="the same name"):
+        parse_arm("second: model=mine.py:Mine", {"model": {"model": ""}})
+    with pytest.raises(UserError, match="the same name"):
+        MemoryLM.from_pretrained("saved", model="mine.py:Mine")
+
+
+def test_a_config_keeps_its_memory_in_another_folder(monkeypatch):
+    write_memory("mine.py")
+    write_memory("thesis.v2/mine.py")
+    config = ModelConfig(model="mine.py:Mine")
+    monkeypatch.chdir("thesis.v2")
+    assert ModelConfig(model=config.model) == config
+
+
+@pytest.mark.parametrize("path", ["..:Mine", "a..b:Mine", ".:Mine", "folder/.mine:Mine", "/:Mine"])
+def test_what_names_no_module_is_an_error_of_one_line(path):
+    with pytest.raises(UserError) as caught:
+        import_memory(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_refuses_a_memory_that_its_processes_can_not_import(tmp_path):
+    write_memory("mine.py")
+
+    class Local(load_class("mine.py:Mine")):
+        pass
+
+    config = CompareConfig(models=(), arms=(f"mine: model={name_of(Local)}",))
+    with pytest.raises(UserError, match="top level of a file"):
+        run_experiment(config.experiment(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
