@@ -15,6 +15,7 @@ from typing import Any
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
+from memformers.report.keys import keys_text, unequal_keys
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
 from memformers.report.plotting import CONTROL_LINES, bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
@@ -51,7 +52,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[str]:
     notes += [prose("missing", names=names, why=why) for why, names in missing(folder).items()]
     if others := unfair_settings(arms, base):
         notes.append(prose("differing", names=others))
-    return notes
+    return [*notes, *unequal_keys({arm.label: arm.first.facts for arm in arms})]
 
 
 def trial(folder: Path) -> list[str]:
@@ -172,7 +173,7 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
         return number(max(peaks, default=None), ",.0f", " MiB", scale=2**-20)
 
     columns: dict[str, Column] = {
-        "keys a layer": fact("keys", ",.10g"),
+        "keys a layer": lambda arm: keys_text(arm.first.facts),
         "reach of a layer": reach("one_layer"),
         "reach of all": reach("all_layers"),
         "state per stream": fact("state_bytes", ",.0f", " KiB", scale=1 / 1024),
