@@ -28,6 +28,7 @@ SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*
 """The names of the files or folders that are a split, also as WikiText publishes them."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
+FORMAT = 2  # of these files
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -132,7 +133,7 @@ class Sources:
         """Where the cache has these tokens: a folder of its own for each corpus and way to divide it, and in
         it one for each state of its files."""
         paths = [*self.paths, *([user_path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
-        how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
+        how = [FORMAT, spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
         files = [[str(path.resolve()) for path in paths], [part.split for part in self.parts], how]
         states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
         return Path(*(hashlib.sha256(json.dumps(x).encode()).hexdigest()[:32] for x in (files, states)))

@@ -43,6 +43,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[str]:
     corpus = arms[0].runs[0].facts["corpus"]
     notes: list[str] = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
     notes += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
+    notes += [prose("loses_text")] if any(r.facts["corpus"].get("loses_text") for r in all_runs(arms)) else []
     notes += trial(folder)
     for arm in arms:
         for run in arm.runs:
@@ -195,8 +196,10 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
     parts: list[str] = [prose("not_probed", labels=left_out)] if left_out else []
     if not ablation:
         return [*parts, prose("no_ablation")]
-    results = (result for arm in arms for result in arm.results.values())
-    measure = replace(BITS, scale=next(map(bits, results), 1 / math.log(2)))  # of a nat per token
+    # How many bits per character a nat per token is. Without a result, a character counts as a token.
+    scales = [bits(result) for arm in arms for result in arm.results.values()] or [1 / math.log(2)]
+    nat = scales[0]
+    measure = replace(BITS, label="nats per token") if nat is None else replace(BITS, scale=nat)
     rows, findings = [], []
     for run, arm in probed.items():
         costs = {name: Mean.from_json(mean) for name, mean in ablation["costs"][run].items()}
