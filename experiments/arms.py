@@ -32,7 +32,8 @@ METHOD = (
     "each task, with its settings and curves, is in the folder of its name."
 )
 COSTS = {  # by their names in the report's table, and in a run's facts
-    "keys per layer, without the segment's": "keys", "state per stream": "state_bytes",
+    "keys per layer, without the segment's": "keys", "keys per layer, on average": "mean_keys",
+    "state per stream": "state_bytes",
     "attention operations per token": "attention_operations", "parameters": "parameters",
 }  # fmt: skip
 Tasks = Mapping[str, Sequence[ArmRuns]]  # the arms of each task that has begun

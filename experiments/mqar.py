@@ -1,7 +1,7 @@
 """Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927) against the bytes that a memory has.
 
 Run it with ``python -m experiments.mqar --out FOLDER``. An episode of N tokens starts with N / 16 pairs of a
-key and its value; then each key asks once for its value, early rather than late.
+key and its value; then each key asks once for its value, early rather than late, among random fillers.
 """
 
 import sys
@@ -26,7 +26,13 @@ from memformers.report.arms import Measure
 from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 
-SEGMENT, VALUES, KEYS = 64, 64, (32, 128)  # tokens; different values; and keys that a layer remembers
+SEGMENT = 64  # tokens
+KEYS = (32, 128)  # that a layer remembers
+SHORTEST = 256  # tokens of an episode
+VALUES = 64  # different values for the shortest episode, and in proportion for longer ones: 4 for each pair
+KEYS_PER_PAIR = 4  # different keys for each pair of an episode
+FILLERS = 64  # different fillers
+EARLINESS = -0.5  # a question is asked n tokens after the pairs with a probability in proportion to n^this
 SHIFTS, RATES = {"": "false", "-shift": "true"}, {"": 1.0, "-slow": 1 / 3}
 HALVES = "mem_len={half} c_mem_len={half}"
 KINDS = {
@@ -44,21 +50,60 @@ class MQARTask(RecallTask):
     module = "experiments.mqar"
 
     def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Any]]:
-        """Ids are first the values, then four keys for each pair, then the token that means nothing."""
-        pairs, length, rng = run.recall.stream.keys, run.recall.reach, np.random.default_rng(seed)
-        early = np.arange(1, length - 2 * pairs + 1) ** -0.5
+        stream, length, rng = run.recall.stream, run.recall.reach, np.random.default_rng(seed)
         for begin in count(step=length):
-            inputs = np.full((length, run.train.batch_size), VALUES + 4 * pairs)
-            targets, distances = np.full(inputs.shape, IGNORED), np.full(inputs.shape, NO_QUESTION)
-            for b in range(run.train.batch_size):
-                keys, values = VALUES + rng.permutation(4 * pairs)[:pairs], rng.integers(VALUES, size=pairs)
-                asked = 2 * pairs + rng.choice(len(early), pairs, replace=False, p=early / early.sum())
-                inputs[: 2 * pairs : 2, b], inputs[1 : 2 * pairs : 2, b] = keys, values
-                inputs[asked, b], targets[asked, b] = keys, values
-                distances[asked, b] = asked - 2 * np.arange(pairs)
-            parts = (torch.from_numpy(x).split(SEGMENT) for x in (inputs, targets, distances))
-            for i, (x, y, d) in enumerate(zip(*parts, strict=True)):
-                yield Segment(x, y, starts_over=i == 0, end=begin + (i + 1) * SEGMENT), d
+            episodes = [
+                draw_episode(rng, length, stream.keys, stream.values) for _ in range(run.train.batch_size)
+            ]
+            # Inputs, targets and distances, [N, B] each, in segments of [S, B].
+            tensors = [torch.from_numpy(np.stack(arrays, axis=1)) for arrays in zip(*episodes, strict=True)]
+            segments = zip(*(tensor.split(SEGMENT) for tensor in tensors), strict=True)
+            for i, (inputs, targets, distances) in enumerate(segments):
+                end = begin + (i + 1) * SEGMENT
+                yield Segment(inputs, targets, starts_over=i == 0, end=end), distances
+
+
+def draw_episode(
+    rng: np.random.Generator, length: int, pairs: int, n_values: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and distances of an episode of ``length`` tokens, int64 ``[N]`` each. Ids are first the
+    values, then the keys, then the fillers.
+
+    As in the paper's code, keys and values are drawn without replacement, and fillers at random. With
+    replacement, the most common value of an episode is right in more than one of ``pairs`` questions, without
+    any association. Only here, fillers have ids of their own: with so few keys, a key among the fillers would
+    often begin a second pair, which contradicts the first.
+    """
+    first_key = n_values
+    first_filler = first_key + KEYS_PER_PAIR * pairs
+    keys = first_key + rng.choice(KEYS_PER_PAIR * pairs, pairs, replace=False)
+    values = rng.choice(n_values, pairs, replace=False)
+    n_left = length - 2 * pairs
+    probability = np.arange(1, n_left + 1) ** EARLINESS
+    asked = rng.choice(n_left, pairs, replace=False, p=probability / probability.sum())
+    # Early questions are drawn first. In random order, a question's place says nothing about its answer.
+    asked = 2 * pairs + rng.permutation(asked)
+
+    inputs = rng.integers(first_filler, first_filler + FILLERS, size=length)
+    inputs[: 2 * pairs : 2] = keys
+    inputs[1 : 2 * pairs : 2] = values
+    inputs[asked] = keys
+    targets = np.full(length, IGNORED)
+    targets[asked] = values
+    distances = np.full(length, NO_QUESTION)
+    distances[asked] = asked - 2 * np.arange(pairs)
+    return inputs, targets, distances
+
+
+def level_without_association(length: int) -> float:
+    """The share of right answers of the best constant answer, one of the episode's values: each is the answer
+    to one question. It is what a model reaches that knows the values, but not of which keys they are."""
+    return 1 / n_pairs(length)
+
+
+def n_pairs(length: int) -> int:
+    """The pairs of an episode of ``length`` tokens."""
+    return length // 16
 
 
 @dataclass(frozen=True)
@@ -67,9 +112,13 @@ class MQAR(ArmsCommand):
 
     name: ClassVar = "mqar"
     title: ClassVar = "Associative recall by bytes of state"
-    method: ClassVar = "By chance, 1.6 % are correct. Half of a memory's keys are slots, with c = 4."
+    method: ClassVar = (
+        "Of the questions of an episode of N tokens, a guess among all values is right in 4 / N (1.6 % of "
+        "256 tokens), and one among the values of the episode, which needs no association, in 16 / N "
+        "(6.2 %). Half of a memory's keys are slots, with c = 4."
+    )
     base: ClassVar = "none-0"
-    length: Annotated[int, Range(256, 2048)] = 256
+    length: Annotated[int, Range(SHORTEST, 2048)] = SHORTEST
     """Tokens of an episode, N: a multiple of 64."""
     tokens: Count = 2_000_000
     """Tokens of each training run."""
@@ -91,11 +140,19 @@ class MQAR(ArmsCommand):
         return list(listed(arms).values())
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        task, pairs, N, times = MQARTask(), self.length // 16, self.length, 1 if self.quick else 8
-        tokens, vocab_size = QUICK_TOKENS if self.quick else self.tokens, VALUES + 4 * pairs + 1
-        train = replace_nested(TRAINING, tokens=tokens, evaluations=times, seed=self.seed,
-                               vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256)  # fmt: skip
-        more = {task.name: asdict(RecallSettings(RecallStream(pairs, VALUES), 0.0, times * N, N))}
+        task, pairs = MQARTask(), n_pairs(self.length)
+        n_values = VALUES * self.length // SHORTEST
+        vocab_size = n_values + KEYS_PER_PAIR * pairs + FILLERS
+        evaluations = 1 if self.quick else 8
+        train = replace_nested(
+            TRAINING, tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=evaluations,
+            seed=self.seed, vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256,
+        )  # fmt: skip
+        measured = 1 if self.quick else 8  # episodes of each stream
+        recall = RecallSettings(
+            RecallStream(pairs, n_values), growing=0.0, evaluated=measured * self.length, reach=self.length
+        )
+        more = {task.name: asdict(recall)}
         return {task.name: Experiment(task, train, more, self.chosen(asdict(train) | more), *self.how)}
 
     def measures(self, task: str) -> Sequence[Measure]:
@@ -113,7 +170,12 @@ class MQAR(ArmsCommand):
             lines += [plotting.Series(label, points, line, 100)] if points else []
         plotting.draw_marks(axes, lines)
         plotting.style(axes, "KiB of state per stream", "correct answers, %")
-        return figure, "Empty marks are without a token shift. Lines are 95 % intervals by Student's t."
+        level = 100 * level_without_association(self.length)
+        axes.axhline(level, color=plotting.GREY, linewidth=0.8, linestyle=":", zorder=0)
+        return figure, (
+            "Empty marks are without a token shift; the dotted line is the level without association. Lines "
+            "are 95 % intervals by Student's t."
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from docs.building.results import ROOT, Seeds, about, experiments, kib, mean, rows, seeds, stored, table_of
 from memformers.common.intervals import Mean, paired
+from memformers.models.base import memory_facts
+from memformers.models.config import ModelConfig
+from memformers.report.keys import keys_text
 from memformers.report.markdown import DASH, Markup, number, table
 
 COST, SMALL_COST = "keys · state · operations", "keys · state"
@@ -95,23 +98,45 @@ def cost_of_keys(facts: dict[str, Any], layers: int = 4, d_model: int = 128) -> 
     return f"{facts[KEYS]} · {kib(kept)}"
 
 
+def cost_of_settings(experiment: str, label: str) -> str:
+    """What an arm costs whose settings are stored with the results: 252, at most 256 · 128 KiB · 0.44 M."""
+    facts = facts_of_settings(experiment, label)
+    operations = facts["attention_operations"] / 1e6
+    return f"{keys_text(facts)} · {kib(facts['state_bytes'])} · {operations:.2f} M"
+
+
+def facts_of_settings(experiment: str, label: str) -> dict[str, Any]:
+    settings = about(experiment)["settings"]
+    stored = {**settings["all"], **settings[label]}
+    names = (
+        "model",
+        "d_model",
+        "heads",
+        "n_layers",
+        "segment_len",
+        "mem_len",
+        "c_mem_len",
+        "compression_rate",
+    )
+    return memory_facts(ModelConfig(**{n: stored[f"model.{n}"] for n in names if f"model.{n}" in stored}))
+
+
 # Recall
 
 REACHES = (
-    ("2 layers, 128 keys", "recall_two_layers", 2,
+    ("2 layers, 128 keys", "recall_two_layers",
      ((0, 192), (192, 256), (256, 320), (320, 384), (192, 384), (448, 1024))),
-    ("3 layers, 128 keys", "recall_three_layers", 3, ((0, 192), (192, 384), (384, 448), (448, 1024))),
-    ("2 layers, 256 keys", "recall_far", 2, ((0, 256), (256, 512), (512, 2048))),
+    ("3 layers, 128 keys", "recall_three_layers", ((0, 192), (192, 384), (384, 448), (448, 1024))),
+    ("2 layers, 256 keys", "recall_far", ((0, 256), (256, 512), (512, 2048))),
 )  # fmt: skip
-"""Networks, where their results are, their layers, and bands of distances."""
+"""Networks, where their results are, and bands of distances."""
 REACH_HEADS = ("", "Transformer-XL", "Compressive", "vs. Transformer-XL, points")
 
 
 def reach() -> str:
     body = []
-    for title, experiment, layers, bands in REACHES:
-        facts = about(experiment)["arms"].values()
-        costs = (f"{cost_of_keys(of, layers, 64)} · {of[OPERATIONS] / 1e6:.2f} M" for of in facts)
+    for title, experiment, bands in REACHES:
+        costs = [cost_of_settings(experiment, label) for label in about(experiment)["arms"]]
         body += [titled(title, REACH_HEADS), [COST, *costs, ""]]
         for low, high in bands:
             xl, slots = (seeds(experiment, arm, f"correct, {low} – {high}") for arm in MODELS)

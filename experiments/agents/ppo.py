@@ -29,6 +29,7 @@ from memformers.common.text import UserError
 from memformers.comparison.experiment import Settings, Task
 from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.base import memory_facts
+from memformers.models.config import NetworkConfig
 from memformers.models.core import CoreOutput
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
@@ -75,6 +76,9 @@ class AgentTask(Task):
         train = dict(settings)
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
         return AgentRun(config_from_dict(TrainConfig, train, source), agent)
+
+    def network(self, settings: Settings, source: str) -> NetworkConfig | None:
+        return None if settings["agent"]["core"] == "gru" else super().network(settings, source)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
         """Nothing but whether there are such environments."""

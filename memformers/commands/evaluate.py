@@ -3,6 +3,7 @@ memory helps it."""
 
 import math
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
-from memformers.evaluation.evaluate import evaluate, summary, units, with_lengths
+from memformers.evaluation.evaluate import LOSES_TEXT, evaluate, summary, units, with_lengths
 from memformers.evaluation.memory_ablation import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
@@ -119,7 +120,9 @@ class Evaluate(ModelCommand, MovedText):
             evaluation = evaluate(
                 model, split.tokens, self.streams, documents=lengths, progress=lambda x: bar.update(len(x))
             )
-        numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
+        numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths, split.counts))
+        if split.counts.is_lossy:
+            warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
         tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)
         loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
         print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")

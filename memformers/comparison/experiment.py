@@ -2,7 +2,7 @@
 models, and writes the report that compares them."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from memformers.common.command_line import cli_errors, command_as_given
 from memformers.common.fields import Count, check_fields, replace_nested
-from memformers.common.files import write_json
+from memformers.common.files import config_from_dict, write_json
 from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
 from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.registry import check_importable, import_memory, import_path, lookup
+from memformers.models.base import memory_facts
+from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.models.registry import (
+    check_importable,
+    import_memory,
+    import_path,
+    lookup,
+)
+from memformers.report.keys import unequal_keys
+from memformers.report.markdown import in_terminal
 from memformers.runs.folder import (
     CARD,
     CONFIG,
@@ -75,6 +84,10 @@ class Task:
     def train(self, folder: Path) -> None:
         """Train the run that ``config.json`` in ``folder`` describes."""
         raise NotImplementedError
+
+    def network(self, settings: Settings, source: str) -> NetworkConfig | None:
+        """The network of the run with these ``settings``; None if it has no memory of this package."""
+        return config_from_dict(ModelConfig, settings["model"], source)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Measure the trained models in ``folder`` together."""
@@ -143,6 +156,7 @@ def run_experiment(
             source = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
             write_json(folder / name / CONFIG, runs[name] | source)
         show_comparison(folder, dashboard)
+        print_unequal_keys(task, plan.arms, arms)
         failed = train_all(experiment, plan, {name: runs[name] for name in due}, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in runs):
             raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
@@ -247,6 +261,17 @@ def train_all(
         print(f"finished training runs are kept in {folder}; continue with --resume.", file=sys.stderr)
         raise
     return [name for name in plan.runs if name in failed]
+
+
+def print_unequal_keys(task: Task, arms: Sequence[Arm], settings: Mapping[str, Settings]) -> None:
+    """Say before the training which of the ``arms``, whose ``settings`` are by their names, will hold
+    different numbers of keys although they are configured with the same."""
+    facts = {}
+    for arm in arms:
+        if network := task.network(settings[arm.name], arm.name):
+            facts[arm.label or arm.name] = memory_facts(network)
+    for warning in unequal_keys(facts):
+        print(in_terminal([f"NOTE: {warning.text}"]), flush=True)
 
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:

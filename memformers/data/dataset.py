@@ -19,11 +19,11 @@ from memformers.common.files import MANIFEST, check_manifest, config_from_dict, 
 from memformers.common.text import UserError
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.files import OF_IDS, Ids, ids_in
-from memformers.data.sources import STORE
+from memformers.data.sources import FORMAT, STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer
 
-CARD, FORMAT = STORE[0], 1
+CARD = STORE[0]
 
 
 @dataclass
@@ -35,6 +35,11 @@ class Counts:
     words: int = 0  # separated by white space
     tokens: int = 0
     documents: int = 0  # 0 for a plain text
+    is_lossy: bool = False  # whether the tokens lose a part of the text
+    # Of the first token of each document, which is not predicted; counted only where tokens may lose a part.
+    first_bytes: int = 0
+    first_characters: int = 0
+    first_words: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*
 """The names of the files or folders that are a split, also as WikiText publishes them."""
 LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
+FORMAT = 2  # of these files
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -137,7 +138,7 @@ class Sources:
         """Where the cache has these tokens: a folder for each corpus and way to divide it, and in it one for
         each state of its files."""
         assert self.are_files
-        identities: list[Any] = [spec.corpus, spec.document_separator, spec.text_field]
+        identities: list[Any] = [FORMAT, spec.corpus, spec.document_separator, spec.text_field]
         identities += [spec.tokenizer, spec.vocab_size]
         states = []
         for path, part in zip(self.paths, self.parts, strict=True):

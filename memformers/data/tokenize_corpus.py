@@ -37,6 +37,7 @@ from memformers.data.dataset import (
     read_dataset,
 )
 from memformers.data.files import CONTEXT, PIECE, WORD_END, drop_resident_pages, local, pieces
+from memformers.data.kept_text import TextCounter
 from memformers.data.sources import (
     BENCHMARKS,
     TINY_SHAKESPEARE,
@@ -307,12 +308,16 @@ def write_split(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer, writer: SplitWriter, bar: Any
 ) -> None:
     inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
+    counter = TextCounter(tokenizer, writer.counts)
     job: Job = []
     for stop in (*(inside if text.are_documents else ()), end):
         for a, b in places_in(raw, text, begin, stop, None if text.are_ids else tokenizer):
             job.append((a, b, begin, stop))
             if (size := b - job[0][0]) >= JOB or b == end:
-                (write_ids if text.are_ids else write_tokens)(raw, job, tokenizer, writer)
+                if text.are_ids:
+                    write_ids(raw, job, tokenizer, writer)
+                else:
+                    write_tokens(raw, job, counter, writer)
                 bar.update(size)
                 job = []
         begin = stop
@@ -330,16 +335,17 @@ def write_ids(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWrite
     drop_resident_pages(raw)
 
 
-def write_tokens(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWriter) -> None:
-    parts = []
+def write_tokens(raw: mmap.mmap, job: Job, counter: TextCounter, writer: SplitWriter) -> None:
+    tokenizer = counter.tokenizer
+    texts, parts = [], []
     for begin, end, first, stop in job:
-        piece, (before, after) = text_at(raw, begin, end), beside(raw, begin, end, first, stop)
-        writer.counts.bytes += end - begin
-        writer.counts.characters += len(piece)
-        writer.counts.words += len(piece.split())
-        parts.append((before, tokenizer.terminate(piece) if end == stop else piece, after))
-    for (_, end, _, stop), tokens in zip(job, tokenizer.ids_within(parts), strict=True):
-        writer.add(tokens, is_end=end == stop)
+        text, (before, after) = text_at(raw, begin, end), beside(raw, begin, end, first, stop)
+        is_end = end == stop
+        texts.append((text, is_end))
+        parts.append((before, tokenizer.terminate(text) if is_end else text, after))
+    for (text, is_end), tokens in zip(texts, tokenizer.ids_within(parts), strict=True):
+        counter.add(text, tokens, is_end=is_end)
+        writer.add(tokens, is_end=is_end)
 
 
 def text_at(raw: mmap.mmap, begin: int, end: int, errors: str = "surrogateescape") -> str:

@@ -1,6 +1,7 @@
 """Text to token ids and back. Subwords are in [`memformers.data.tokenizers`][]."""
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
 EOS, UNKNOWN = "<eos>", "<unk>"
+FIRST_WORD = re.compile(r"[^\S\r\n]*(?:\r\n|\r|\n|\S+)")
 COUNTED = 1 << 20  # different words that are counted at once, beside those of the vocabulary
 
 
@@ -25,13 +27,19 @@ class Tokenizer(ABC):
     name: str
     vocab_size: int
     vocabulary: str | list[str]
+    is_lossless: bool = False
+    """Whether every text comes back from its tokens, byte for byte; otherwise, some may."""
 
     @abstractmethod
     def ids(self, text: str) -> Ids:
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
     @abstractmethod
-    def bytes_of(self, tokens: "Tensor") -> bytes: ...
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes: ...
+
+    def first_text(self, text: str) -> str:
+        """The start of ``text`` that its first token stands for."""
+        return self.bytes_of(self.ids(text)[:1]).decode("utf-8", errors="replace")
 
     def to_json(self) -> Any:
         return {"tokenizer": self.name, "vocabulary": self.vocabulary}
@@ -81,6 +89,7 @@ class CharacterTokenizer(Tokenizer):
     """One token for each different character of ``vocabulary``, in its order."""
 
     name = "character"
+    is_lossless = True
 
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
@@ -99,19 +108,19 @@ class CharacterTokenizer(Tokenizer):
             raise UserError(f"characters outside the vocabulary of {self.vocab_size}: {named}; {known}.")
         return numbers
 
-    def bytes_of(self, tokens: "Tensor") -> bytes:
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
         return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
 
 
 class ByteTokenizer(Tokenizer):
     """One token for each of the 256 bytes."""
 
-    name, vocab_size = "byte", 256
+    name, vocab_size, is_lossless = "byte", 256, True
 
     def ids(self, text: str) -> Ids:
         return np.frombuffer(bytes_of(text), dtype=np.uint8)
 
-    def bytes_of(self, tokens: "Tensor") -> bytes:
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
         return bytes(tokens.tolist())
 
     def to_json(self) -> Any:
@@ -122,6 +131,7 @@ class IdTokenizer(Tokenizer):
     """Token ids below ``vocab_size`` that are no text; in a prompt they are numbers between white space."""
 
     name = "ids"
+    is_lossless = True
 
     def __init__(self, vocab_size: int):
         check_value("vocab_size", vocab_size, Count)
@@ -133,7 +143,7 @@ class IdTokenizer(Tokenizer):
                 raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
         return np.array([int(word) for word in text.split()], dtype=np.int64)
 
-    def bytes_of(self, tokens: "Tensor") -> bytes:
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
         return "".join(f" {token}" for token in tokens.tolist()).encode()
 
     def to_json(self) -> Any:
@@ -157,8 +167,13 @@ class WordTokenizer(Tokenizer):
         numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
         return np.fromiter(numbers, dtype=np.int64, count=len(words))
 
-    def bytes_of(self, tokens: "Tensor") -> bytes:
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
         return "".join(map(self.decoder(), tokens.tolist())).encode()
+
+    def first_text(self, text: str) -> str:
+        """The first word, with what is before it, or the first line break."""
+        first = FIRST_WORD.match(text)
+        return first[0] if first else text
 
     def decoder(self) -> Callable[[int], str]:
         """A word follows a space, except at the start of a line."""

@@ -63,6 +63,12 @@ class SubwordTokenizer(Tokenizer):
         """Whether no token depends on what is beyond its word, as for GPT-2."""
 
     @cached_property
+    def is_lossless(self) -> bool:  # type: ignore[override]
+        """As for GPT-2: each word becomes its bytes, and each byte has a token."""
+        tokens = self.inner.get_vocab(with_added_tokens=False)
+        return self._is_local and self.of_bytes is not None and tokens.keys() >= bytes_of_letters().keys()
+
+    @cached_property
     def of_bytes(self) -> list[bytes] | None:
         """The bytes of each token; None where tokens are no bytes."""
         if (self._data.get("decoder") or {}).get("type") != "ByteLevel":
@@ -131,7 +137,11 @@ class SubwordTokenizer(Tokenizer):
             named = ", ".join(map(repr, missing[:5]))
             raise UserError(f"the tokenizer has no token for {named}, and no <unk>; use another tokenizer.")
 
-    def bytes_of(self, tokens: "Tensor") -> bytes:
+    def first_text(self, text: str) -> str:
+        parts = self.inner.encode(text[:CONTEXT], add_special_tokens=False)
+        return text[: parts.offsets[0][1]] if parts.offsets else text
+
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
         if (of_bytes := self.of_bytes) is not None:
             return b"".join(of_bytes[i] for i in tokens.tolist())
         return bytes_of(self.inner.decode(tokens.tolist(), skip_special_tokens=False))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_moments
 from memformers.common.text import UserError
+from memformers.data.dataset import Counts
 from memformers.data.streams import (
     IGNORED,
     Reading,
@@ -36,6 +37,11 @@ MIN_WORDS = 0.75
 """The share of words that must consist of letters for a perplexity per word: it is 0.99 in Shakespeare, and
 0.68 in Python's standard library."""
 NO_PUNCTUATION = str.maketrans("", "", ".,;:!?\"'`()-–—*_‘’“”«»…")
+LOSES_TEXT = (
+    "the tokenizer loses a part of the text, such as unknown words, white space or the case of letters. Bits "
+    "per byte and per character are of the bytes and characters of the text itself"
+)
+"""What is said of a tokenizer whose tokens don't stand for the text."""
 Control = Callable[[Memory], Memory]
 """From a memory to one of the same shape, which the model gets instead."""
 Scores = tuple[Tensor, Tensor]
@@ -221,7 +227,7 @@ class Units:
 
     tokens: int
     bytes: int
-    """In UTF-8, of the text that the tokens stand for; 0 for ids that stand for none."""
+    """In UTF-8, of the text itself; 0 for ids that stand for none, and where this is not known."""
     characters: int
     """Each counts where its first byte is predicted; of ids, each token."""
     words: int
@@ -229,7 +235,27 @@ class Units:
     source code."""
 
 
-def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = ()) -> Units:
+def units(
+    tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = (), split: Counts | None = None
+) -> Units:
+    """What is predicted of ``tokens [n]``, in ``documents`` of these lengths: all or the first tokens of a
+    ``split``. If they lose a part of its text, the whole text counts, and nothing is known of a part of it;
+    otherwise, or if no split is given, it is the text for which the tokens stand."""
+    decoded = decoded_units(tokenizer, tokens, documents)
+    if split is None or not split.is_lossy:
+        return decoded
+    if split.tokens != len(tokens):
+        return Units(decoded.tokens, 0, 0, 0)
+    return Units(
+        decoded.tokens,
+        bytes=split.bytes - split.first_bytes,
+        characters=split.characters - split.first_characters,
+        words=split.words - split.first_words if decoded.words else 0,
+    )
+
+
+def decoded_units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int]) -> Units:
+    """[`units`][] of the text for which the tokens stand."""
     lengths = documents or (len(tokens),)
     predicted = sum(max(length - 1, 0) for length in lengths)
     if tokenizer.name == "ids":
@@ -258,7 +284,7 @@ def comparable(nats: float, of: Units, tokenizer: Tokenizer) -> dict[str, float]
     """The loss of all predicted tokens together, in bits per character and per byte; where tokens are words,
     also as ``perplexity`` over all of them, ends of lines included (Dai et al. 2019, section 4.1); where they
     are subwords, as ``word_perplexity`` of the text's words (Rae et al. 2020, section 4.1). NaN for what
-    doesn't apply."""
+    doesn't apply or is not known."""
     bits, are_words = nats / math.log(2), tokenizer.name in ("word", "wordlevel")
     are_subwords = not are_words and tokenizer.name not in ("character", "byte", "ids")
     return {

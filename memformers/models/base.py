@@ -1,6 +1,8 @@
 """A stack of layers with memory: what Transformer-XL and the Compressive Transformer have in common."""
 
 import copy
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +24,9 @@ from memformers.models.registry import NoSettings, lookup
 
 BYTES = 4
 """Of a number in float32."""
+LONGEST_CYCLE = 10_000
+"""Segments that are counted to find when layers with several rates hold the most together. In longer cycles,
+which only unusual rates have, each layer's most counts: they meet at some time, or nearly."""
 
 
 class MemoryStack(nn.Module):
@@ -62,9 +67,11 @@ class MemoryStack(nn.Module):
         return cls(layer, config.n_layers)
 
     @classmethod
-    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
-        """Queries and keys of each attention over a segment and full memory: in a layer, S and M + C + S."""
-        return [(config.segment_len, size.keys + config.segment_len) for size in config.memory_sizes]
+    def attention_sizes(cls, config: NetworkConfig) -> Sequence[tuple[int, float]]:
+        """Queries and keys of each attention over a segment and full memory, on average: in a layer, S and
+        what it holds, M + C, and S."""
+        S = config.segment_len
+        return [(S, size.mean_positions(S) + size.c_mem_len + S) for size in config.memory_sizes]
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
@@ -247,24 +254,64 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def operations(D: int, Q: int, K: int) -> int:
+def operations(D: int, Q: int, K: float) -> float:
     """Operations of one stream's attention of Q queries over K keys, hidden ones too: 2·Q·K·D each for scores
     by content and position and weighted values, 4·(K + Q)·D² for the maps, none for shared positions."""
     return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's
-    mean keys M + C, a stream's bytes, in float32, as layer inputs, which are carried from segment to segment,
-    and as keys and values, which generation keeps; and operations per token."""
-    kind, S = lookup(config.model), config.segment_len
-    sizes = kind.attention_sizes(config)
-    keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)
-    of_layers = sum(operations(config.d_model, Q, K) // S for Q, K in sizes)
+    """What ``run.json`` says of a full memory, which is read in segments of S tokens.
+
+    - ``memory``: the positions that one layer and all together see at most.
+    - ``keys``: those of a layer's memory, the mean over layers, at most; ``mean_keys``: on average over
+      segments; ``configured_keys``: M + C. They differ where c does not divide both M and S.
+    - ``state_bytes``: what a stream carries from segment to segment, layer inputs in float32, at most, and
+      ``mean_state_bytes`` on average; ``cached_bytes``: keys and values instead, which generation keeps.
+    - ``attention_operations``: per token, on average.
+    """
+    kind = lookup(config.model)
+    S, D, n_layers = config.segment_len, config.d_model, config.n_layers
+    sizes = config.memory_sizes
+    attentions = kind.attention_sizes(config)
+
+    # Positions of all layers: those that wait for a whole slot differ from segment to segment.
+    configured = sum(size.mem_len for size in sizes)
+    mean = sum(size.mean_positions(S) for size in sizes)
+    most = most_positions(sizes, S)
+
+    mean_keys = max(sum(K for _, K in attentions) - n_layers * S, 0.0)  # of all layers together
+    keys = mean_keys + most - mean
+    configured_keys = mean_keys + configured - mean
+    always_held = sum(size.c_mem_len + size.slot_input_positions + size.predecessors for size in sizes)
+    farthest = [size.full_reach(S) - config.same_length for size in sizes]
+    operations_of_layers = sum(operations(D, Q, K) // S for Q, K in attentions)
     return {
-        "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
-        "keys": int(keys) if keys.is_integer() else keys,
-        "state_bytes": sum(size.state_vectors for size in config.memory_sizes) * config.d_model * BYTES,
-        "cached_bytes": round(2 * keys * config.n_layers * config.d_model * BYTES),
-        "attention_operations": of_layers + kind.more_operations(config),
+        "memory": {"one_layer": max(farthest), "all_layers": sum(farthest)},
+        "keys": plain_number(keys / n_layers),
+        "mean_keys": plain_number(mean_keys / n_layers),
+        "configured_keys": plain_number(configured_keys / n_layers),
+        "state_bytes": (most + always_held) * D * BYTES,
+        "mean_state_bytes": plain_number((mean + always_held) * D * BYTES),
+        "cached_bytes": round(2 * keys * D * BYTES),
+        "attention_operations": int(operations_of_layers) + kind.more_operations(config),
     }
+
+
+def most_positions(sizes: Sequence[MemorySizes], segment_len: int) -> int:
+    """The most positions that full memories of layers with these ``sizes`` have together after a segment."""
+    layers_of = Counter(sizes)  # mostly one size, or two
+    # After a cycle of segments, all layers hold again what they held.
+    cycle = math.lcm(*(size.group // math.gcd(segment_len, size.group) for size in layers_of))
+    if cycle > LONGEST_CYCLE:
+        return sum(size.most_positions(segment_len) for size in sizes)
+    totals = []
+    for n_segments in range(cycle):
+        n_tokens = n_segments * segment_len
+        totals.append(sum(n * size.full_positions(n_tokens) for size, n in layers_of.items()))
+    return max(totals)
+
+
+def plain_number(value: float) -> int | float:
+    """``value`` as an integer if it is one."""
+    return int(value) if value == int(value) else value

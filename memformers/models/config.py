@@ -1,5 +1,6 @@
 """Every setting of a network with memory and of a language model around it, checked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -97,14 +98,31 @@ class MemorySizes:
         """The most positions of a memory between segments, those that wait for a whole slot included."""
         return max(self.mem_len, self.group - 1)
 
-    @property
-    def state_vectors(self) -> int:
-        """The vectors ``[D]`` of a full memory: positions, slots, and the inputs that f_c reads again."""
-        return self.keys + self.slot_input_positions + self.predecessors
+    def full_positions(self, n_tokens: int) -> int:
+        """How many positions a full memory has after ``n_tokens`` tokens. What has left is whole groups of c,
+        so n_tokens mod c more than a multiple of c stay, and M of them at most, or c − 1 that wait."""
+        return self.longest_memory - (self.longest_memory - n_tokens) % self.group
+
+    def most_positions(self, segment_len: int) -> int:
+        """The most of [`full_positions`][] after segments of ``segment_len`` tokens: n_tokens mod c is then a
+        multiple of gcd(S, c)."""
+        return self.longest_memory - self.longest_memory % math.gcd(segment_len, self.group)
+
+    def mean_positions(self, segment_len: int) -> float:
+        """The mean of [`full_positions`][] after segments of ``segment_len`` tokens: n_tokens mod c is then
+        each multiple of gcd(S, c) below c in turn."""
+        step = math.gcd(segment_len, self.group)
+        return self.most_positions(segment_len) - (self.group - step) / 2
+
+    def full_reach(self, segment_len: int) -> int:
+        """How many positions a full memory covers at most, those of its slots included, after segments of
+        ``segment_len`` tokens."""
+        return self.most_positions(segment_len) + self.c_mem_len * self.compression_rate
 
     @property
     def keys(self) -> int:
-        """M + C, the number of keys without the segment's."""
+        """M + C, the number of keys without the segment's. A memory holds other numbers if c does not divide
+        both M and S."""
         return self.mem_len + self.c_mem_len
 
     @property
@@ -277,7 +295,7 @@ class NetworkConfig:
     def longest_attention(self) -> int:
         """The most keys K = C + M + S that a query can see in any layer."""
         longest = max(size.c_mem_len + size.longest_memory for size in self.memory_sizes) + self.segment_len
-        return max([longest, *(K for _, K in lookup(self.model).attention_sizes(self))])
+        return max([longest, *(math.ceil(K) for _, K in lookup(self.model).attention_sizes(self))])
 
     @property
     def remembered_positions(self) -> int:

@@ -25,6 +25,7 @@ from memformers.report.arms import (
     arms_table,
     base_of,
 )
+from memformers.report.keys import keys_text
 from memformers.report.markdown import (
     Report,
     Table,
@@ -162,7 +163,7 @@ def write_recall_report(folder: Path) -> Report:
     controlled = [arm for arm in done if control_names(arm)[1:]]
     beyond = beyond_base(done, base)
     measures = [MEASURES["recall"], *beyond.values()]
-    keys: dict[str, Column] = {"keys": lambda arm: number(arm.first.facts["keys"], ",.10g")}
+    keys: dict[str, Column] = {"keys": lambda arm: keys_text(arm.first.facts)}
     title, notes = "Recall by distance, equal keys", warnings(arms, base, folder)
     claimed, results = recall_claim(done, base, beyond, folder), results_table(done, base, measures, keys)
     parts: list[str] = [f"# {title}", *(f"> {note}" for note in notes), *claimed, results]
@@ -211,7 +212,8 @@ def recall_numbers(arm: ArmRuns) -> dict[str, Any]:
         }
         for control in control_names(arm)
     }
-    facts = {n: arm.first.facts[n] for n in ("keys", "sees_back", "parameters", "attention_operations")}
+    names = ("keys", "mean_keys", "sees_back", "parameters", "attention_operations")
+    facts = {name: arm.first.facts[name] for name in names}
     return facts | {name: arm.mean(name) for name in ("seconds", "within_reach")} | {"right": right}
 
 

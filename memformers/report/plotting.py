@@ -294,8 +294,10 @@ def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int]
     return means
 
 
-def bits(result: Result, nats: float = 1.0) -> float:
-    """Nats per token as bits per character of the text of ``result``."""
+def bits(result: Result, nats: float = 1.0) -> float | None:
+    """Nats per token as bits per character of the text of ``result``; None if these are not known."""
+    if result["bits_per_character"] is None:
+        return None
     return float(nats * result["bits_per_character"] / result["loss"])
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
+from memformers.report.keys import keys_text, unequal_keys
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
 from memformers.report.plotting import CONTROL_LINES, bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
@@ -42,6 +43,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[str]:
     corpus = arms[0].runs[0].facts["corpus"]
     notes: list[str] = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
     notes += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
+    notes += [prose("loses_text")] if any(r.facts["corpus"].get("loses_text") for r in all_runs(arms)) else []
     notes += trial(folder)
     for arm in arms:
         for run in arm.runs:
@@ -51,7 +53,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[str]:
     notes += [prose("missing", names=names, why=why) for why, names in missing(folder).items()]
     if others := unfair_settings(arms, base):
         notes.append(prose("differing", names=others))
-    return notes
+    return [*notes, *unequal_keys({arm.label: arm.first.facts for arm in arms})]
 
 
 def trial(folder: Path) -> list[str]:
@@ -172,7 +174,7 @@ def costs_table(arms: Sequence[ArmRuns]) -> Table:
         return number(max(peaks, default=None), ",.0f", " MiB", scale=2**-20)
 
     columns: dict[str, Column] = {
-        "keys a layer": fact("keys", ",.10g"),
+        "keys a layer": lambda arm: keys_text(arm.first.facts),
         "reach of a layer": reach("one_layer"),
         "reach of all": reach("all_layers"),
         "state per stream": fact("state_bytes", ",.0f", " KiB", scale=1 / 1024),
@@ -194,8 +196,10 @@ def probe_parts(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> list[str]:
     parts: list[str] = [prose("not_probed", labels=left_out)] if left_out else []
     if not ablation:
         return [*parts, prose("no_ablation")]
-    results = (result for arm in arms for result in arm.results.values())
-    measure = replace(BITS, scale=next(map(bits, results), 1 / math.log(2)))  # of a nat per token
+    # How many bits per character a nat per token is. Without a result, a character counts as a token.
+    scales = [bits(result) for arm in arms for result in arm.results.values()] or [1 / math.log(2)]
+    nat = scales[0]
+    measure = replace(BITS, label="nats per token") if nat is None else replace(BITS, scale=nat)
     rows, findings = [], []
     for run, arm in probed.items():
         costs = {name: Mean.from_json(mean) for name, mean in ablation["costs"][run].items()}

@@ -1,5 +1,6 @@
 """Training and evaluation from Python, in one call each, for notebooks and other programs."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -16,11 +17,12 @@ from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
 from memformers.common.text import Progress, UserError, counted
 from memformers.convert.load import load_checkpoint
+from memformers.data.kept_text import count_texts
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
+from memformers.evaluation.evaluate import LOSES_TEXT, summary, units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.evaluation.evaluate import summary, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, new_folder, read_metrics
@@ -213,9 +215,9 @@ def evaluate(
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;
-        ``bits_per_character`` and ``bits_per_byte``; ``perplexity``, per token, where tokens are words, and
-        ``word_perplexity`` where they are subwords, else NaN; ``accuracy``, and the number of predicted
-        ``tokens``.
+        ``bits_per_character`` and ``bits_per_byte`` of ``text``; ``perplexity``, per token, where tokens are
+        words, and ``word_perplexity`` where they are subwords, else NaN; ``accuracy``, and the number of
+        predicted ``tokens``. Warns if the tokenizer loses a part of the text.
 
     Raises:
         ValueError: For a text that the tokenizer can't encode, or in which nothing can be predicted.
@@ -232,8 +234,12 @@ def evaluate(
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, but the model {model.vocab_size}; use its own."
         )
-    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in ([text] if isinstance(text, str) else text)]
+    texts = [text] if isinstance(text, str) else text
+    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in texts]
     tokens = np.concatenate(parts or [np.zeros(0, np.int64)])
     documents = () if isinstance(text, str) else tuple(map(len, parts))
     measured = evaluate_tokens(model, tokens, streams, documents=documents)
-    return summary(measured, tokenizer, units(tokenizer, tokens, documents))
+    counts = count_texts(tokenizer, texts, parts)
+    if counts.is_lossy:
+        warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
+    return summary(measured, tokenizer, units(tokenizer, tokens, documents, counts))

@@ -47,6 +47,7 @@ class Validation:
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.tokenizer, self.ranks = text.tokenizer, ranks
         self.tokens, self.documents = text.validation.tokens, text.validation.documents
+        self.counts = text.validation.counts
         self.final = self._beginning(config.evaluation.final_tokens)
         self.first = self._beginning(config.evaluation_tokens)
         self.final_is_first = [len(self.final[0]), self.final[1]] == [len(self.first[0]), self.first[1]]
@@ -73,7 +74,8 @@ class Validation:
         total = Evaluation(reading, part.reach)
         for other in self.ranks.all_gather(part):
             total.merge(other)
-        return total, comparable(total.nats, units(self.tokenizer, tokens, documents), self.tokenizer)
+        predicted = units(self.tokenizer, tokens, documents, self.counts)
+        return total, comparable(total.nats, predicted, self.tokenizer)
 
 
 @dataclass
@@ -98,11 +100,13 @@ class Callbacks:
         self.saved_at = time.monotonic()
         self.validation = Validation(self.text, self.config, self.ranks)
         first = torch.arange(min(len(self.text.validation.tokens), OPENING_TOKENS))
-        held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
-        self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
+        beginning = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
+        self.prompt = opening(beginning.decode("utf-8", errors="surrogateescape"))
         self.last: Measured | None = None
         self.last_at = 0
-        self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
+        train, held_out = self.text.train, self.text.validation
+        self.characters_a_token = train.counts.characters / len(train.tokens)
+        self.held_out_characters_a_token = held_out.counts.characters / len(held_out.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
         self.environment = describe_environment(self.model.device)
 
@@ -121,6 +125,8 @@ class Callbacks:
                 raise NotFiniteError(f"held-out loss is {evaluation.loss} at token {state.tokens:,}.")
             glimpse = printable(self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎"))
         bits = in_units["bits_per_character"]
+        if math.isnan(bits):  # of a part of a text that its tokens lose: by the mean of the whole text
+            bits = evaluation.loss / math.log(2) / self.held_out_characters_a_token
         metrics = {
             "loss.valid": evaluation.loss,
             "bits_per_character.valid": bits,
@@ -182,8 +188,12 @@ class Callbacks:
         with self.signals.at_once():
             if measured is None or not self.validation.final_is_first:
                 measured = self._evaluation(final=True)
-                reads, bits = self._over(measured[0]), measured[1]["bits_per_character"]
-                self.bar.say(f"The last evaluation reads {reads}: {bits:.4f} {self.unit}")
+                evaluation, in_units = measured
+                bits = in_units["bits_per_character"]
+                loss = (
+                    f"{evaluation.loss:.4f} nats per token" if math.isnan(bits) else f"{bits:.4f} {self.unit}"
+                )
+                self.bar.say(f"The last evaluation reads {self._over(evaluation)}: {loss}")
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - began
         evaluation, in_units = measured

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
+from memformers.evaluation.evaluate import LOSES_TEXT
 from memformers.models.base import memory_facts
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
 from memformers.models.io import packaged_names
@@ -144,6 +146,8 @@ def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
             )
     if config.tokenizer.endswith(".json"):
         ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
+    if text.validation.counts.is_lossy and ranks.first:
+        warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
     return text
 
 
@@ -195,6 +199,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
             "characters": card.total("characters"),
             **({"documents": card.documents} if card.documents else {}),
             "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
+            **({"loses_text": True} if held_out.counts.is_lossy else {}),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
         },

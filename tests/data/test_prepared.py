@@ -268,7 +268,7 @@ def test_a_large_text_is_in_the_cache_once_as_it_is_now(tmp_path, monkeypatch, c
      ("validation.npy", lambda path: np.save(path, np.zeros((2, 3), np.uint8)), "validation.npy"),
      ("train_documents.npy", lambda path: np.save(path, np.load(path)[::-1]), "rise from 0 .* steps that"),
      ("train_documents.npy", lambda path: np.save(path, np.load(path) + 1), "train_documents.npy to rise"),
-     ("card.json", lambda path: path.write_text(path.read_text().replace('t": 1', 't": 9')), "format.* 9"),
+     ("card.json", lambda path: path.write_text(path.read_text().replace('t": 2', 't": 9')), "format.* 9"),
      ("card.json", lambda path: path.write_text(path.read_text().replace("x.txt", "y.txt")), "card.json has"),
      ("tokenizer.json", lambda path: path.write_text("{}"), "tokenizer.json")],
 )  # fmt: skip

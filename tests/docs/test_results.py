@@ -12,7 +12,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from docs.building.__main__ import written
 from docs.building.figures import STYLE, forest
 from docs.building.markdown import BLOCK
-from docs.building.results import DATA, ROOT, experiments, kib, mean, rows, seeds, verdicts
+from docs.building.results import (
+    DATA,
+    ROOT,
+    about,
+    experiments,
+    kib,
+    mean,
+    rows,
+    seeds,
+    table_of,
+    verdicts,
+)
 from docs.building.tables import KEYS, MODELS, cost_of_keys, share
 from memformers.commands import compare
 from memformers.common.command_line import parse_arguments
@@ -99,6 +110,28 @@ def test_the_state_of_a_stream_is_what_a_model_keeps(model):
     keys = 4 + 4 * (model == "compressive")
     size = sum(part.nbytes for part in (*memory.mem, *memory.c_mem))
     assert cost_of_keys({KEYS: keys}, 3, lm.config.d_model) == f"{keys} · {kib(size)}"
+
+
+def test_the_keys_of_slots_of_nine_are_those_that_a_memory_of_these_lengths_holds():
+    settings = about("recall_far")["settings"]
+    slots, shared = settings["Compressive, M = 32, C = 224, c = 9"], settings["all"]
+    M, C, c = (slots[f"model.{name}"] for name in ("mem_len", "c_mem_len", "compression_rate"))
+    S, D, n_layers = (shared[f"model.{name}"] for name in ("segment_len", "d_model", "n_layers"))
+    held, length = [], 0
+    for _ in range(1000):  # the lengths alone: c positions at a time become a slot, until M are left
+        length += S
+        while length > M and length >= c:
+            length -= c
+        held.append(length + C)
+    mean, most = sum(held[100 : 100 + c]) / c, max(held)
+    shown = f"{mean:g}, at most {most} · {kib(most * n_layers * D * 4)}"
+    costs = {row["arm"]: row["cost"] for row in table_of("arms") if row["table"] == "recall_shift"}
+    assert costs["compressive"] == costs["compressive-shift"] == shown
+    pages = {page.stem: " ".join(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    assert f"| 256 · 128 KiB · 0.44 M | {shown} · 0.44 M |" in pages["reach"]
+    assert f"It holds {mean:g} keys on average, and at most {most}" in pages["reach"]
+    guide = " ".join((ROOT / "docs/how-to/recall.md").read_text(encoding="utf-8").split())
+    assert f"with at most {most} keys ({mean:g} on average), {C} of them slots of {c} tokens each" in guide
 
 
 def test_no_label_of_the_verdicts_lies_on_an_interval():

@@ -2,11 +2,13 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,19 +149,64 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
 
 
 def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
-    command = mqar.MQAR(length=256)
-    (listed,) = command.experiments(Path()).values()
-    run = mqar.MQARTask().parse(listed.shared, "a test")
-    segments = islice(mqar.MQARTask().segments(run, 0), 8)
-    parts = [(s.inputs, s.targets, distances, s.starts_over) for s, distances in segments]
-    assert [over for *_, over in parts] == [True, False, False, False] * 2
-    inputs, targets, distances = (torch.cat(xs[4:]) for xs in list(zip(*parts, strict=True))[:3])
-    at, stream = (targets >= 0).nonzero(as_tuple=True)
-    place = at - distances[at, stream]
-    assert torch.equal(inputs[place, stream], inputs[at, stream])
-    assert torch.equal(inputs[place + 1, stream], targets[at, stream])
-    assert len(at) == 16 * run.train.batch_size
-    assert len(set(zip(stream.tolist(), place.tolist(), strict=True))) == len(at)
+    for inputs, targets, distances, pairs in episodes_of(256, n=64):
+        (asked,) = np.nonzero(targets >= 0)
+        places = asked - distances[asked]
+        assert np.array_equal(inputs[places], inputs[asked])
+        assert np.array_equal(inputs[places + 1], targets[asked])
+        assert len(set(places.tolist())) == len(asked) == pairs == 16
+
+
+@pytest.mark.parametrize("length", [256, 512, 2048])
+def test_no_value_of_an_episode_is_the_answer_to_two_questions(length):
+    episodes = episodes_of(length, n=64)
+    # The best answer without association: the most common value of each episode, whatever is asked.
+    shares = [
+        max(Counter(targets[targets >= 0].tolist()).values()) / pairs for _, targets, _, pairs in episodes
+    ]
+    assert set(shares) == {mqar.level_without_association(length)} == {16 / length}
+
+
+@pytest.mark.parametrize("length", [256, 2048])
+def test_keys_values_and_fillers_are_of_three_kinds(length):
+    keys, values, fillers = set(), set(), set()
+    for inputs, targets, _, pairs in episodes_of(length, n=320):
+        asked = targets >= 0
+        assert set(inputs[asked].tolist()) == set(inputs[: 2 * pairs : 2].tolist())
+        keys |= set(inputs[: 2 * pairs : 2].tolist())
+        values |= set(inputs[1 : 2 * pairs : 2].tolist())
+        fillers |= set(inputs[2 * pairs :][~asked[2 * pairs :]].tolist())
+    assert (len(keys), len(values), len(fillers)) == (length // 4, length // 4, 64)
+    assert keys | values | fillers == set(range(mqar_run(length).train.model.vocab_size))
+
+
+def test_the_place_of_a_question_says_nothing_about_its_answer():
+    pair_of_first = [
+        (np.flatnonzero(targets >= 0)[0] - distances[targets >= 0][0]) // 2
+        for _, targets, distances, _ in episodes_of(256, n=3200)
+    ]
+    # The mean of 3,200 numbers from 0 to 15 is 7.5, with a standard error of 0.08.
+    assert np.mean(pair_of_first) == pytest.approx(7.5, abs=0.32)
+
+
+def mqar_run(length):
+    (listed,) = mqar.MQAR(length=length).experiments(Path()).values()
+    return mqar.MQARTask().parse(listed.shared, "a test")
+
+
+def episodes_of(length, n):
+    """Inputs, targets and distances of ``n`` episodes, ``[N]`` each, and their number of pairs."""
+    run = mqar_run(length)
+    per_episode = length // run.train.model.segment_len
+    read = list(islice(mqar.MQARTask().segments(run, 0), per_episode * n // run.train.batch_size))
+    assert [s.starts_over for s, _ in read] == [i % per_episode == 0 for i in range(len(read))]
+    episodes = []
+    for i in range(0, len(read), per_episode):
+        segments = read[i : i + per_episode]
+        parts = zip(*((s.inputs, s.targets, distances) for s, distances in segments), strict=True)
+        tensors = [torch.cat(part).numpy() for part in parts]  # [N, B]
+        episodes += [(*(x[:, b] for x in tensors), length // 16) for b in range(run.train.batch_size)]
+    return episodes
 
 
 def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_without_shift(monkeypatch):

@@ -105,7 +105,11 @@ def test_what_is_measured_of_a_model_knows_each_layers_lengths():
     assert config.positions_of_layers == [2 + 15, 9, 12]
     assert config.longest_attention == 7 + 9  # the second layer's
     facts = memory_facts(config)
-    assert facts["memory"] == {"one_layer": 17, "all_layers": 38}
-    assert facts["keys"] == pytest.approx((7 + 9 + 3) / 3)
-    assert facts["attention_operations"] == sum(operations(12, 7, 7 + keys) // 7 for keys in (7, 9, 3))
+    # After 7, 14, … tokens: 1, 2, 0 positions in the first layer, 9, 8 in the second; 3, 2, 1, 0 wait in the
+    # third, which has M = 0. So 7 tokens mod 12 are 11 once, with 2 + 9 + 3 positions beside 5 + 3 slots.
+    assert facts["memory"] == {"one_layer": 17, "all_layers": 17 + 9 + 15}
+    assert facts["keys"] == pytest.approx((2 + 9 + 3 + 8) / 3)
+    assert facts["mean_keys"] == pytest.approx((1 + 8.5 + 1.5 + 8) / 3)
+    assert facts["configured_keys"] == pytest.approx((7 + 9 + 3) / 3)
+    assert facts["attention_operations"] == sum(operations(12, 7, 7 + keys) // 7 for keys in (6, 8.5, 4.5))
     assert operations(5, 2, 3) == 6 * 2 * 3 * 5 + 4 * (2 + 3) * 25

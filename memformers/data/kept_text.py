@@ -1,0 +1,60 @@
+"""How large a text is, and whether its tokens stand for it byte for byte. Some tokenizers lose a part of it:
+unknown words, white space, or the case of letters."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memformers.data.dataset import Counts
+from memformers.data.files import Ids, bytes_of
+from memformers.data.tokenizer import Tokenizer
+
+DECODED_BEFORE = (
+    8  # tokens before a piece that are decoded with it: a character has up to 4, one for each byte
+)
+
+
+class TextCounter:
+    """Counts a text of documents in ``counts``, piece by piece, and whether its tokens lose a part of it."""
+
+    def __init__(self, tokenizer: Tokenizer, counts: Counts):
+        self.tokenizer, self.counts = tokenizer, counts
+        self._newest: Ids = np.zeros(0, np.int64)
+        """The newest tokens of the document; none at its start."""
+
+    def add(self, text: str, tokens: Ids, *, is_end: bool) -> None:
+        """Count a piece of a document, its last one if ``is_end``, with its ``tokens [n]``."""
+        self.counts.bytes += len(bytes_of(text))
+        self.counts.characters += len(text)
+        self.counts.words += len(text.split())
+        if self.tokenizer.is_lossless:
+            return
+        first = ""
+        if not len(self._newest):
+            first = self.tokenizer.first_text(text) if len(tokens) else text
+            self.counts.first_bytes += len(bytes_of(first))
+            self.counts.first_characters += len(first)
+            self.counts.first_words += len(first.split())
+        if not self.counts.is_lossy:
+            ended = self.tokenizer.terminate(text) if is_end else text
+            self.counts.is_lossy = not self._is_kept(ended, first, tokens)
+        newest = np.concatenate((self._newest, tokens))[-DECODED_BEFORE:]
+        self._newest = newest[:0] if is_end else newest
+
+    def _is_kept(self, text: str, first: str, tokens: Ids) -> bool:
+        decoded_before = self.tokenizer.bytes_of(self._newest)
+        decoded = self.tokenizer.bytes_of(np.concatenate((self._newest, tokens)))
+        if decoded == decoded_before + bytes_of(text):
+            return True
+        # The first token of a document is not predicted. Many tokenizers put a space before it.
+        decoded_first = self.tokenizer.bytes_of(tokens[:1])
+        return bool(first) and decoded == decoded_first + bytes_of(text[len(first) :])
+
+
+def count_texts(tokenizer: Tokenizer, texts: Sequence[str], tokens: Sequence[Ids]) -> Counts:
+    """The size of documents with these ``tokens``, ``[n]`` each."""
+    counts = Counts(tokens=sum(map(len, tokens)))
+    counter = TextCounter(tokenizer, counts)
+    for text, of_text in zip(texts, tokens, strict=True):
+        counter.add(text, of_text, is_end=True)
+    return counts

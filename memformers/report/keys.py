@@ -1,0 +1,31 @@
+"""How many keys the memories of arms hold, and whether those that should hold the same number do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memformers.report.markdown import Markup, number, prose
+
+Facts = Mapping[str, Any]
+"""What ``run.json`` says of a run."""
+
+
+def keys_text(facts: Facts) -> str:
+    """The keys of a layer's memory, such as "252, at most 256" if their number differs between segments."""
+    most = number(facts["keys"], ",.10g")
+    mean = number(facts.get("mean_keys", facts["keys"]), ",.10g")
+    return mean if mean == most else f"{mean}, at most {most}"
+
+
+def unequal_keys(arms: Mapping[str, Facts]) -> list[Markup]:
+    """A warning for each M + C that several ``arms``, by their labels, are configured with, if their memories
+    don't hold the same number of keys."""
+    warnings = []
+    for configured in dict.fromkeys(facts.get("configured_keys", 0) for facts in arms.values()):
+        texts = {
+            label: keys_text(facts)
+            for label, facts in arms.items()
+            if configured and facts.get("configured_keys") == configured
+        }
+        if len(set(texts.values())) > 1:
+            warnings.append(prose("unequal_keys", configured=number(configured, ",.10g"), keys=texts))
+    return warnings

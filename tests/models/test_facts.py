@@ -1,0 +1,103 @@
+"""What is said of a full memory is what models hold after segments that are read."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers import CustomMemory, MemoryLM, MemorySizes, ModelConfig
+from memformers.models.base import memory_facts
+
+BYTES = 4
+TINY = ModelConfig(vocab_size=13, d_model=8, heads=2, d_ff=8)
+
+
+class Decaying(CustomMemory):
+    """A user's memory: one slot for all that has left, and c says nothing about its positions."""
+
+    @classmethod
+    def memory_sizes(cls, config):
+        return [MemorySizes(5, 1, 4)] * config.n_layers
+
+    def grow(self, layer, slots, evicted, belongs):
+        return 0.9 * slots + 0.1 * evicted.mean(0, keepdim=True)
+
+
+def random_config(seed):
+    draw = random.Random(seed)
+    n_layers = draw.randint(1, 3)
+
+    def lengths(low, high):
+        if draw.random() < 0.5:
+            return draw.randint(low, high)
+        return tuple(draw.randint(low, high) for _ in range(n_layers))
+
+    model = draw.choice(("transformer", "transformer-xl", "selective", *["compressive"] * 4, Decaying))
+    config = replace(
+        TINY, model=model, n_layers=n_layers, segment_len=draw.randint(3, 8), mem_len=lengths(0, 12),
+        c_mem_len=lengths(1, 6), compression_rate=lengths(1, 5), token_shift=draw.random() < 0.5,
+    )  # fmt: skip
+    if model != "compressive" or draw.random() < 0.5:
+        return config
+    return replace(config, bptt=draw.randint(1, 2))
+
+
+def held_by(config):
+    """The keys of all layers and the vectors of a stream after each segment of a cycle, once the memory is
+    full; and the farthest positions that each layer covers."""
+    model = MemoryLM(config).eval()
+    rates = [size.compression_rate for size in config.memory_sizes]
+    cycle = math.lcm(*rates)
+    memory = None
+    keys, vectors, reaches = [], [], []
+    for i in range(2 * cycle + 40):
+        with torch.no_grad():
+            memory = model(torch.randint(13, (config.segment_len, 1)), memory).memory
+        if i < cycle + 40:  # until all slots are filled
+            continue
+        lengths = memory.lengths(config.n_layers)
+        keys.append(sum(M + C for M, C in lengths))
+        vectors.append(sum(len(x) for tensors in memory.parts.values() for x in tensors))
+        reaches.append([M + c * C for (M, C), c in zip(lengths, rates, strict=True)])
+    return keys, vectors, [max(reach) for reach in zip(*reaches, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_facts_are_the_mean_and_the_most_of_what_is_held(seed):
+    config = random_config(seed)
+    keys, vectors, reaches = held_by(config)
+    facts = memory_facts(config)
+    assert facts["keys"] == pytest.approx(max(keys) / config.n_layers)
+    assert facts["mean_keys"] == pytest.approx(sum(keys) / len(keys) / config.n_layers)
+    assert facts["state_bytes"] == max(vectors) * config.d_model * BYTES
+    assert facts["mean_state_bytes"] == pytest.approx(sum(vectors) / len(vectors) * config.d_model * BYTES)
+    assert facts["cached_bytes"] == 2 * max(keys) * config.d_model * BYTES
+    assert facts["memory"] == {"one_layer": max(reaches), "all_layers": sum(reaches)}
+
+
+@pytest.mark.parametrize(
+    ("segment_len", "mem_len", "rate", "most", "mean"),
+    # c divides both, only S, only M, neither; and positions that wait though M = 0.
+    [(8, 12, 4, 12, 12), (6, 11, 3, 9, 9), (7, 12, 4, 12, 10.5), (64, 32, 9, 32, 28), (6, 0, 4, 2, 1)],
+)
+def test_positions_that_wait_for_a_whole_slot_are_counted(segment_len, mem_len, rate, most, mean):
+    size = MemorySizes(mem_len, 3, rate)
+    assert (size.most_positions(segment_len), size.mean_positions(segment_len)) == (most, mean)
+
+
+def test_rates_whose_cycles_are_long_are_no_problem():
+    rates = (65_537, 65_539, 2**31 - 1)
+    config = replace(
+        TINY,
+        model="compressive",
+        n_layers=3,
+        segment_len=64,
+        mem_len=2**31 - 1,
+        c_mem_len=1,
+        compression_rate=rates,
+    )
+    facts = memory_facts(config)
+    assert facts["keys"] == 2**31 - 1 + 1
+    assert facts["mean_keys"] == 2**31 - 1 + 1 - sum(rate - 1 for rate in rates) / 6
