@@ -82,10 +82,11 @@ def test_a_comparison_whose_keys_differ_says_so_before_the_training_and_in_its_r
     compare(small(), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
     before_training = printed.partition("Memory compared")[0]
-    assert "M + C = 20, but it holds 20 (transformer-xl); 19, at most 20 (compressive)." in before_training
+    held = "M + C = 20 keys a layer, but full memories hold 20 ({}); 19, at most 20 ({})."
+    assert held.format("transformer-xl", "compressive") in before_training
     markdown = (compared / "report.md").read_text()
     assert "> **The numbers of keys differ**" in markdown
-    assert "it holds 20 (Transformer-XL); 19, at most 20 (Compressive Transformer)." in markdown
+    assert held.format("Transformer-XL", "Compressive Transformer") in markdown
     assert "| Compressive Transformer | 19, at most 20 |" in markdown
 
 

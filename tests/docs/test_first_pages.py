@@ -4,10 +4,20 @@ sentence that compares memories, against every bold row of the tables of results
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from docs.building.markdown import BLOCK
-from docs.building.results import ROOT, mean, paired, seeds, verdicts
+from docs.building.results import (
+    MQAR_PAIRS,
+    MQAR_VALUES,
+    ROOT,
+    mean,
+    most_common_share,
+    paired,
+    seeds,
+    verdicts,
+)
 from docs.building.tables import share
 
 
@@ -167,10 +177,16 @@ def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_
     for better, worse in pairwise(of_arms):
         assert (better.keys(), paired(better, worse).leaves_out_zero) == ({1, 2, 3}, True)
     kept, exact, plain = shares = [share(mean(of_arm)) for of_arm in of_arms]
-    sentence = f"{kept} correct, Transformer-XL {exact}, without token shift {plain} |"
-    assert f"associative recall | `--model selective` | {sentence}" in README
+    # The level without association: how many of 16 values, of 64 with replacement, are the most common one.
+    drawn = np.random.default_rng(0).integers(64, size=(50_000, 16))
+    most = np.apply_along_axis(lambda values: np.bincount(values).max(), 1, drawn).mean()
+    assert most / 16 == pytest.approx(most_common_share(MQAR_PAIRS, MQAR_VALUES), abs=0.0005)
+    level = f"{100 * most / 16:.1f} %"
+    assert mean(of_arms[2]).mean < most / 16
+    sentence = f"{kept} correct, Transformer-XL {exact}, without token shift {plain}"
+    assert f"associative recall | `--model selective` | {sentence} (without association: {level}) |" in README
     for page in (WHICH, INDEX):
-        assert [shown for shown in shares if shown not in page] == []
+        assert [shown for shown in (*shares, level) if shown not in page] == []
 
 
 @pytest.mark.parametrize(
