@@ -167,15 +167,19 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         # Read the rows with the same padding together.
         self.model.transformer.recompute = self.gradient_checkpointing and self.training
         memory = None if cache is None else self._checked(cache, len(input_ids))
-        groups = []
-        for rows, tokens in group_by_padding(input_ids, attention_mask):
-            starts = None if doc_starts is None else doc_starts[rows, -len(tokens) :].bool().T
-            past = None if memory is None else memory.streams(rows)
-            groups.append(self._read_rows(rows, tokens, past, starts))
-        in_order = torch.cat([group.rows for group in groups]).argsort()
         T = input_ids.shape[1]
-        padded = [F.pad(group.logits, (0, 0, T - group.logits.shape[1], 0)) for group in groups]
-        logits = torch.cat(padded)[in_order]  # [B, T, vocab_size]
+        groups = []
+        logits_by_group = []
+        by_both_ends = self.training and self._may_learn_from_padding()
+        for rows, n_left, tokens in group_by_padding(input_ids, attention_mask, by_both_ends=by_both_ends):
+            end = n_left + len(tokens)
+            starts = None if doc_starts is None else doc_starts[rows, n_left:end].bool().T
+            past = None if memory is None else memory.streams(rows)
+            group = self._read_rows(rows, tokens, past, starts)
+            groups.append(group)
+            logits_by_group.append(F.pad(group.logits, (0, 0, n_left, T - end)))  # [n, T, vocab_size]
+        in_order = torch.cat([group.rows for group in groups]).argsort()
+        logits = torch.cat(logits_by_group)[in_order]  # [B, T, vocab_size]
 
         loss = None
         if labels is not None:
@@ -191,6 +195,12 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         ends_together = len(groups) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
         has_cache = ends_together and use_cache is not False
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=groups[0].memory if has_cache else None)
+
+    def _may_learn_from_padding(self) -> bool:
+        """Whether the model may have a loss of its own for all positions, those of padding included."""
+        config = self.model.config
+        without_loss = config.model in ("transformer", "transformer-xl", "selective")
+        return not without_loss and config.compression_loss != "none"
 
     def _read_rows(
         self, rows: Tensor, tokens: Tensor, memory: Memory | None, starts: Tensor | None

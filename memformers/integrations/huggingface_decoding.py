@@ -62,10 +62,10 @@ class Decoding:
 
     def _open_groups(self, ids: Tensor, attention_mask: Tensor | None) -> None:
         check_unpadded(attention_mask, 1)
-        for rows, prompts in group_by_padding(ids, attention_mask):
+        for rows, n_padding, _ in group_by_padding(ids, attention_mask):
             memory = None if self.memory is None else self.memory.streams(rows)
             stepper = Stepper(self.model, len(rows), memory)
-            self.groups.append(PaddingGroup(rows, ids.shape[1] - len(prompts), stepper))
+            self.groups.append(PaddingGroup(rows, n_padding, stepper))
 
     def resume(self, batch: int, n_copies: int) -> "Decoding":
         """A copy for another ``generate`` of ``batch`` rows, each ``n_copies`` times, whose prompts start
@@ -141,21 +141,26 @@ def check_unpadded(attention_mask: Tensor | None, n: int) -> None:
         raise UserError("a text is continued at its end; pad on the left, with padding_side='left'.")
 
 
-def group_by_padding(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows ``[n]`` of ``ids [B, T]`` with the same padding on the left, and their tokens ``[T', n]``
-    without it; padding on the right, which no earlier token sees, is 0. Raises ValueError for padding between
-    ids and for a row of padding alone."""
+def group_by_padding(
+    ids: Tensor, mask: Tensor | None, *, by_both_ends: bool = False
+) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """The rows ``[n]`` of ``ids [B, T]`` with the same padding on the left, how much it is, and their tokens
+    ``[T', n]`` without it. Padding on the right, which no earlier token sees, is 0; with ``by_both_ends`` the
+    rows have the same there, too, and it is left out. Raises ValueError for padding between ids and for a
+    row of padding alone."""
     is_id = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if is_id.shape != ids.shape:
         raise UserError(f"expected attention_mask as {[*ids.shape]}, as the ids, got {[*is_id.shape]}.")
     left = count_leading_padding(is_id)  # [B]
     right = count_leading_padding(is_id.flip(1))
-    if (left + is_id.sum(1) + right != ids.shape[1]).any():
+    T = ids.shape[1]
+    if (left + is_id.sum(1) + right != T).any():
         raise UserError("expected attention_mask with ids in every row, and zeros at its ends only.")
     ids = ids.masked_fill(~is_id, 0)
-    for n_padding in left.unique().tolist():
-        rows = (left == n_padding).nonzero()[:, 0]
-        yield rows, ids[rows, n_padding:].T
+    cut = right if by_both_ends else torch.zeros_like(right)
+    for n_left, n_right in torch.stack((left, cut), dim=1).unique(dim=0).tolist():
+        rows = ((left == n_left) & (cut == n_right)).nonzero()[:, 0]
+        yield rows, n_left, ids[rows, n_left : T - n_right].T
 
 
 def count_leading_padding(is_id: Tensor) -> Tensor:

@@ -18,9 +18,12 @@ class MemformerTokenizer(transformers.PreTrainedTokenizerFast):
     its name in a text is read as text, all other special tokens as such. It is read as a token only after you
     use it as another special token, too, such as ``eos_token``."""
 
-    def __init__(self, *args: Any, outside: str | None = None, **kwargs: Any):
-        super().__init__(*args, outside=outside, **kwargs)
-        self.outside = outside
+    # transformers reads a whole tokenizer.json only for classes that don't define __init__.
+    @property
+    def outside(self) -> str | None:
+        """The name of the token, as passed to the constructor and saved."""
+        name: str | None = self.init_kwargs.get("outside")
+        return name
 
     def _encode_plus(
         self,
