@@ -15,6 +15,8 @@ from memformers.integrations.huggingface import MemformerConfig, MemformerForCau
 pytestmark = pytest.mark.usefixtures("here")
 TEXT = torch.arange(30).view(2, 15) ** 2 % 5  # ids below 5, which every size here has
 
+ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig(cutoffs=(4, 8))}
+
 
 def build(*, tied=False, vocab_size=11, **settings):
     torch.manual_seed(0)
@@ -38,6 +40,17 @@ def test_lora_on_all_linear_layers_leaves_out_the_head_and_is_merged_exactly(tie
         merged = lora.merge_and_unload()(input_ids=TEXT).logits
     assert torch.allclose(merged, logits, atol=1e-4)  # of sums of some ten, of which float32 has seven digits
     assert (model.model.head.weight is model.model.embed.weight) is tied
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_lora_on_the_layers_of_an_adaptive_head_is_refused_in_a_line(tied):
+    """They are read as one matrix, so an adapter would be left out."""
+    peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
+    model = build(**ADAPTIVE | {"adaptive": AdaptiveConfig(cutoffs=(4, 8), tie_weights=tied)})
+    lora = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
+    with pytest.raises(ValueError, match="an adaptive vocabulary needs") as raised:
+        lora(input_ids=TEXT)
+    assert "\n" not in str(raised.value)
 
 
 def test_embeddings_that_are_set_are_those_that_the_model_uses():
@@ -132,9 +145,6 @@ def test_new_weights_without_a_mean_are_drawn_as_those_of_a_new_model(tied):
         assert abs(resized.weight[11:].mean().item()) < 0.01
     assert not model.model.head.bias[11:].any()
     assert torch.allclose(model(TEXT).logits[..., :11], logits, atol=1e-6)
-
-
-ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig(cutoffs=(4, 8))}
 
 
 @pytest.mark.parametrize(
