@@ -183,7 +183,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
 
         loss = None
         if labels is not None:
-            predicted = without_unpredicted(labels, attention_mask)
+            predicted = predicted_labels(labels, attention_mask)
             loss = self._loss(logits, predicted, groups)
             if n_items is not None:
                 loss = loss * count_items(labels, predicted, n_items) / n_items
@@ -272,8 +272,9 @@ class RowsOutput(NamedTuple):
     auxiliary_loss: Tensor  # the mean over segments
 
 
-def without_unpredicted(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """``labels [B, T]`` with -100 for padding and for the first id after it, which nothing predicts."""
+def predicted_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """``labels [B, T]`` with -100 for padding and for the first id after it, which nothing predicts. A
+    Trainer that accumulates batches padded on the left needs them so, from its data collator."""
     if attention_mask is None:
         return labels
     is_id = attention_mask.bool()
@@ -291,7 +292,7 @@ def count_items(labels: Tensor, predicted: Tensor, n_items: Tensor | int) -> Ten
         raise UserError(
             f"the Trainer weighs the batches of a step by their labels and counts {n_labels} here, but "
             f"{n_predicted} are predicted: not padding, nor the first id after it; set their labels to -100, "
-            f"or pad on the right, with padding_side='right'."
+            f"as huggingface.predicted_labels does, or pad on the right, with padding_side='right'."
         )
     return n_labels
 

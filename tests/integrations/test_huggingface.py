@@ -399,6 +399,25 @@ def test_labels_that_nothing_predicts_are_refused_in_batches_in_parts_only():
         trained(copied, steps=1, per_device_train_batch_size=1, gradient_accumulation_steps=2)
 
 
+def test_a_collator_of_predicted_labels_lets_batches_padded_on_the_left_be_accumulated():
+    collate = transformers.DataCollatorForLanguageModeling(
+        huggingface.load("compressive-shakespeare")[1], mlm=False
+    )
+
+    def collate_predicted(rows):
+        batch = collate(rows)
+        labels = huggingface.predicted_labels(batch["labels"], batch["attention_mask"])
+        return batch | {"labels": labels}
+
+    rows = [{"input_ids": list(range(n))} for n in (3, 9, 1, 11, 6, 6, 2, 8)]
+    losses = []
+    for parts in (1, 4):
+        settings = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts}
+        adapter = small_adapter(vocab_size=65)
+        losses.append(trained(rows, adapter, 3, collate_predicted, optim="sgd", **settings)[0])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_an_evaluation_of_padded_rows_has_the_loss_of_their_predictions(side):
     rows = padded_rows(side, (20, 5, 17, 9), predicted_alone=False)
