@@ -2,29 +2,27 @@
 registers the Auto classes. Ids are batch-first here alone."""
 
 import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import transformers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Inner
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
-from memformers.data.tokenizer import EOS, UNKNOWN, CharacterTokenizer, Tokenizer, WordTokenizer
-from memformers.data.tokenizers import SubwordTokenizer, bytes_of_letters
-from memformers.generation.incremental import Stepper
+from memformers.integrations.huggingface_decoding import Decoding, group_by_padding
+from memformers.integrations.huggingface_tokenizer import MemformerTokenizer, tokenizer_of
+from memformers.models import vocabulary
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
+from memformers.models.memory import Memory, check_memory
 
 SETTINGS = tuple(field.name for field in fields(ModelConfig))
 
@@ -84,6 +82,50 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
                 raise UserError(f"the weights don't fit config.json: {problem} {', '.join(names[:3])}.")
         return (model, info) if output_loading_info else model
 
+    def get_output_embeddings(self) -> nn.Module:
+        return self.model.head
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.model.head = new_embeddings
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """As in transformers: the embedding, the head and the vocabulary get ``new_num_tokens``, at the end.
+        With ``mean_resizing=False``, the new weights are drawn as those of a new model. Raises ValueError for
+        an adaptive vocabulary, for replaced layers and for fewer than one token."""
+        embed, head = self.model.embed, self.model.head
+        if not is_plain(embed, nn.Embedding) or not is_plain(head, nn.Linear):
+            kinds = f"{type(embed).__name__} and {type(head).__name__}"
+            raise UserError(
+                f"expected a plain nn.Embedding and nn.Linear to resize, got {kinds}; resize before they are "
+                f"changed, and use embedding='plain' for a vocabulary that grows."
+            )
+        if new_num_tokens is not None and new_num_tokens < 1:
+            raise UserError(f"expected new_num_tokens of at least 1, got {new_num_tokens}.")
+        old_size = self.model.vocab_size
+        resized = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        size = len(resized.weight)
+        self.model.config = replace(self.model.config, vocab_size=size)
+        self.model.vocab_size = size
+        if not mean_resizing:
+            self._draw_tokens(old_size)
+        return resized
+
+    @torch.no_grad()
+    def _draw_tokens(self, first: int) -> None:
+        """Draw the weights of the tokens from ``first`` on as a new model does."""
+        embed = vocabulary.build_embedding(self.model.config)
+        head = vocabulary.build_head(self.model.config)
+        vocabulary.initialise_vocabulary(embed, head)
+        # The embedding comes last, since a tied head has its weights.
+        for module, drawn in ((self.model.head, head), (self.model.embed, embed)):
+            for name, weight in module.named_parameters():
+                weight[first:] = drawn.get_parameter(name)[first:].to(weight)
+
     @can_return_tuple
     def forward(
         self,
@@ -102,7 +144,8 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         Args:
             input_ids: ``[B, T]``, T of any length.
             attention_mask: ``[B, T]``, 0 for padding, which may be at both ends of a row.
-            cache: What the last call returned, to continue from; None for an empty memory.
+            cache: What the last call returned, to continue from; None for an empty memory. With what
+                ``generate`` returned, there are only the logits ``[B, 1, vocab_size]`` after the last id.
             labels: ``[B, T]``, the ids, which are shifted here, or -100 to ignore some. Padding is ignored,
                 and the first id after it, which nothing predicts.
             doc_starts: Boolean ``[B, T]``, where a new document begins.
@@ -114,102 +157,144 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         if unknown := [name for name, x in kwargs.items() if x is not None and x is not False]:
             raise UserError(f"{', '.join(unknown)}: this model has no such argument.")
         if isinstance(cache, Decoding):
+            if labels is not None or doc_starts is not None:
+                raise UserError(
+                    "generate and its cache read each row as one document, without a loss; leave out labels "
+                    "and doc_starts, or pass a memory as cache."
+                )
             return CausalLMOutputWithPast(logits=cache.read(input_ids, attention_mask), cache=cache)
+
+        # Read the rows with the same padding together.
         self.model.transformer.recompute = self.gradient_checkpointing and self.training
-        parts, order, auxiliary_losses, memory, loss = [], [], [], cache, None
-        S, T = self.model.config.segment_len, input_ids.shape[1]
-        for rows, tokens in group_by_padding(input_ids, attention_mask):
-            starts = None if doc_starts is None else doc_starts[rows, -len(tokens) :].bool().T
-            memory, segments = None if cache is None else cache.streams(rows), []
-            for begin in range(0, len(tokens), S):
-                at = slice(begin, begin + S)
-                output = self.model(tokens[at], memory, None, None if starts is None else starts[at])
-                memory = output.memory
-                segments.append(output.logits)
-                auxiliary_losses.append(output.auxiliary_loss)
-            parts.append(F.pad(torch.cat(segments).transpose(0, 1), (0, 0, T - len(tokens), 0)))
-            order.append(rows)
-        logits = torch.cat(parts)[torch.cat(order).argsort()]
+        memory = None if cache is None else self._checked(cache, len(input_ids))
+        T = input_ids.shape[1]
+        groups = []
+        logits_by_group = []
+        by_both_ends = self.training and self._may_learn_from_padding()
+        for rows, n_left, tokens in group_by_padding(input_ids, attention_mask, by_both_ends=by_both_ends):
+            end = n_left + len(tokens)
+            starts = None if doc_starts is None else doc_starts[rows, n_left:end].bool().T
+            past = None if memory is None else memory.streams(rows)
+            group = self._read_rows(rows, tokens, past, starts)
+            groups.append(group)
+            logits_by_group.append(F.pad(group.logits, (0, 0, n_left, T - end)))  # [n, T, vocab_size]
+        in_order = torch.cat([group.rows for group in groups]).argsort()
+        logits = torch.cat(logits_by_group)[in_order]  # [B, T, vocab_size]
+
+        loss = None
         if labels is not None:
-            n_labels = (labels[:, 1:] != -100).sum()  # what the Trainer counts
-            if attention_mask is not None:
-                is_id = attention_mask.bool()
-                labels = labels.masked_fill(~is_id | F.pad(~is_id[:, :-1], (1, 0)), -100)
-            n_predicted = (labels[:, 1:] != -100).sum().clamp(min=1)
-            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=n_predicted)
-            if self.training:
-                loss = loss + torch.stack(auxiliary_losses).mean()
+            predicted = predicted_labels(labels, attention_mask)
+            loss = self._loss(logits, predicted, groups)
             if n_items is not None:
-                loss = loss * n_labels / n_items
-        elif n_items is not None or (self.training and any(x.requires_grad for x in auxiliary_losses)):
+                loss = loss * count_items(labels, predicted, n_items) / n_items
+        elif n_items is not None or (self.training and any(g.auxiliary_loss.requires_grad for g in groups)):
             raise UserError(
                 "training needs the loss that this model computes from labels, with the compressions' own; "
                 "leave out label_smoothing_factor, compute_loss_func and the like."
             )
-        ends_together = len(parts) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
-        memory = memory if ends_together and use_cache is not False else None
-        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=memory)
+        ends_together = len(groups) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
+        has_cache = ends_together and use_cache is not False
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=groups[0].memory if has_cache else None)
+
+    def _may_learn_from_padding(self) -> bool:
+        """Whether the model may have a loss of its own for all positions, those of padding included."""
+        config = self.model.config
+        without_loss = config.model in ("transformer", "transformer-xl", "selective")
+        return not without_loss and config.compression_loss != "none"
+
+    def _read_rows(
+        self, rows: Tensor, tokens: Tensor, memory: Memory | None, starts: Tensor | None
+    ) -> "RowsOutput":
+        """Read ``tokens [T, n]`` of the ``rows [n]`` after ``memory``, in segments."""
+        S = self.model.config.segment_len
+        logits = []
+        auxiliary_losses = []
+        for begin in range(0, len(tokens), S):
+            segment = slice(begin, begin + S)
+            segment_starts = None if starts is None else starts[segment]
+            output = self.model(tokens[segment], memory, None, segment_starts)
+            memory = output.memory
+            logits.append(output.logits)
+            auxiliary_losses.append(output.auxiliary_loss)
+        auxiliary_loss = torch.stack(auxiliary_losses).mean()
+        return RowsOutput(rows, torch.cat(logits).transpose(0, 1), memory, auxiliary_loss)
+
+    def _loss(self, logits: Tensor, labels: Tensor, groups: list["RowsOutput"]) -> Tensor:
+        """The mean over what is predicted of ``labels [B, T]`` by ``logits [B, T, vocab_size]``. In training,
+        the compressions' loss of each of ``groups`` has the weight of its predictions."""
+        n_by_row = (labels[:, 1:] != -100).sum(1)  # [B]
+        n_predicted = n_by_row.sum().clamp(min=1)
+        loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=n_predicted)
+        if self.training:
+            weighted = [g.auxiliary_loss * (n_by_row[g.rows].sum() / n_predicted) for g in groups]
+            loss = loss + torch.stack(weighted).sum()
+        return loss
+
+    def _checked(self, memory: Memory | None, batch: int) -> Memory:
+        """The ``memory``; ValueError unless this model made it of a ``batch`` of rows."""
+        transformer = self.model.transformer
+        return check_memory(memory, transformer.weight.expand(1, batch, -1), transformer.sizes)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, *_: Any
     ) -> None:
-        """Start with the memory of ``generate(cache=memory)``, or with none; also with ``use_cache=False``,
-        which would read the whole text again for each token."""
+        """Start with the memory of ``generate(cache=memory)``, with what another ``generate`` returned, or
+        with nothing."""
+        # Without a cache, the whole text would be read again for each token.
         generation_config.use_cache = True
-        copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-        rows = torch.arange(batch_size).repeat_interleave(copies)
-        memory = model_kwargs.get("cache")
-        model_kwargs["cache"] = Decoding(self.model, memory and memory.streams(rows))
+        # Prompts of any length are read in segments, so chunks have no use.
+        generation_config.prefill_chunk_size = None
+        n_copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+        cache = model_kwargs.get("cache")
+        if isinstance(cache, Decoding):
+            if cache.model is not self.model:
+                raise UserError("this cache is of another model; use it with the model that made it.")
+            model_kwargs["cache"] = cache.resume(batch_size, n_copies)
+            return
+        memory = None
+        if cache is not None:
+            rows = torch.arange(batch_size, device=self.model.device).repeat_interleave(n_copies)
+            memory = self._checked(cache, batch_size).streams(rows)
+        model_kwargs["cache"] = Decoding(self.model, memory)
 
 
-class Decoding:
-    """What ``generate`` keeps between tokens: a [`memformers.Stepper`][] for all rows with the same padding,
-    so that each row is continued exactly as alone."""
-
-    is_compileable = is_croppable = False
-    is_linear = (True,)  # how transformers calls a cache that doesn't grow
-
-    def __init__(self, model: MemoryLM, memory: Memory | None):
-        self.model, self.memory = model, memory
-        self.groups: list[tuple[Tensor, Stepper]] = []
-
-    def read(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Read ``tokens [B, T]``, the prompts with their ``mask [B, T]`` first: logits ``[B, 1, vocab_size]``
-        after the last. Raises ValueError for prompts padded on the right."""
-        if not self.groups and mask is not None and not mask[:, -1].all():
-            raise UserError("a text is continued at its end; pad on the left, with padding_side='left'.")
-        if self.groups:  # rows that have ended get padding, which may be outside the vocabulary
-            tokens = tokens.where(tokens < self.model.config.n_tokens, 0)
-        logits = [stepper.read(tokens[rows].T)[-1] for rows, stepper in self.groups]
-        for rows, prompts in group_by_padding(tokens, mask) if not self.groups else ():
-            memory = self.memory and self.memory.streams(rows)
-            self.groups.append((rows, Stepper(self.model, len(rows), memory)))
-            logits.append(self.groups[-1][1].read(prompts)[-1])
-        return torch.cat(logits)[torch.cat([rows for rows, _ in self.groups]).argsort(), None]
-
-    def reorder_cache(self, chosen: Tensor) -> None:
-        """Continue with the rows ``chosen [B]``, as beam search does within each prompt."""
-        for i, (rows, stepper) in enumerate(self.groups):
-            streams = torch.searchsorted(rows, chosen[rows])
-            reordered = Stepper(self.model, len(rows), stepper.memory().streams(streams))
-            if len(stepper.running):
-                reordered.read(stepper.running[:, streams])
-            self.groups[i] = (rows, reordered)
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a ``module`` is of this ``kind`` and its weight a parameter, not computed from others."""
+    return type(module) is kind and "weight" in module._parameters
 
 
-def group_by_padding(ids: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows ``[n]`` of ``ids [B, T]`` with the same padding on the left, and their tokens ``[T', n]``
-    without it; padding on the right, which no earlier token sees, is 0. Raises ValueError for padding between
-    ids and for a row of padding alone."""
-    is_id = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    if is_id.shape != ids.shape:
-        raise UserError(f"expected attention_mask as {[*ids.shape]}, as the ids, got {[*is_id.shape]}.")
-    left, right = ((x.cumsum(1) == 0).sum(1) for x in (is_id, is_id.flip(1)))
-    if (left + is_id.sum(1) + right != ids.shape[1]).any():
-        raise UserError("expected attention_mask with ids in every row, and zeros at its ends only.")
-    for pad in left.unique().tolist():
-        rows = (left == pad).nonzero()[:, 0]
-        yield rows, ids.masked_fill(~is_id, 0)[rows, pad:].T
+class RowsOutput(NamedTuple):
+    """What reading rows with the same padding returns."""
+
+    rows: Tensor  # [n]
+    logits: Tensor  # [n, T', vocab_size], without the padding on the left
+    memory: Memory | None
+    auxiliary_loss: Tensor  # the mean over segments
+
+
+def predicted_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """``labels [B, T]`` with -100 for padding and for the first id after it, which nothing predicts. A
+    Trainer that accumulates batches padded on the left needs them so, from its data collator."""
+    if attention_mask is None:
+        return labels
+    is_id = attention_mask.bool()
+    follows_id = F.pad(is_id[:, :-1], (1, 0))
+    return labels.masked_fill(~is_id | ~follows_id, -100)
+
+
+def count_items(labels: Tensor, predicted: Tensor, n_items: Tensor | int) -> Tensor:
+    """How many of the ``n_items`` labels that a Trainer counted for a step are in a batch with ``labels [B,
+    T]``. Raises ValueError if it counts more than the ``predicted [B, T]`` in a step of several batches:
+    their weights would be wrong."""
+    n_labels = (labels[:, 1:] != -100).sum()
+    n_predicted = (predicted[:, 1:] != -100).sum()
+    if n_labels != n_predicted and n_labels != n_items:
+        raise UserError(
+            f"the Trainer weighs the batches of a step by their labels and counts {n_labels} here, but "
+            f"{n_predicted} are predicted: not padding, nor the first id after it; set their labels to -100, "
+            f"as huggingface.predicted_labels does, or pad on the right, with padding_side='right'."
+        )
+    return n_labels
 
 
 class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
@@ -251,7 +336,7 @@ def rows_in_order(ids: Tensor | Sequence[int], batch_size: int, length: int) -> 
     return [{"input_ids": row, "labels": row} for batch in streams.split(length, dim=1) for row in batch]
 
 
-def load(folder: str | Path) -> tuple[MemformerForCausalLM, transformers.PreTrainedTokenizerFast]:
+def load(folder: str | Path) -> tuple[MemformerForCausalLM, MemformerTokenizer]:
     """Model, in eval mode, and tokenizer for transformers, of a run, a checkpoint, the folder of
     ``save_pretrained`` or a model of the package. Raises ValueError for a folder that holds none, and for
     tokens that are not text."""
@@ -263,33 +348,6 @@ def load(folder: str | Path) -> tuple[MemformerForCausalLM, transformers.PreTrai
     return model.eval(), tokenizer_of(tokenizer)
 
 
-def tokenizer_of(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer for transformers with the same ids, which pads on the left with one more, ``<pad>``. Raises
-    ValueError for tokens that are not text."""
-    if isinstance(tokenizer, SubwordTokenizer):
-        inner = tokenizer.inner
-    elif tokenizer.name == "byte":
-        inner = Inner(models.BPE(bytes_of_letters(), []))
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        inner.decoder = decoders.ByteLevel()
-    elif isinstance(tokenizer, CharacterTokenizer | WordTokenizer):
-        vocabulary = {token: i for i, token in enumerate(tokenizer.vocabulary)}
-        inner = Inner(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-        if isinstance(tokenizer, WordTokenizer):
-            inner.normalizer = normalizers.Replace(Regex("\r\n|\r|\n"), f" {EOS} ")
-            inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-            spaces = decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse()
-            inner.decoder = decoders.Sequence([*spaces, decoders.Replace(Regex(f" ?{EOS} ?"), "\n")])
-        else:
-            inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-            inner.decoder = decoders.Fuse()
-    else:
-        raise UserError(f"{tokenizer.name} tokens are not text, so transformers has no tokenizer for them.")
-    names = ["input_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", padding_side="left", model_input_names=names
-    )
-
-
 transformers.AutoConfig.register(MemformerConfig.model_type, MemformerConfig)
 transformers.AutoModelForCausalLM.register(MemformerConfig, MemformerForCausalLM)
+transformers.AutoTokenizer.register(MemformerConfig, MemformerTokenizer)

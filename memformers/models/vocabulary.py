@@ -145,7 +145,7 @@ class AdaptiveSoftmax(nn.Module):
         rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
         bias = self.bias[low:high]
         if i == 0 and self.rare is not None:
-            rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
+            rows, bias = torch.cat((rows, weight(self.rare))), torch.cat((bias, self.rare.bias))
         if i < len(self.maps):
             x = self.maps[i](x)
         elif len(self.maps):  # tied
