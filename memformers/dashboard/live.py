@@ -14,7 +14,7 @@ from memformers.common.text import UserError, duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
-from memformers.report.sections import bars, claims, results_table, setting_text, trial
+from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
 from memformers.runs.reader import (
     FINISHED,
@@ -106,6 +106,8 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     columns |= {"tokens": last(TOKENS, ",.0f"), "time": last(SECONDS, ",.0f", " s")}
     columns["tokens/s"] = last("tokens_per_second", ",.0f")
     above.append(results_table(arms, base, [measure], columns))
+    if finished:  # then the table has both losses
+        above += tokens_of_losses(arms)
     below, of_arms = [], [arm.first.settings for arm in arms]
     if differing := [name for name in differing_settings(of_arms) if name not in ("seed", "label")]:
         names = short_names(differing)

@@ -121,6 +121,24 @@ def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_fini
     assert data["above"].count("<i style=") == 2
 
 
+def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0,)))
+    record(tmp_path / "short", [3.0, 2.0])
+    result = {"bits_per_character": 1.9, "evaluated_tokens": 9_000, "held_out_tokens": 9_000}
+    with open(tmp_path / "short" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"tokens": 30, "seconds": 2, "loss.valid": 1.8, "evaluated_tokens": 512}) + "\n")
+    runs.update()
+    paragraph = "The losses of one model are measured on different tokens"
+    assert paragraph not in describe(runs)["above"], "there is only one loss yet"
+    write_json(tmp_path / "short" / "result.json", result)
+    write_json(tmp_path / "short" / "labml.json", {"run": "idofshort", "started": 1.0, "status": "completed"})
+    runs.update()
+    above = describe(runs)["above"]
+    assert paragraph in above
+    assert "over the whole held-out text; " in above
+    assert "over the first 512 tokens" in above
+
+
 def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     one, two = (plan(tmp_path / name) for name in ("one", "two"))
