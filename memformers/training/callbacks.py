@@ -143,7 +143,9 @@ class Callbacks:
         self.bar.show(f"held out: {bits:.3f} {self.unit}")
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
-        """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
+        """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come. This is called after each
+        step, so it moves the bar too."""
+        self.bar.move_to(state.tokens)
         tokens, evaluations = self.saved
         every, minutes = self.config.checkpoint.checkpoint_every, self.config.checkpoint.checkpoint_minutes
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
