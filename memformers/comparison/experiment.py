@@ -182,7 +182,7 @@ def run_experiments(
         written = report(folder)
         if not failed:
             return written
-        failed.append(f"The results so far are in {written}; --resume trains the rest.")
+        failed.append(f"The results so far are in {written}.")
     raise TrainingsFailed(" ".join(failed))
 
 
@@ -237,7 +237,7 @@ def train_all(
     try:
         failed = {names[number] for number, code in ended if code}
     except (KeyboardInterrupt, SystemExit):
-        print(f"finished training runs are kept in {folder}; continue with --resume.", file=sys.stderr)
+        print(f"finished training runs are kept in {folder}.", file=sys.stderr)
         raise
     return [name for name in plan.runs if name in failed]
 

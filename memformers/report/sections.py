@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from memformers.common.command_line import OF_A_FOLDER, without_options
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
@@ -29,8 +30,6 @@ MEMORY_SETTINGS = {
 checksum identifies."""
 TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
 """The options that make an experiment on each task a trial."""
-SWITCHES = ("--quick", "--resume")
-"""Options without a value."""
 HELD_OUT_TEXT = "the whole held-out text"
 
 
@@ -113,20 +112,11 @@ def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -
     if plan is None or module.partition(".")[0] not in ("memformers", "experiments"):
         return parts
     if plan.scale < 1:
-        command = [*without(words, TRIAL_OPTIONS.get(plan.task, ())), "--out", f"{folder}-whole"]
+        trial_options = TRIAL_OPTIONS.get(plan.task, ())
+        command = [*without_options(words, (*OF_A_FOLDER, *trial_options)), "--out", f"{folder}-whole"]
     else:
-        command = [*without(words, ("--seeds",)), "--seeds", "5", "--resume", "--out", f"{folder}"]
+        command = [*without_options(words, (*OF_A_FOLDER, "--seeds")), "--seeds", "5", "--resume", "--out", f"{folder}"]
     return [*parts, prose("more_training", is_trial=plan.scale < 1), fenced(shlex.join(command))]
-
-
-def without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words of a command without its folder, ``--resume`` and these ``options``."""
-    options = ("--out", "--resume", *options)
-    return [
-        word
-        for before, word in pairwise(["", *words])
-        if word.partition("=")[0] not in options and (before not in options or before in SWITCHES)
-    ]
 
 
 def results_table(

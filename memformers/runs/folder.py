@@ -51,6 +51,20 @@ def new_folder(name: str) -> Path:
     return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
+def is_experiment(folder: Path) -> bool:
+    """Whether ``folder`` holds an experiment, or several in its sub-folders."""
+    return any(folder.glob(EXPERIMENT)) or any(folder.glob(f"*/{EXPERIMENT}"))
+
+
+def newest_experiment(name: str) -> Path:
+    """The experiment in ``runs/`` that began or continued last, of those in folders for this ``name``."""
+    plans = [*RUNS.glob(f"*-{name}/{EXPERIMENT}"), *RUNS.glob(f"*-{name}/*/{EXPERIMENT}")]
+    if not plans:
+        raise UserError(f"{RUNS} holds no {name} to resume; name the experiment to resume as --out.")
+    newest = max(plans, key=lambda plan: plan.stat().st_mtime)
+    return RUNS / newest.relative_to(RUNS).parts[0]
+
+
 def check_named(folder: Path) -> None:
     str(folder).encode()  # UnicodeError for a name in which safetensors can write files, but not read them
     if folder == Path():

@@ -211,7 +211,7 @@ class Callbacks:
                 yield
             except Stopped as stopped:
                 self.save(self.state)
-                self.bar.say(f"{stopped} at token {self.state.tokens:,}; continue with --resume.")
+                self.bar.say(f"{stopped} at token {self.state.tokens:,}; the run is kept in {self.folder}.")
                 raise stopped.conventional() from None
         except (NotFiniteError, OSError) as error:
             newest = "No checkpoint was made yet."
