@@ -31,6 +31,7 @@ from memformers.runs.folder import (
     check_named,
     check_report,
     known_card,
+    note_launch,
     read_plan,
     refuse_overwrite,
     runs_of,
@@ -228,11 +229,16 @@ def train_all(
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     models = [due[name]["model"]["model"] for name in names]
     code = [[import_path(MODELS[model])] if ":" in model else [] for model in models]
+
+    def begin(number: int) -> None:
+        print(f"\n── {done + number + 1} of {len(plan.runs)}: {names[number]} ──", flush=True)
+        note_launch(folder / names[number])
+
     ended = run_modules(
         [[experiment.task.module, str(folder / n), *c] for n, c in zip(names, code, strict=True)],
         min(experiment.jobs, len(names)),
         environment=environment,
-        begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
+        begin=begin,
     )
     try:
         failed = {names[number] for number, code in ended if code}

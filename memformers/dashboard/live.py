@@ -24,8 +24,8 @@ from memformers.runs.reader import (
     Runs,
     differing_settings,
     finite_number,
-    totals,
 )
+from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import noted_comparisons
 
 FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
@@ -189,7 +189,8 @@ def status(runs: Runs) -> str:
     parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
     for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
         parts.append(f"{every.count(state)} {state}")
-    share, left = totals(runs.all)
+    share = share_trained(runs.all)
+    left = seconds_left(runs)
     if share and every.count(FINISHED) < len(every):
         parts.append(f"{100 * share:.0f} % trained")
     if left:

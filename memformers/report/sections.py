@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,9 +112,11 @@ def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -
         return parts
     if plan.scale < 1:
         trial_options = TRIAL_OPTIONS.get(plan.task, ())
-        command = [*without_options(words, (*OF_A_FOLDER, *trial_options)), "--out", f"{folder}-whole"]
+        command = without_options(words, (*OF_A_FOLDER, *trial_options))
+        command += ["--out", f"{folder}-whole"]
     else:
-        command = [*without_options(words, (*OF_A_FOLDER, "--seeds")), "--seeds", "5", "--resume", "--out", f"{folder}"]
+        command = without_options(words, (*OF_A_FOLDER, "--seeds"))
+        command += ["--seeds", "5", "--resume", "--out", f"{folder}"]
     return [*parts, prose("more_training", is_trial=plan.scale < 1), fenced(shlex.join(command))]
 
 

@@ -136,6 +136,8 @@ class Card:
     name: str = ""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The id, the same in every session of the run, so that all sessions form one curve."""
+    launched: float = 0.0
+    """When an experiment started its process for the first time; 0 if none did."""
     started: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     status: str = ""
@@ -151,6 +153,13 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
     card = replace(card, name=card.name or name, started=started, config=used, status="")
     write_json(folder / CARD, card)
     return card
+
+
+def note_launch(folder: Path) -> None:
+    """Note that an experiment starts the process of the run in ``folder`` now, unless it has begun before."""
+    card = known_card(folder)
+    if card and not card.started:
+        write_json(folder / CARD, replace(card, launched=time.time()))
 
 
 def close_card(folder: Path, status: str) -> None:

@@ -87,7 +87,9 @@ def test_an_interrupted_comparison_continues_as_advised(tmp_path, monkeypatch):
     folder = tmp_path / "my runs"  # with a space
     command = advice(interrupted(monkeypatch, run, "compare", *TWO_ARMS, "--out", folder))
     # A program that runs in this process isn't called memformers, so its options are missing.
-    ended = run("compare", *TWO_ARMS, *words_of_memformers(f"memformers {command[command.index('--resume') :]}"))
+    ended = run(
+        "compare", *TWO_ARMS, *words_of_memformers(f"memformers {command[command.index('--resume') :]}")
+    )
     assert ended.code == 0, ended.err
     assert (folder / "report.html").is_file()
 
@@ -144,4 +146,6 @@ def test_resume_takes_the_newest_experiment_of_the_same_command(tmp_path):
     assert [newest_experiment(name).name for name in names] == ["1-compare", "3-recall", "4-ablation"]
     assert run("recall", "--show", "runs/gone").code == 2
     shutil.rmtree(tmp_path / "runs")
-    assert run("recall", "--resume").says("runs holds no recall to resume; name the experiment to resume as --out")
+    assert run("recall", "--resume").says(
+        "runs holds no recall to resume; name the experiment to resume as --out"
+    )

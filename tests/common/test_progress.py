@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memformers.common.processes import Stopped, StopSignals
@@ -63,15 +62,16 @@ def test_nothing_is_drawn_after_a_bar_is_closed(monkeypatch):
 
 def test_a_signal_while_a_bar_is_drawn_does_not_hang(monkeypatch):
     """tqdm's lock stays locked then."""
+    open_terminal(monkeypatch)
 
-    terminal = open_terminal(monkeypatch)
     def interrupted(self, *arguments, **options):
         signal.raise_signal(signal.SIGTERM)
 
     began = time.monotonic()
-    with StopSignals() as signals, pytest.raises(Stopped), Progress(total=10, mininterval=0) as bar:
-        with monkeypatch.context() as patch, signals.at_once():
-            patch.setattr(type(bar), "display", interrupted)
+    bar = Progress(total=10, mininterval=0)
+    with StopSignals() as signals, bar, monkeypatch.context() as patch:
+        patch.setattr(Progress, "display", interrupted)
+        with pytest.raises(Stopped), signals.at_once():
             bar.move_to(5)
     assert time.monotonic() - began < 10
 
