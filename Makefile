@@ -8,6 +8,9 @@ SEEDS ?= 1
 DATA ?=
 # What a token is: character, byte, word or bpe: make compare DATA=book.txt TOKENIZER=bpe
 TOKENIZER ?=
+# Continues the newest comparison, recall or ablation in runs/, with the same settings: make compare RESUME=1
+RESUME ?=
+RESUME_OPTION := $(if $(RESUME),--resume)
 
 BIN := .venv/bin
 # A relative path, since pip splits it at spaces.
@@ -16,16 +19,16 @@ PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --dis
 .PHONY: compare recall ablation dashboard test test-long test-integrations docs docs-tables dist bench bench-decoding lint format clean
 
 compare: .venv/ready
-	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(RESUME_OPTION)
 
 # What each memory recalls, by distance. RECALL="--quick" is a glimpse; RECALL=--help lists what there is.
 recall: .venv/ready
-	$(BIN)/memformers recall $(RECALL)
+	$(BIN)/memformers recall $(RECALL) $(RESUME_OPTION)
 
 # What compresses, and what it learns from: the paper's table on a text and on the recall stream, in half an
 # hour on two cores. ABLATION="--quick" is a glimpse; ABLATION=--help lists what there is.
 ablation: .venv/ready
-	$(BIN)/python -m experiments.ablation $(ABLATION)
+	$(BIN)/python -m experiments.ablation $(ABLATION) $(RESUME_OPTION)
 
 # labml's dashboard, which every training finds. DASHBOARD="--open --port 5006" gives it settings.
 dashboard: .venv/ready-for-dashboard

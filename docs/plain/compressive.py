@@ -1,6 +1,7 @@
 """The Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): transformer_xl.py, and slots.
 
-python compressive.py        trains on Tiny Shakespeare for about a minute and prints a sample
+python compressive.py              trains on Tiny Shakespeare for about a minute and prints a sample
+python compressive.py novel.txt    trains on this text instead
 
 C slots, each compressed from c vectors, come before the M vectors of the memory: K = C + M + S keys.
 """

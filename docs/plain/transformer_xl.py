@@ -1,6 +1,7 @@
 """Transformer-XL in plain PyTorch (Dai et al. 2019, arXiv 1901.02860), to read in one sitting.
 
-python transformer_xl.py        trains on Tiny Shakespeare for about a minute and prints a sample
+python transformer_xl.py              trains on Tiny Shakespeare for about a minute and prints a sample
+python transformer_xl.py novel.txt    trains on this text instead
 
 S tokens in a segment, M in the memory, K = M + S keys; B streams, H heads, D = d_model, E = D / H.
 """
@@ -110,15 +111,30 @@ def generate(model: nn.Module, prompt: Tensor, n: int) -> Tensor:
     return tokens
 
 
-def main(build: type[nn.Module], path: str = "input.txt", steps: str = "400", length: str = "300") -> None:
-    if not Path(path).exists():
-        torch.hub.download_url_to_file(URL, path)
-    text = Path(path).read_text(encoding="utf-8")
+def read_text(path: str) -> str:
+    """The text in ``path``; Tiny Shakespeare, from the network, if no path is given."""
+    try:
+        if path:
+            return Path(path).read_text(encoding="utf-8")
+        cached = Path("input.txt")
+        if not cached.exists():
+            torch.hub.download_url_to_file(URL, str(cached))
+        return cached.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        sys.exit(f"{path or URL} can't be read: {error}. Name a text file in UTF-8 as the first argument.")
+
+
+def main(build: type[nn.Module], path: str = "", steps: str = "400", length: str = "300") -> None:
+    text = read_text(path)
+    if len(text) < 32:
+        sys.exit(f"expected a text of at least 32 characters, two for each stream, got {len(text)}.")
     characters = sorted(set(text))
     number = {character: i for i, character in enumerate(characters)}
     model = build(len(characters))
     train(model, torch.tensor([number[character] for character in text]), int(steps))
-    prompt = torch.tensor([number[character] for character in "ROMEO:\n"])
+    # The first line of the text, of whose characters the model knows all; of a long one the beginning.
+    first_line = text.splitlines(keepends=True)[0][:40]
+    prompt = torch.tensor([number[character] for character in first_line])
     tokens = generate(model, prompt, int(length))
     print("".join(characters[i] for i in tokens))
 

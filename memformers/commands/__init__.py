@@ -1,1 +1,2 @@
-"""The commands of ``memformers``: one file each, with a dataclass of its options that runs."""
+"""The commands of ``memformers``: for each, a dataclass of its options that runs. ``memformers.cli`` says in
+which file a command is."""

@@ -101,7 +101,7 @@ class Evaluate(ModelCommand, MovedText):
         elif self.document_separator or self.text_field != "text":
             raise UserError("text_field and document_separator are for the file of --text; name it, too.")
         elif self.checkpoint and (self.checkpoint / FACTS).is_file():
-            corpus = common_corpus(read_runs(self.checkpoint), **self.moved)
+            corpus = common_corpus(read_runs(self.checkpoint), tokenizer, **self.moved)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
                 raise UserError(
                     f"{corpus.info.source} has other tokens than in the training; name a text with --text."

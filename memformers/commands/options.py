@@ -1,16 +1,23 @@
 """Options and messages that several commands share."""
 
 import shlex
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from memformers.common.command_line import cli_errors, command_here, parse_arguments
+from memformers.common.command_line import (
+    cli_errors,
+    command_here,
+    is_clone,
+    parse_arguments,
+    resume_command,
+)
 from memformers.common.fields import Checked
-from memformers.common.text import UserError
-from memformers.runs.folder import new_folder
+from memformers.common.text import TrainingsFailed
+from memformers.runs.folder import is_experiment, new_folder, newest_experiment
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -26,7 +33,7 @@ def dashboard_here() -> str:
     """How to start the dashboard in this terminal, and what it still needs."""
     if find_spec("labml_app"):
         return command_here("dashboard")
-    if Path("Makefile").is_file() and Path("memformers", "dashboard").is_dir():
+    if is_clone():
         return "make dashboard"
     return f"{command_here('dashboard')}, after pip install '.[dashboard]' in a clone of the repository"
 
@@ -56,17 +63,24 @@ class ExperimentCommand(TrackedCommand):
     """The folder of the experiment; by default a new folder in runs/ with the date and the command in its
     name."""
     resume: bool = False
-    """Continue the experiment in --out with the same settings: finish the training runs that were stopped,
-    and add the arms and seeds that are missing."""
+    """Continue the experiment in --out, else the newest one of this command in runs/, with the same settings:
+    finish the training runs that were stopped, and add the arms and seeds that are missing."""
 
     @abstractmethod
     def experiment(self, folder: Path) -> "Report":
         """Train and measure in ``folder``, and write the report."""
 
     def run(self) -> None:
-        if self.resume and self.out is None:
-            raise UserError("name the experiment to resume as --out.")
-        say_report(self.experiment(self.out or new_folder(self.name)))
+        folder = self.out or (newest_experiment(self.name) if self.resume else new_folder(self.name))
+        try:
+            report = self.experiment(folder)
+        except TrainingsFailed as error:
+            raise TrainingsFailed(f"{error} To try them again: {resume_command(folder, self.name)}") from None
+        except (KeyboardInterrupt, SystemExit):
+            if is_experiment(folder):
+                print(f"to continue: {resume_command(folder, self.name)}", file=sys.stderr)
+            raise
+        say_report(report)
         print(f"watch the next one: {dashboard_here()}")
 
     @classmethod

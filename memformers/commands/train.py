@@ -1,7 +1,9 @@
 """``memformers train``: one model on one text; ``memformers check``: whether a memory does what every memory
 must."""
 
+import os
 import shlex
+import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -69,8 +71,25 @@ class Train(TrackedCommand):
         return runs[0]
 
     def train(self) -> Path:
-        folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
-        return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
+        folder = self.folder()
+        resume = self.resume is not None
+        init = self.init_from or None
+        try:
+            train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard)
+        except (KeyboardInterrupt, SystemExit):
+            if is_first() and (folder / CONFIG).exists():
+                print(f"to continue: {self.resume_command(folder)}", file=sys.stderr)
+            raise
+        return folder
+
+    def resume_command(self, folder: Path) -> str:
+        if "WORLD_SIZE" in os.environ:  # torchrun has set it
+            return f"the same command with --resume --out {shlex.quote(str(folder))}"
+        words = ["train", "--resume", str(folder)]
+        model = self.config.model.model
+        if ":" in model:  # code, which runs only if it is named
+            words += ["--model", path_from_here(lookup(model))]
+        return command_here(shlex.join(words))
 
     def run(self) -> None:
         folder = self.train()

@@ -23,6 +23,10 @@ from memformers.common.text import USER_MODULES, UserError, printable
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
+OF_A_FOLDER = ("--out", "--resume")
+"""The options of an experiment that name its folder."""
+SWITCHES = ("--quick", "--resume")
+"""Options without a value."""
 
 
 @contextlib.contextmanager
@@ -204,6 +208,35 @@ def command_as_given() -> str:
     pairs = pairwise(["", *arguments])
     words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
     return shlex.join(words)
+
+
+def without_options(words: Sequence[str], options: Container[str]) -> list[str]:
+    """The words of a command without these ``options`` and their values."""
+    kept = []
+    for previous, word in pairwise(["", *words]):
+        is_value = previous in options and previous not in SWITCHES
+        is_option = word.partition("=")[0] in options
+        if not is_value and not is_option:
+            kept.append(word)
+    return kept
+
+
+def resume_command(folder: Path, target: str) -> str:
+    """How to continue the experiment in ``folder`` that this process runs: with make, where make started it
+    as its ``target``."""
+    if "MAKELEVEL" in os.environ and is_clone():  # make has set it
+        return f"the same make command with RESUME=1, as in make {target} RESUME=1"
+    words = without_options(shlex.split(command_as_given()), OF_A_FOLDER)
+    options = shlex.join(["--resume", "--out", str(folder)])
+    for program in (["memformers"], ["python", "-m", "memformers"]):
+        if words[: len(program)] == program:
+            return command_here(f"{shlex.join(words[len(program) :])} {options}")
+    return f"{shlex.join(words)} {options}"
+
+
+def is_clone() -> bool:
+    """Whether the current folder is a clone of the repository, with its Makefile."""
+    return Path("Makefile").is_file() and Path("memformers", "dashboard").is_dir()
 
 
 def command_here(command: str) -> str:

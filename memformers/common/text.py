@@ -1,6 +1,7 @@
 """What people read: errors, numbers with their nouns, text that is safe in a terminal, and progress."""
 
 import sys
+import threading
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -38,17 +39,43 @@ def stream() -> TextIO:
     return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel") else sys.stderr
 
 
+REDRAWN_SECONDS = 0.5
+"""Between two drawings of a bar whose work reports nothing: its clock then moves at least once a second."""
+
+
 class Progress(tqdm):  # type: ignore[type-arg]
-    """A progress bar, in a terminal; a log gets only what ``say`` says, unless it is ``hidden``."""
+    """A progress bar, in a terminal; a log gets only what ``say`` says, unless it is ``hidden``. Close it, or
+    use it as a context."""
 
     def __init__(self, hidden: bool = False, **options: Any):
         self.hidden = hidden
+        self.is_closing = threading.Event()
+        self.clock: threading.Thread | None = None
         super().__init__(miniters=0, disable=hidden or not stream().isatty(), **options)
+        if not self.disable:
+            self.clock = threading.Thread(target=self.keep_drawing, daemon=True)
+            self.clock.start()
+
+    def keep_drawing(self) -> None:
+        while not self.is_closing.wait(REDRAWN_SECONDS):
+            self.refresh()
+
+    def close(self) -> None:
+        self.is_closing.set()
+        if self.clock:
+            # So that it draws nothing below the finished bar. Not for ever: an exception that a signal raised
+            # while tqdm was drawing leaves tqdm's lock locked.
+            self.clock.join(timeout=1.0)
+        super().close()
 
     def show(self, words: str, done: float | None = None) -> None:
         """Show ``words`` behind the bar, and how much is ``done``; drawn a few times a second at most."""
         self.set_postfix_str(words, refresh=False)
-        self.update(0 if done is None else min(done, self.total or done) - self.n)
+        self.move_to(self.n if done is None else done)
+
+    def move_to(self, done: float) -> None:
+        """Show how much is ``done``, with the same words."""
+        self.update(min(done, self.total or done) - self.n)
 
     def say(self, line: str) -> None:
         if not self.hidden:

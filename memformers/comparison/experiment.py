@@ -40,6 +40,7 @@ from memformers.runs.folder import (
     check_named,
     check_report,
     known_card,
+    note_launch,
     read_plan,
     refuse_overwrite,
     runs_of,
@@ -198,7 +199,7 @@ def run_experiments(
         written = report(folder)
         if not failed:
             return written
-        failed.append(f"The results so far are in {written}; --resume trains the rest.")
+        failed.append(f"The results so far are in {written}.")
     raise TrainingsFailed(" ".join(failed))
 
 
@@ -249,16 +250,21 @@ def train_all(
         if ":" in model:
             command.append(import_path(lookup(model)))
         commands.append(command)
+
+    def begin(number: int) -> None:
+        print(f"\n── {done + number + 1} of {len(plan.runs)}: {names[number]} ──", flush=True)
+        note_launch(folder / names[number])
+
     ended = run_modules(
         commands,
         min(experiment.jobs, len(names)),
         environment=environment,
-        begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
+        begin=begin,
     )
     try:
         failed = {names[number] for number, code in ended if code}
     except (KeyboardInterrupt, SystemExit):
-        print(f"finished training runs are kept in {folder}; continue with --resume.", file=sys.stderr)
+        print(f"finished training runs are kept in {folder}.", file=sys.stderr)
         raise
     return [name for name in plan.runs if name in failed]
 

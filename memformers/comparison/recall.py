@@ -2,6 +2,7 @@
 asks for them; and the training and measurement of each run."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -120,7 +121,8 @@ def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
         segments = task.segments(run, run.train.seed, longest=run.longest())
 
         def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
-            track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
+            times = {"seconds": state.seconds, "evaluation_seconds": state.evaluation_seconds}
+            track.record({"tokens": state.tokens, **times, **metrics})
 
         def evaluate(state: TrainingState) -> None:
             recall = measure(model, run, GLIMPSE * S, task=task)[UNTOUCHED]
@@ -135,7 +137,9 @@ def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
 
         state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
+        began = time.perf_counter()
         recalls = measure(model, run, run.recall.evaluated, controls=True, task=task)
+        state.evaluation_seconds += time.perf_counter() - began
     recall = recalls.pop(UNTOUCHED)
     result = {**state.progress, "peak_memory_bytes": peak, "recall": recall}
     model.save_pretrained(folder / MODEL)

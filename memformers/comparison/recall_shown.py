@@ -2,6 +2,7 @@
 for it, and what they answer."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memformers.common.command_line import command_here
 from memformers.common.files import write_text
 from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
@@ -47,7 +49,8 @@ def read_stream(folder: Path) -> Stream:
     arms = [arm for arm in arms_of(read_runs(folder, "recall")) if (arm.first.folder / MODEL).is_dir()]
     arms = sorted((arm for arm in arms if arm.name in SHOWN), key=lambda a: SHOWN.index(a.name)) or arms[:3]
     if not arms:
-        raise UserError(f"{folder} has no trained model to show; finish its training with --resume.")
+        again = command_here(shlex.join(["recall", "--resume", "--out", str(folder)]))
+        raise UserError(f"{folder} has no trained model to show; finish its training: {again}")
     run = RECALL.parse(arms[0].first.config, str(arms[0].first.folder))
     stream, S = run.recall.stream, run.train.model.segment_len
     warm_up = -(-run.recall.reach // S)

@@ -107,7 +107,7 @@ class TextTask(Task):
         by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
         for name, training in trainings.items():
             if (spec := spec_of(training)) not in by_spec:
-                by_spec[spec] = find_text(training).info
+                by_spec[spec] = find_text(training, folder / name).info
                 check_apart(folder, spec.data, by_spec[spec].source)
             check_same_corpus(by_spec[spec], folder / name)
             check_same_config(training, folder / name)

@@ -14,7 +14,7 @@ from memformers.common.text import UserError, duration
 from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
-from memformers.report.sections import bars, claims, results_table, setting_text, trial
+from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
 from memformers.runs.reader import (
     FINISHED,
@@ -24,8 +24,8 @@ from memformers.runs.reader import (
     Runs,
     differing_settings,
     finite_number,
-    totals,
 )
+from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import noted_comparisons
 
 FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
@@ -106,6 +106,8 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     columns |= {"tokens": last(TOKENS, ",.0f"), "time": last(SECONDS, ",.0f", " s")}
     columns["tokens/s"] = last("tokens_per_second", ",.0f")
     above.append(results_table(arms, base, [measure], columns))
+    if finished:  # then the table has both losses
+        above += tokens_of_losses(arms)
     below, of_arms = [], [arm.first.settings for arm in arms]
     if differing := [name for name in differing_settings(of_arms) if name not in ("seed", "label")]:
         names = short_names(differing)
@@ -187,7 +189,8 @@ def status(runs: Runs) -> str:
     parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
     for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
         parts.append(f"{every.count(state)} {state}")
-    share, left = totals(runs.all)
+    share = share_trained(runs.all)
+    left = seconds_left(runs)
     if share and every.count(FINISHED) < len(every):
         parts.append(f"{100 * share:.0f} % trained")
     if left:

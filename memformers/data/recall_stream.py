@@ -54,7 +54,7 @@ def recall_segments(
     longest: Callable[[int], int] | None = None,
 ) -> Iterator[tuple[Segment, Tensor]]:
     """An endless sequence of segments of ``batch_size`` such streams, each with its distances ``[S, B]``: how
-    many tokens ago the value of a question was set, or NOTHING where a token sets a key.
+    many tokens ago the value of a question was set, or ``NO_QUESTION`` where a token sets a key.
 
     With probability ``stream.set_probability`` a token sets a key to a value, both drawn uniformly; otherwise
     it asks: it draws a band of distances (``NEAREST_BAND``) among those with a key, and one of its keys.

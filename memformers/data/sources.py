@@ -22,6 +22,7 @@ from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
 from memformers.data.files import OF_IDS, STDIN, File, documents_beside, local, plain_name, raise_unreadable
+from memformers.data.tokenizer import Tokenizer
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
@@ -95,6 +96,8 @@ class CorpusSpec:
     tokenizer: str = "character"
     vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""  # the published corpus, of BENCHMARKS, that data holds, or PYTHON_SOURCE
+    # What tokenizer="bpe" has learned from this text before, such as that of a run which is resumed.
+    subwords: Tokenizer | None = field(default=None, compare=False, repr=False)
 
 
 class Part(NamedTuple):

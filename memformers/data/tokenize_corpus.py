@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import platformdirs
 from filelock import Timeout
-from tqdm import tqdm
 
 from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, user_path, write_json
-from memformers.common.text import UserError
+from memformers.common.text import Progress, UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.corpus_reader import Text, read
 from memformers.data.dataset import (
@@ -263,6 +262,8 @@ def split_of(length: int, documents: Sequence[int] = ()) -> int:
 
 def tokenizer_for(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
     """Characters are learned from all of the text, words and subwords from its first ``trained_on`` bytes."""
+    if spec.tokenizer == "bpe" and spec.subwords:
+        return spec.subwords
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))
     size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
@@ -276,12 +277,13 @@ def tokenizer_for(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
         random.Random(0).shuffle(every := list(places))
         places, size = every[: LEARNED_FROM // PIECE], LEARNED_FROM
-    with bytes_bar("learning tokens", size) as bar:
+    with bytes_bar("learning tokens", size, is_slow=spec.tokenizer == "bpe") as bar:
 
         def texts() -> Iterator[str]:
             for begin, end in places:
                 yield text_at(raw, begin, end)
                 bar.update(end - begin)
+            bar.show("joining subwords" if spec.tokenizer == "bpe" else "")
 
         return learn(spec.tokenizer, spec.vocab_size, texts())
 
@@ -360,6 +362,7 @@ def beside(raw: mmap.mmap, begin: int, end: int, first: int, stop: int) -> tuple
     return text_at(raw, before, begin, "ignore"), text_at(raw, end, after, "ignore")
 
 
-def bytes_bar(what: str, total: int) -> "tqdm[Any]":
-    disable = True if 0 < total < SMALL_JOB else None
-    return tqdm(total=total or None, desc=what, unit="B", unit_scale=True, disable=disable, leave=False)
+def bytes_bar(doing: str, total: int, *, is_slow: bool = False) -> Progress:
+    """A bar of the bytes that are read, for more of them than are read in a moment."""
+    is_short = 0 < total < SMALL_JOB and not is_slow
+    return Progress(is_short, total=total or None, desc=doing, unit="B", unit_scale=True, leave=False)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property
@@ -178,9 +177,10 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     size, letters = vocab_size or DEFAULT_SUBWORDS, sorted(pre_tokenizers.ByteLevel.alphabet())
-    how = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=sys.stderr.isatty())
+    # Its own bars would show "0 / 0": it doesn't know how many texts there are.
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
-    in_the_background(inner.train_from_iterator, with_enough_words(cut), how)
+    in_the_background(inner.train_from_iterator, with_enough_words(cut), trainer)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(f"vocab_size={vocab_size}, but the text has only {learned} subwords; use fewer.")

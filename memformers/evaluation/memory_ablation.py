@@ -26,6 +26,7 @@ from memformers.data.recall_stream import NO_QUESTION
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Reading, Segment, streams_and_places
 from memformers.data.tokenize_corpus import dataset_of
+from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.evaluation.evaluate import Control, read_segments
 from memformers.models.base import eval_mode
@@ -262,10 +263,10 @@ def probe(folder: Path, tokens: int, device: torch.device, **moved: str) -> Path
             runs.setdefault(run.arm, run)
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
-    corpus = common_corpus(list(runs.values()), **moved)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
-    first, *others = (tokenizer.to_json() for _, tokenizer in loaded.values())
-    if any(other != first for other in others):
+    tokenizers = [tokenizer for _, tokenizer in loaded.values()]
+    corpus = common_corpus(list(runs.values()), tokenizers[0], **moved)
+    if any(tokenizer.to_json() != tokenizers[0].to_json() for tokenizer in tokenizers):
         raise UserError("these runs have different tokenizers; probe each run alone.")
     text, documents = held_out_tokens(corpus)
     models = {name: model for name, (model, _) in loaded.items()}
@@ -288,9 +289,10 @@ def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
     return torch.from_numpy(tokens.astype(np.int64)), tuple(documents.tolist())
 
 
-def common_corpus(runs: Sequence[Run], **moved: str) -> TokenDataset:
+def common_corpus(runs: Sequence[Run], subwords: Tokenizer | None = None, **moved: str) -> TokenDataset:
     """The text that all ``runs`` were trained on, its ``data``, ``validation`` and ``test`` now where these
-    say if they were ``moved``; UserError if it has changed since, or differs between runs."""
+    say if they were ``moved``; UserError if it has changed since, or differs between runs. The ``subwords``
+    that they have learned from it are not learned again."""
     first = runs[0].config
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
     known = {name.rpartition(".")[2]: value for name, value in flatten(first)}
@@ -298,7 +300,8 @@ def common_corpus(runs: Sequence[Run], **moved: str) -> TokenDataset:
     settings |= {name: place for name, place in moved.items() if place}
     if (tokenizer := runs[0].folder / TOKENIZER).is_file():  # one that was not made from the text
         settings["tokenizer"] = str(tokenizer)
-    corpus = dataset_of(CorpusSpec(**settings, vocab_size=first["model"]["vocab_size"]))
+    vocab_size = first["model"]["vocab_size"]
+    corpus = dataset_of(CorpusSpec(**settings, vocab_size=vocab_size, subwords=subwords))
     for run in runs:
         before, now = run.facts["corpus"], corpus.info
         if before["sha256"] != now.sha256:

@@ -126,10 +126,6 @@ class AdaptiveSoftmax(nn.Module):
         for parameter in (self.bias, *(self.rare.parameters() if self.rare else ())):
             nn.init.zeros_(parameter)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.bias
-
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """``x [·, D]`` to ``[·, vocab_size]``, with what is tied from ``embedding``."""
         clusters = range(len(self.clusters.bounds))

@@ -40,12 +40,16 @@ from memformers.report.markdown import (
 )
 from memformers.report.plotting import CONTROL_LINES, Panel, Series, curves, line_styles, text_figures
 from memformers.report.sections import (
+    HELD_OUT_TEXT,
     bars,
     claims,
     costs_table,
     how_it_was_made,
     probe_parts,
     results_table,
+    tokens_of_curves,
+    tokens_of_losses,
+    tokens_of_results,
     warnings,
     write_results,
 )
@@ -54,7 +58,6 @@ from memformers.runs.reader import read_probe, read_runs
 
 MAX_CLAIMS = 4
 """The most arms whose claims a terminal shows beside their table."""
-WHOLE = "the whole held-out text"
 IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_perplexity", "accuracy",
             "seconds", "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
@@ -76,9 +79,11 @@ def write_report(folder: Path) -> Report:
     notes += warnings(arms, base, folder)
     is_fair = len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1
     claimed = claims(arms, base, BITS, folder) if is_fair else []
-    results, read = results_table(arms, base, [BITS]), table_read(arms)
+    results = results_table(arms, base, [BITS])
+    read = tokens_of_results(arms)
     parts: list[str] = [f"# {plain(title)}", *(f"> {note}" for note in notes), *claimed, results]
-    parts += text_figures(arms, base, folder, curves_read(arms, read))
+    parts += tokens_of_losses(arms, probe)
+    parts += text_figures(arms, base, folder, shown_curves(arms), read)
     parts += ["### Other units, and accuracy", units_table(arms)]
     parts += ["## What each model costs", costs_table(arms), *samples(arms)]
     if probe:
@@ -119,21 +124,13 @@ def units_table(arms: Sequence[ArmRuns]) -> Table:
     return arms_table(arms, columns)
 
 
-def table_read(arms: Sequence[ArmRuns]) -> str:
-    """How much of the held-out text the last evaluations read."""
-    results = [result for arm in arms for result in arm.results.values()]
-    read = sorted({(result["evaluated_tokens"], result.get("held_out_tokens", 0)) for result in results})
-    parts = [f"{n:,} of {whole:,} tokens" for n, whole in read if n < whole]
-    return f"{' or '.join(parts)} of the held-out text" if parts else WHOLE
-
-
-def curves_read(arms: Sequence[ArmRuns], table_over: str) -> str:
-    """How much of the held-out text the evaluations during the training read."""
-    runs = [run for arm in arms for run in arm.counted]
-    read = {int(n) for run in runs for n in run.metrics.points("evaluated_tokens")[2].tolist()}
-    if not read - {(run.result or {}).get("evaluated_tokens") for run in runs}:
-        return table_over
-    return prose("read_in_parts", read=sorted(read), table="all of it" if table_over == WHOLE else table_over)
+def shown_curves(arms: Sequence[ArmRuns]) -> str:
+    """Which part of the held-out text the curves are over."""
+    n_read = tokens_of_curves(arms)
+    results = tokens_of_results(arms)
+    if not n_read:
+        return results
+    return prose("read_in_parts", read=n_read, table="all of it" if results == HELD_OUT_TEXT else results)
 
 
 def samples(arms: Sequence[ArmRuns]) -> list[str]:

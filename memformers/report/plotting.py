@@ -212,8 +212,11 @@ def curves(
     return save_figure(figure, folder, name, title, caption)
 
 
-def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str) -> list[str]:
-    """Every figure that ``arms`` have data for; evaluations in training ``read`` this part of the text."""
+def text_figures(
+    arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read_in_training: str, read_at_end: str
+) -> list[str]:
+    """Every figure that ``arms`` have data for. Captions say which part of the held-out text is
+    ``read_in_training`` and ``read_at_end``."""
     lines, seeds = line_styles([arm.name for arm in arms]), sorted({len(arm.counted) for arm in arms})
     bands = prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM) if seeds[-1] > 1 else ""
     others = [arm for arm in arms if arm is not base]
@@ -257,7 +260,14 @@ def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str
     at_positions = Panel(f"loss ({UNIT})", by_position(), finish=octaves)
     less_base = Panel(f"minus that of\n{base.label}", minus, finish=octaves)
     figures = [
-        draw("loss", "Loss against training tokens", tokens, loss, read=read, has_training=bool(training)),
+        draw(
+            "loss",
+            "Loss against training tokens",
+            tokens,
+            loss,
+            read=read_in_training,
+            has_training=bool(training),
+        ),
         draw("differences", "Held-out loss minus the baseline's", tokens, difference, base=base.label),
         draw("loss_by_time", "Held-out loss against training time", "training time (seconds)", by_time),
         draw(RECONSTRUCTION, "Loss of the compression functions", tokens, reconstruction, log=True),
@@ -267,6 +277,7 @@ def text_figures(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read: str
             "position in the segment (tokens)",
             at_positions,
             less_base,
+            read=read_at_end,
             base=base.label if minus else "",
         ),
     ]

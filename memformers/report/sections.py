@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from memformers.common.command_line import OF_A_FOLDER, without_options
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
@@ -30,8 +30,7 @@ MEMORY_SETTINGS = {
 checksum identifies."""
 TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
 """The options that make an experiment on each task a trial."""
-SWITCHES = ("--quick", "--resume")
-"""Options without a value."""
+HELD_OUT_TEXT = "the whole held-out text"
 
 
 def all_runs(arms: Sequence[ArmRuns]) -> list[Run]:
@@ -114,20 +113,13 @@ def few_seeds(arms: Sequence[ArmRuns], n: int, measure: Measure, folder: Path) -
     if plan is None or module.partition(".")[0] not in ("memformers", "experiments"):
         return parts
     if plan.scale < 1:
-        command = [*without(words, TRIAL_OPTIONS.get(plan.task, ())), "--out", f"{folder}-whole"]
+        trial_options = TRIAL_OPTIONS.get(plan.task, ())
+        command = without_options(words, (*OF_A_FOLDER, *trial_options))
+        command += ["--out", f"{folder}-whole"]
     else:
-        command = [*without(words, ("--seeds",)), "--seeds", "5", "--resume", "--out", f"{folder}"]
+        command = without_options(words, (*OF_A_FOLDER, "--seeds"))
+        command += ["--seeds", "5", "--resume", "--out", f"{folder}"]
     return [*parts, prose("more_training", is_trial=plan.scale < 1), fenced(shlex.join(command))]
-
-
-def without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words of a command without its folder, ``--resume`` and these ``options``."""
-    options = ("--out", "--resume", *options)
-    return [
-        word
-        for before, word in pairwise(["", *words])
-        if word.partition("=")[0] not in options and (before not in options or before in SWITCHES)
-    ]
 
 
 def results_table(
@@ -146,6 +138,43 @@ def results_table(
             against = f"{head}, minus {base.label}" if len(measures) > 1 else f"minus {base.label}"
             columns[against] = lambda arm, m=measure, of=differences: m.cell(of.get(arm.name))  # type: ignore[misc]
     return arms_table(arms, columns | dict(more or {}))
+
+
+def tokens_of_results(arms: Sequence[ArmRuns]) -> str:
+    """Which part of the held-out text the losses in ``result.json`` are over."""
+    parts: set[tuple[int, int]] = set()
+    for arm in arms:
+        for result in arm.results.values():
+            n_read = int(result.get("evaluated_tokens", 0))
+            n_tokens = int(result.get("held_out_tokens", 0))
+            if n_read < n_tokens:
+                parts.add((n_read, n_tokens))
+    if not parts:
+        return HELD_OUT_TEXT
+    shown = [f"{n_read:,} of {n_tokens:,} tokens" for n_read, n_tokens in sorted(parts)]
+    return f"{' or '.join(shown)} of the held-out text"
+
+
+def tokens_of_curves(arms: Sequence[ArmRuns]) -> list[int]:
+    """How many tokens the evaluations during the training read, if the results are over others: a number
+    for each kind of evaluation."""
+    runs = [run for arm in arms for run in arm.counted]
+    read_in_training: set[int] = set()
+    for run in runs:
+        read_in_training.update(map(int, run.metrics.points("evaluated_tokens")[2].tolist()))
+    read_for_results = {(run.result or {}).get("evaluated_tokens") for run in runs}
+    return sorted(read_in_training) if read_in_training - read_for_results else []
+
+
+def tokens_of_losses(arms: Sequence[ArmRuns], probe: Mapping[str, Any] | None = None) -> list[str]:
+    """Why one model has several losses, a paragraph; none if all are over the same tokens."""
+    curves = " or ".join(f"{n:,}" for n in tokens_of_curves(arms))
+    ablation = (probe or {}).get("memory_ablation")
+    n_probed = ablation["tokens"] if ablation else 0
+    if not curves and not n_probed:
+        return []
+    results = tokens_of_results(arms)
+    return [prose("tokens_of_losses", results=results, curves=curves, probe=n_probed)]
 
 
 def bars(arms: Sequence[ArmRuns], measure: Measure) -> str:

@@ -51,6 +51,20 @@ def new_folder(name: str) -> Path:
     return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
+def is_experiment(folder: Path) -> bool:
+    """Whether ``folder`` holds an experiment, or several in its sub-folders."""
+    return any(folder.glob(EXPERIMENT)) or any(folder.glob(f"*/{EXPERIMENT}"))
+
+
+def newest_experiment(name: str) -> Path:
+    """The experiment in ``runs/`` that began or continued last, of those in folders for this ``name``."""
+    plans = [*RUNS.glob(f"*-{name}/{EXPERIMENT}"), *RUNS.glob(f"*-{name}/*/{EXPERIMENT}")]
+    if not plans:
+        raise UserError(f"{RUNS} holds no {name} to resume; name the experiment to resume as --out.")
+    newest = max(plans, key=lambda plan: plan.stat().st_mtime)
+    return RUNS / newest.relative_to(RUNS).parts[0]
+
+
 def check_named(folder: Path) -> None:
     str(folder).encode()  # UnicodeError for a name in which safetensors can write files, but not read them
     if folder == Path():
@@ -122,6 +136,8 @@ class Card:
     name: str = ""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The id, the same in every session of the run, so that all sessions form one curve."""
+    launched: float = 0.0
+    """When an experiment started its process for the first time; 0 if none did."""
     started: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     status: str = ""
@@ -137,6 +153,13 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
     card = replace(card, name=card.name or name, started=started, config=used, status="")
     write_json(folder / CARD, card)
     return card
+
+
+def note_launch(folder: Path) -> None:
+    """Note that an experiment starts the process of the run in ``folder`` now, unless it has begun before."""
+    card = known_card(folder)
+    if card and not card.started:
+        write_json(folder / CARD, replace(card, launched=time.time()))
 
 
 def close_card(folder: Path, status: str) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,13 @@ class Run:
     def changed(self) -> float:
         """When it recorded last, or else began, in seconds since 1970; 0 if it has not begun."""
         return self.metrics.changed or finite_number(self.card.get("started")) or 0.0
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """From the start of its process by an experiment to its first step; None if there is no such time."""
+        launched = finite_number(self.card.get("launched")) or 0.0
+        started = finite_number(self.card.get("started")) or 0.0
+        return started - launched if 0 < launched <= started else None
 
     @property
     def state(self) -> tuple[str, str]:
@@ -264,13 +271,3 @@ def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
         return data if isinstance(data, dict) else {}
     return {}
-
-
-def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
-    """The share of their training that ``runs`` have done, and about how many seconds are left, if known."""
-    runs = list(runs)
-    done, budget = sum(run.tokens for run in runs), sum(run.budget for run in runs)
-    spent = sum(run.last(name) or 0.0 for run in runs for name in ("seconds", "evaluation_seconds"))
-    running = [run.state[0] for run in runs].count(RUNNING)
-    left = spent / done * (budget - done) / running if done and running else None
-    return done / budget if budget else 0.0, left

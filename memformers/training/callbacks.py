@@ -149,7 +149,9 @@ class Callbacks:
         self.bar.show(f"held out: {bits:.3f} {self.unit}")
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
-        """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
+        """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come. This is called after each
+        step, so it moves the bar too."""
+        self.bar.move_to(state.tokens)
         tokens, evaluations = self.saved
         every, minutes = self.config.checkpoint.checkpoint_every, self.config.checkpoint.checkpoint_minutes
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
@@ -221,7 +223,7 @@ class Callbacks:
                 yield
             except Stopped as stopped:
                 self.save(self.state)
-                self.bar.say(f"{stopped} at token {self.state.tokens:,}; continue with --resume.")
+                self.bar.say(f"{stopped} at token {self.state.tokens:,}; the run is kept in {self.folder}.")
                 raise stopped.conventional() from None
         except (NotFiniteError, OSError) as error:
             newest = "No checkpoint was made yet."

@@ -70,17 +70,16 @@ STEPS = 5
 """Iterations, after which singular values lie between about 0.7 and 1.2; Jordan's number."""
 
 
-# torch.optim.Muon always rounds to bfloat16, takes one matrix after the other and has no convolutions.
+# torch.optim.Muon always rounds to bfloat16, and takes one matrix after the other.
 class Muon(torch.optim.Optimizer):
-    """For matrices of hidden layers. A parameter of more dimensions, a convolution's, is taken as the matrix
-    ``[outputs, everything else]``.
+    """For matrices ``[rows, columns]`` of hidden layers.
 
     With G the gradient of a matrix W ``[rows, columns]``::
 
         m ← μ m + (1 − μ) G
         W ← (1 − lr · weight_decay) W − lr · √max(1, rows / columns) · orthogonal(μ m + (1 − μ) G)
 
-    where ``orthogonal`` is [`orthogonalized`][], computed in ``dtype`` (None: the matrices' own); bfloat16 is
+    where orthogonal is [`orthogonalized`][], computed in ``dtype`` (None: the matrices' own); bfloat16 is
     precise enough. Matrices of one shape are computed together.
     """
 
@@ -108,14 +107,14 @@ class Muon(torch.optim.Optimizer):
                     m.lerp_(w.grad, 1 - momentum)
                     alike[w.shape].append(w)
                     # One step further than the momentum, as Nesterov has it.
-                    directions[w.shape].append(w.grad.lerp(m, momentum).flatten(1))
+                    directions[w.shape].append(w.grad.lerp(m, momentum))
             for shape, weights in alike.items():
                 matrices = torch.stack(directions[shape])  # [n, rows, columns]
                 rows, columns = matrices.shape[1:]
                 updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
                 for w, update in zip(weights, updates, strict=True):
                     w.mul_(1 - lr * group["weight_decay"])
-                    w.sub_(update.view_as(w), alpha=lr * max(1.0, rows / columns) ** 0.5)
+                    w.sub_(update, alpha=lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from memformers.common.command_line import command_as_given
 from memformers.common.fields import replace_nested
-from memformers.common.files import numbered, user_path, write_json
+from memformers.common.files import check_manifest, numbered, user_path, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.text import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
@@ -116,13 +116,24 @@ def spec_of(config: TrainConfig) -> CorpusSpec:
     return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
 
 
-def find_text(config: TrainConfig) -> TokenDataset:
-    return dataset_of(spec_of(config))
+def find_text(config: TrainConfig, folder: Path | None = None) -> TokenDataset:
+    """The text of ``config``. The subwords of a run in ``folder`` are not learned again."""
+    subwords = learned_subwords(folder) if folder and config.tokenizer == "bpe" else None
+    return dataset_of(replace(spec_of(config), subwords=subwords))
+
+
+def learned_subwords(folder: Path) -> Tokenizer | None:
+    """The tokenizer of the newest checkpoint in ``folder`` that has an unbroken one; else None."""
+    for checkpoint in numbered(folder / CHECKPOINTS):
+        with contextlib.suppress(UserError, OSError):
+            check_manifest(checkpoint, [TOKENIZER])
+            return load_tokenizer(checkpoint)
+    return None
 
 
 def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
-    text = ranks.rank_zero_first(lambda: find_text(config))
+    text = ranks.rank_zero_first(lambda: find_text(config, folder))
     source, tokenizer = text.info.source, text.info.tokenizer
     ranks.check_alike(
         text.info.sha256,

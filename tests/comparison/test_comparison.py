@@ -15,6 +15,7 @@ from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
 from memformers.runs.folder import read_metrics
+from memformers.runs.reader import Run
 from memformers.training.run import find_text
 from tests.builders import COMPARED, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
@@ -61,6 +62,11 @@ def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_agai
     assert (compared / "report.html").is_file()
     with pytest.raises(ValueError, match="already holds an experiment"):
         compare(small(), compared)
+
+
+def test_the_start_up_of_a_process_is_noted(compared):
+    """The first run is trained in one, which imports PyTorch."""
+    assert 0.1 < Run(compared / "transformer").startup_seconds < 600
 
 
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):

@@ -13,7 +13,8 @@ from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.live import Comparisons, describe, list_of, status, version_of
 from memformers.runs.folder import Metrics, alone_in, in_use, runs_of
-from memformers.runs.reader import Runs, totals
+from memformers.runs.reader import Runs
+from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 from tests.dashboard.conftest import record_losses, write_plan
 
@@ -66,7 +67,8 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     assert [cell.rpartition(">")[2] for cell in cells.split("</td>")[:2]] == ["8", "32"]
     record(runs.folder / "short", [3.0] * 5)  # 50 of 100 tokens, in 2.5 seconds
     runs.update()
-    assert totals(runs.all) == (0.25, pytest.approx(7.5))
+    assert share_trained(runs.all) == 0.25
+    assert seconds_left(runs) == pytest.approx(7.5)
     assert "25 % trained, about 8 s left" in status(runs)
     assert "running, 50" in describe(runs)["above"]
     assert not describe(runs)["report"]
@@ -119,6 +121,26 @@ def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_fini
             "<em>−0.500 and −0.450</em>")  # fmt: skip
     assert [words for words in expected if words not in data["above"]] == []
     assert data["above"].count("<i style=") == 2
+
+
+def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0,)))
+    record(tmp_path / "short", [3.0, 2.0])
+    result = {"bits_per_character": 1.9, "evaluated_tokens": 9_000, "held_out_tokens": 9_000}
+    with open(tmp_path / "short" / "metrics.jsonl", "a") as file:
+        file.write(
+            json.dumps({"tokens": 30, "seconds": 2, "loss.valid": 1.8, "evaluated_tokens": 512}) + "\n"
+        )
+    runs.update()
+    paragraph = "The losses of one model are measured on different tokens"
+    assert paragraph not in describe(runs)["above"], "there is only one loss yet"
+    write_json(tmp_path / "short" / "result.json", result)
+    write_json(tmp_path / "short" / "labml.json", {"run": "idofshort", "started": 1.0, "status": "completed"})
+    runs.update()
+    above = describe(runs)["above"]
+    assert paragraph in above
+    assert "over the whole held-out text; " in above
+    assert "over the first 512 tokens" in above
 
 
 def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):

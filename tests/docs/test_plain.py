@@ -1,7 +1,9 @@
 """The plain files of docs/plain compute what the package computes."""
 
 import ast
+import os
 import re
+import sys
 from importlib import import_module
 
 import pytest
@@ -12,6 +14,7 @@ from docs.building.markdown import BLOCK
 from docs.building.results import ROOT
 from memformers import MemoryLM, ModelConfig
 from memformers.data.builtin import write_play
+from tests.processes import finish
 
 FOLDER = ROOT / "docs/plain"
 NAMES = {
@@ -93,16 +96,62 @@ def test_the_plain_models_are_as_short_as_the_pages_say(name, lines, parts):
     assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) - docstrings <= lines
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive"])
-def test_a_plain_file_trains_and_prints_a_sample(plain, name, tmp_path, capsys):
-    text = tmp_path / "input.txt"
-    text.write_text("ROMEO:\n" + write_play(20_000), encoding="utf-8")
+TEXTS = {
+    "play": ("FIRST CITIZEN:\n" + write_play(2_000), "FIRST CITIZEN:\n"),
+    "novel without a colon": ("It was a dark night\nand it rained\n" * 60, "It was a dark night\n"),
+    "Chinese": ("道可道，非常道。\n名可名，非常名。\n" * 60, "道可道，非常道。\n"),
+    "one long line": ("a" * 3_000, "a" * 40),
+    "begins with a line break": ("\nab" * 1_000, "\n"),
+    "as short as can be": ("xy" * 16, "xyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxy"),
+}
+"""Texts of any language, and how their sample begins: with their first line, or 40 characters of it."""
+
+
+def run_plain(plain, name, *arguments):
     module = plain[name]
     model = module.TransformerXL if name == "transformer_xl" else module.CompressiveTransformer
-    module.main(model, str(text), "2", "20")
-    losses, _, sample = capsys.readouterr().out.partition("ROMEO:\n")
-    assert losses.count("nats per character") == 2
-    assert len(sample) == 20 + len("\n")
+    module.main(model, *map(str, arguments))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive"])
+def test_a_plain_file_samples_from_any_text(plain, name, kind, tmp_path, capsys):
+    text, prompt = TEXTS[kind]
+    path = tmp_path / "novel.txt"
+    path.write_text(text, encoding="utf-8")
+    run_plain(plain, name, path, 2, 20)
+    first, second, rest = capsys.readouterr().out.split("\n", 2)
+    assert first.startswith("step 0: ")
+    assert second.startswith("step 1: ")
+    assert rest.startswith(prompt)
+    assert len(rest) == len(prompt) + 20 + len("\n")
+    assert set(rest) <= {*text, "\n"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"\xff\xfe\x00", "UTF-8"), (b"", "got 0"), (b"x" * 31, "got 31")],
+)
+def test_a_plain_file_says_in_one_line_what_is_wrong_with_a_text(plain, content, message, tmp_path):
+    path = tmp_path / "novel.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        run_plain(plain, "compressive", path)
+    assert message in end.value.code
+    assert "\n" not in end.value.code
+    assert path.exists() == (content is not None), "nothing is downloaded to the path of a text"
+
+
+def test_a_plain_file_says_offline_that_a_text_can_be_named(tmp_path):
+    """A proxy that nothing listens on stands for a missing network."""
+    nowhere = "http://127.0.0.1:9"
+    environment = os.environ | {"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": ""}
+    ended = finish([sys.executable, FOLDER / "transformer_xl.py"], cwd=tmp_path, env=environment)
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert "Name a text file in UTF-8 as the first argument" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():

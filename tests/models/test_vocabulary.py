@@ -54,6 +54,13 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(
     same(gradients(learning, scores.loss), gradients(learning, loss))
 
 
+def test_an_adaptive_head_claims_no_single_weight():
+    """It has a table for each cluster, or those of the embedding."""
+    for tied in (True, False):
+        _, head = vocabulary(Clusters(V, (5, 11), 2, 17), tie_weights=tied)
+        assert not hasattr(head, "weight")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_loss_of_logits_and_its_gradient_are_those_of_cross_entropy_to_the_bit(dtype):
     logits = torch.randn(37, 5, 101, dtype=dtype, requires_grad=True)

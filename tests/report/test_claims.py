@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from memformers.common.command_line import OF_A_FOLDER, without_options
 from memformers.report.document import beyond_base
-from memformers.report.sections import without
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
 BETTER = less(-0.020, -0.021, -0.019)
@@ -98,7 +98,8 @@ def test_a_trial_is_known_from_the_plan_and_the_whole_run_is_advised(options, sc
      ("memformers recall --out a --resume --jobs 2", "memformers recall --jobs 2")],
 )  # fmt: skip
 def test_options_of_a_command_are_dropped_with_their_values(command, less):
-    assert shlex.join(without(shlex.split(command), ("--quick", "--tokens"))) == less
+    options = (*OF_A_FOLDER, "--quick", "--tokens")
+    assert shlex.join(without_options(shlex.split(command), options)) == less
 
 
 def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):

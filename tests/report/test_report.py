@@ -136,9 +136,48 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, expected, 
     assert "the losses in the table are over the whole held-out text." in markdown
     for model in COMPARED[:2]:
         changed(tmp_path / model / "result.json", held_out_tokens=90_000)
-    last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
-    assert markdown.count(last) == 2
+    last = "9,000 of 90,000 tokens of the held-out text"
+    markdown = markdown_of(tmp_path)
     assert f"the losses in the table are over {last}." in markdown
+    assert f"Loss over {last}, by position in the segment" in markdown
+    assert "the whole held-out text" not in markdown
+
+
+def test_the_caption_of_losses_by_position_names_all_tokens_if_all_were_read(tmp_path):
+    fake_run(tmp_path / "run", "transformer-xl", 2.5)
+    assert "Loss over the whole held-out text, by position in the segment" in markdown_of(tmp_path / "run")
+
+
+def write_probe(folder, tokens):
+    """A probe of the run in ``folder`` over this number of ``tokens``."""
+    (folder / "checkpoints" / "000000001000").mkdir(parents=True)
+    mean = {"mean": 0.1, "half_width": 0.01, "n": 4}
+    costs = {"memory zeroed": mean, "memory swapped": mean}
+    ablation = {"streams": 4, "warm_up": 64, "tokens": tokens, "of_documents": False}
+    ablation |= {"loss": {folder.name: 1.7}, "costs": {folder.name: costs}}
+    probe = {"checkpoints": {folder.name: "000000001000"}, "memory_ablation": ablation}
+    write_json(folder / "probe.json", probe)
+
+
+@pytest.mark.parametrize(
+    ("read", "probed", "expected"),
+    [(9_000, 0, []),
+     (2_048, 0, ["the whole held-out text", "the first 2,048 tokens"]),
+     (9_000, 1_234, ["the whole held-out text", "1,234 tokens, read with full memories"]),
+     (2_048, 1_234, ["the whole held-out text", "the first 2,048 tokens", "1,234 tokens, read with"])],
+)  # fmt: skip
+def test_a_report_says_why_one_model_has_several_losses(read, probed, expected, tmp_path):
+    """The results are over 9,000 tokens."""
+    fake_run(tmp_path / "run", "transformer-xl", 2.5, read=read)
+    if probed:
+        write_probe(tmp_path / "run", probed)
+    markdown = markdown_of(tmp_path / "run")
+    start = "**The losses of one model are measured on different tokens**"
+    assert markdown.count(start) == bool(expected)
+    sentences = markdown.partition(start)[2].partition("\n\n")[0]
+    assert [words for words in expected if words not in sentences] == []
+    assert ("figures and on the live page" in sentences) == (read < 9_000)
+    assert ("probe" in sentences) == bool(probed)
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "results.json", "results.csv"])

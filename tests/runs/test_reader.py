@@ -1,9 +1,11 @@
 """What state a run is in."""
 
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from memformers.common.files import write_json
 from memformers.common.processes import module_environment
@@ -50,3 +52,12 @@ def test_each_state_has_a_name_and_there_are_four(tmp_path):
     open_card(tmp_path, "run", {})
     write_json(tmp_path / "result.json", {"loss": 1.0})
     assert state(tmp_path) == "finished"
+
+
+def test_the_page_on_the_dashboard_lists_the_four_states():
+    page = Path(__file__).parents[2] / "docs/dashboard.md"
+    sentence = re.search(r"each run with its state: (.*?)\.", page.read_text(), re.DOTALL)[1]
+    outside = re.sub(r"\(.*?\)", "", sentence.replace("\n", " "))
+    assert re.findall(r"\w+", re.sub(r", with the reason|\bor\b", "", outside)) == [
+        "planned", "running", "finished", "stopped",
+    ]  # fmt: skip

@@ -46,7 +46,7 @@ def finding(text, documents=(), name="some"):
     ]
     sources = Sources(name, name, parts or [Part("", name, text.encode(), False)])
     find = cache(lambda spec: dataset_from(sources, spec))
-    return lambda config: find(spec_of(config))
+    return lambda config, folder=None: find(spec_of(config))
 
 
 def segments_of(config, position=0, documents=()):

@@ -238,10 +238,10 @@ def test_a_training_leaves_the_random_numbers_of_its_program_alone(text, tmp_pat
 def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_path):
     inside, end = threading.Event(), threading.Event()
 
-    def find(config):
+    def find(config, folder):
         inside.set()
         end.wait(60)
-        return find_text(config)
+        return find_text(config, folder)
 
     monkeypatch.setattr(run_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(tokens=64), tmp_path / "a"))
