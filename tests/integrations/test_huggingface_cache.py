@@ -100,7 +100,7 @@ def test_only_what_the_cache_has_not_read_is_computed():
     assert sum(lengths) <= 7 + (1 + 9) + 11
 
 
-def test_a_cache_stays_as_it_is_and_may_be_continued_and_copied_again():
+def test_a_cache_is_unchanged_and_can_be_continued_again():
     adapter = wrapped()
     first = with_cache(adapter, PADDED, MASK)
     ids, mask = continued(first.sequences)

@@ -68,7 +68,7 @@ def test_embeddings_that_are_set_are_those_that_the_model_uses():
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", [17, 7])
-def test_a_model_with_another_vocabulary_reads_the_same_and_is_saved_and_loaded(size, tied, tmp_path):
+def test_a_resized_model_reads_the_same_and_can_be_loaded(size, tied, tmp_path):
     model = build(tied=tied)
     logits = model(TEXT).logits
     assert model.resize_token_embeddings(size) is model.get_input_embeddings()
