@@ -24,7 +24,8 @@ TOLERANCE = 1e-4  # the largest relative RMS error of logits from caches
 
 
 def full_decoder(model: MemoryLM) -> Stepper:
-    config, like = model.config, model.transformer.weight
+    config = model.config
+    like = model.transformer.weight
     shapes = [(sizes.mem_len, 1, config.d_model) for sizes in config.memory_sizes]
     return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 

@@ -19,7 +19,7 @@ from memformers.report.keys import keys_text, unequal_keys
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
 from memformers.report.plotting import CONTROL_LINES, bits, line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
-from memformers.runs.reader import Run, differing_settings
+from memformers.runs.reader import Run, differing_settings, finite_number
 
 MEMORY_SETTINGS = {
     "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
@@ -145,8 +145,8 @@ def tokens_of_results(arms: Sequence[ArmRuns]) -> str:
     parts: set[tuple[int, int]] = set()
     for arm in arms:
         for result in arm.results.values():
-            n_read = int(result.get("evaluated_tokens", 0))
-            n_tokens = int(result.get("held_out_tokens", 0))
+            n_read = int(finite_number(result.get("evaluated_tokens")) or 0)
+            n_tokens = int(finite_number(result.get("held_out_tokens")) or 0)
             if n_read < n_tokens:
                 parts.add((n_read, n_tokens))
     if not parts:
@@ -162,7 +162,7 @@ def tokens_of_curves(arms: Sequence[ArmRuns]) -> list[int]:
     read_in_training: set[int] = set()
     for run in runs:
         read_in_training.update(map(int, run.metrics.points("evaluated_tokens")[2].tolist()))
-    read_for_results = {(run.result or {}).get("evaluated_tokens") for run in runs}
+    read_for_results = {finite_number((run.result or {}).get("evaluated_tokens")) for run in runs}
     return sorted(read_in_training) if read_in_training - read_for_results else []
 
 

@@ -141,6 +141,9 @@ def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
     assert paragraph in above
     assert "over the whole held-out text; " in above
     assert "over the first 512 tokens" in above
+    write_json(tmp_path / "short" / "result.json", result | {"evaluated_tokens": [1], "held_out_tokens": "x"})
+    runs.update()
+    assert paragraph in describe(runs)["above"], "a broken number breaks nothing"
 
 
 def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):
