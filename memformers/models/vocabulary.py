@@ -145,7 +145,7 @@ class AdaptiveSoftmax(nn.Module):
         rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
         bias = self.bias[low:high]
         if i == 0 and self.rare is not None:
-            rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
+            rows, bias = torch.cat((rows, weight(self.rare))), torch.cat((bias, self.rare.bias))
         if i < len(self.maps):
             x = self.maps[i](x)
         elif len(self.maps):  # tied
@@ -157,7 +157,9 @@ def weight(module: nn.Module) -> Tensor:
     if not isinstance(module, nn.Embedding | nn.Linear):
         name = type(module).__name__
         raise UserError(f"an adaptive vocabulary needs nn.Embedding or nn.Linear, got {name}; unwrap it.")
-    return module.weight
+    # Parts of several weights are joined to one, which classes of quantized tensors can't do.
+    is_quantized = hasattr(module.weight, "__tensor_flatten__")
+    return module.weight.dequantize() if is_quantized else module.weight
 
 
 def init_tables_and_projections(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
