@@ -16,6 +16,9 @@ from memformers.kernels.naive import attention_probabilities, causal_mask, from_
 from memformers.models.config import Positions, check_heads, check_positions
 
 M = TypeVar("M", bound=nn.Module)
+PLAIN_WEIGHTS = frozenset({Tensor, nn.Parameter, type(None)})
+"""The classes of weights that are their numbers, and of none. Quantized and sharded weights are of other
+classes, with which only a call of their module is sure to work."""
 KERNEL_VARIABLE = "MEMFORMERS_KERNEL"
 SLICES = 4
 """Into how many matrices a weight is cut for one or two rows."""
@@ -267,15 +270,27 @@ def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Ten
 
 def is_unmodified(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of this ``kind`` and calling it computes what its weights say: it has no
-    hooks, nor are there global ones, and its ``forward`` was not replaced. Wrapped, quantized and
-    parametrized modules are of another kind; weight norm and pruning are hooks."""
+    hooks, nor are there global ones, its ``forward`` was not replaced, and its weights are plain tensors.
+    Wrapped and parametrized modules are of another kind; weight norm and pruning are hooks; quantized and
+    sharded modules are of another kind or have other tensors."""
+    if type(module) is not kind or is_hooked(module):
+        return False
+    for weight in module._parameters.values():
+        if type(weight) not in PLAIN_WEIGHTS and not isinstance(weight, FakeTensor):  # of torch.export
+            return False
+    return True
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a call of ``module`` does more than its class says, or is seen by somebody."""
     state = module.__dict__
-    return (
-        type(module) is kind
-        and "forward" not in state
-        and not (state["_forward_hooks"] or state["_forward_pre_hooks"])
-        and not (state["_backward_hooks"] or state["_backward_pre_hooks"])
-        and not torch.nn.modules.module._has_any_global_hook()
+    return bool(
+        "forward" in state
+        or state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
+        or torch.nn.modules.module._has_any_global_hook()
     )
 
 

@@ -185,7 +185,7 @@ class AttentionReconstructionLoss:
             c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
         masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
         losses = [
-            layer_loss(layer, x, old, new, hidden)
+            cast(CompressiveTransformerLayer, layer).compute(layer_loss, layer, x, old, new, hidden)
             for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
             if len(old)
         ]

@@ -1,7 +1,8 @@
 """Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -104,7 +105,9 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with these layer inputs, ``[S, B, D]``, and the loss of what was
         compressed, a scalar, whose queries are the ``inputs``."""
-        after, compressed = compress_memory(memory, shifted, self.compressions, self.sizes, doc_starts)
+        layers = cast(Iterable[CompressiveTransformerLayer], self.layers)
+        f_cs = [partial(layer.compute, layer.compress) for layer in layers]
+        after, compressed = compress_memory(memory, shifted, f_cs, self.sizes, doc_starts)
         if compressed is None or self.compression_loss == "none":
             return after, inputs[0].new_zeros(())
         loss = compression.AttentionReconstructionLoss(self.layers)
@@ -130,7 +133,8 @@ def recompute_newest_slots(layer: Any, slots: Tensor, slot_inputs: Tensor) -> Te
     m = len(slot_inputs) // c
     # Slots may depend on where a compression ends, so each segment's are computed apart, as the first time.
     pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
-    new = [slots_of(layer.compress, x, c) for x in slot_inputs.split([n * c for n in pieces])]
+    f_c = partial(layer.compute, layer.compress)
+    new = [slots_of(f_c, x, c) for x in slot_inputs.split([n * c for n in pieces])]
     return torch.cat([slots[: len(slots) - m], *new])
 
 

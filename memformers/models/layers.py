@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +190,8 @@ class MemoryLayer(nn.Module):
     ) -> Tensor:
         """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to ``keys [S, B,
         D]``, as in ``forward``, all normalized first in pre-norm: ``[S, B, D]``."""
-        keys = self.shifted(x, None, None) if keys is None else keys
+        if keys is None:
+            keys = x if self.shift is None else self.shift(x, None, None)
         norm = None if self.norm == "post" else self.norm_self_attn
         if past and mask is None and self.self_attn.can_fold(norm):
             context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
@@ -201,11 +203,23 @@ class MemoryLayer(nn.Module):
     def shifted(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
         """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: after a
         [`TokenShift`][], if there is one, else ``x`` itself."""
-        return x if self.shift is None else self.shift(x, before, doc_starts)
+        return x if self.shift is None else self.compute(self.shift, x, before, doc_starts)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""
         return x if self.norm == "post" else self.norm_self_attn(x)
+
+    def compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """``function(*inputs)``, of any shape, which uses parts of this layer outside of its ``forward``. If
+        the layer is sharded (FSDP2), its weights are gathered, as they are for ``forward``."""
+        if hasattr(type(self), "unshard") and "_compute" not in vars(self):
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            register_fsdp_forward_method(self, "_compute")
+        return self._compute(function, *inputs)
+
+    def _compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return function(*inputs)
 
 
 class TransformerXLLayer(MemoryLayer):

@@ -9,6 +9,7 @@ sees it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -354,5 +355,6 @@ def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, rate: int) -> Te
         return mem
     slots, shape = compress(mem), (len(mem) // rate, *mem.shape[1:])
     if not isinstance(slots, Tensor) or slots.shape != shape:
-        check_returned(type(compress), "forward", slots, shape)
+        module = compress.args[0] if isinstance(compress, partial) else compress
+        check_returned(type(module), "forward", slots, shape)
     return slots.to(mem.dtype)

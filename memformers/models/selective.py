@@ -61,7 +61,7 @@ class SelectiveTransformer(MemoryStack):
                 C, t = len(kept), len(whole)
                 belong = valid_afterwards(memory.valid, doc_starts, len(x), t - len(x), t)  # [B]
                 with torch.no_grad():
-                    key = layer.attention_input(whole)
+                    key = layer.compute(layer.attention_input, whole)
                 chosen = least_like_newer(key, C + n, size.c_mem_len, belong)
                 kept = whole.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
             c_mem.append(kept)
@@ -87,8 +87,9 @@ def least_like_newer(key: Tensor, n: int, n_kept: int, newest: Tensor | None) ->
         likeness = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
     likeness = likeness.masked_fill(~belongs[..., :n], 2.0)  # of earlier documents, the last to be chosen
     # Copies are equally like each other but for rounding: the newer one stays, whatever else is in the batch.
-    order = likeness.round(decimals=4).flip(1).sort(stable=True).indices[:, :n_kept]
-    return (n - 1 - order).sort().values.T
+    # No two ranks are equal, so no stable sort is needed, which ONNX doesn't have. NaN is chosen last of all.
+    rank = (10_000 * likeness.nan_to_num(nan=3.0)).round().long() * n + at[:n].flip(0)  # [B, n]
+    return rank.topk(min(n_kept, n), largest=False).indices.sort().values.T
 
 
 MODELS["selective"] = SelectiveTransformer

@@ -153,7 +153,9 @@ def weight(module: nn.Module) -> Tensor:
     if not isinstance(module, nn.Embedding | nn.Linear):
         name = type(module).__name__
         raise UserError(f"an adaptive vocabulary needs nn.Embedding or nn.Linear, got {name}; unwrap it.")
-    return module.weight
+    # Parts of several weights are joined to one, which classes of quantized tensors can't do.
+    is_quantized = hasattr(module.weight, "__tensor_flatten__")
+    return module.weight.dequantize() if is_quantized else module.weight
 
 
 def init_tables_and_projections(tables: nn.ModuleList, maps: nn.ModuleList) -> None:

@@ -1,0 +1,108 @@
+"""What a model computes with, in short: it tells whether anything of it has changed since some moment."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memformers.models.attention import PLAIN_WEIGHTS
+from memformers.models.base import all_modules
+
+SAMPLE = 37
+"""Into how many parts of one length a tensor is cut, in each of which one number is compared. It is prime:
+otherwise that length would often be a multiple of a matrix's width, and all numbers in one column."""
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By their bytes, since numbers are compared as bits: NaN differs from itself."""
+COMPUTED_WITH = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+BOOKKEEPING = vars(nn.Module()).keys() - COMPUTED_WITH
+"""Attributes of every module in which no change matters, or whose values don't change in place."""
+
+
+class Fingerprint:
+    """What a model in eval mode computes with at one moment.
+
+    [`matches`][] becomes false if a module gets into training mode; if something replaces it, or changes its
+    class, its hooks or any other attribute; if something replaces a parameter or buffer, or changes it by an
+    operation that PyTorch counts (``_version``); and if another operation, such as a fused optimizer's or one
+    on ``.data``, changes one of the 37 numbers that are compared. All of these stay alive with it.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.modules = all_modules(model)
+        self.kinds = [type(module) for module in self.modules]
+        self.attributes = [copied_attributes(module) for module in self.modules]
+        tensors = {id(x): x for module in self.modules for x in stored_tensors(module)}
+        self.tensors = list(tensors.values())
+        self.counted = [x for x in self.tensors if not x.is_inference()]
+        self.views = sampled_views(self.tensors)
+        self.values = self._values()
+
+    def _values(self) -> tuple[list[int], list[int], list[bytes]]:
+        """Where the tensors are, how often PyTorch counted a change of them, and their sampled numbers."""
+        addresses = [x.data_ptr() for x in self.tensors]
+        versions = [x._version for x in self.counted]
+        numbers = [joined(views) for views in self.views]
+        return addresses, versions, numbers
+
+    def matches(self) -> bool:
+        """Whether the model is in eval mode and still computes with the same."""
+        if [type(module) for module in self.modules] != self.kinds:
+            return False
+        try:
+            if [module.__dict__ for module in self.modules] != self.attributes:
+                return False
+        except (RuntimeError, TypeError, ValueError):  # another tensor or array: equality isn't one bool
+            return False
+        return self._values() == self.values
+
+
+def copied_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of ``module``, with a copy of each container, which could change in place."""
+    attributes = dict(vars(module))
+    for name, value in attributes.items():
+        for container in (dict, list, set):
+            if isinstance(value, container) and name not in BOOKKEEPING:
+                attributes[name] = container(value)
+    return attributes
+
+
+def stored_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """The plain tensors with numbers in memory that the parameters and buffers of ``module`` are, or of which
+    they consist, as those of torchao do."""
+    waiting = [*module._parameters.values(), *module._buffers.values()]
+    while waiting:
+        x: Any = waiting.pop()
+        if hasattr(x, "__tensor_flatten__"):
+            names, _ = x.__tensor_flatten__()
+            waiting.extend(getattr(x, name) for name in names)
+        elif x is not None and type(x) in PLAIN_WEIGHTS and has_readable_numbers(x):
+            yield x
+
+
+def has_readable_numbers(x: Tensor) -> bool:
+    return x.layout == torch.strided and not x.is_meta and not x.is_quantized
+
+
+def sampled_views(tensors: list[Tensor]) -> list[list[Any]]:
+    """Views of at most 37 numbers of each tensor, as integers, for each device: NumPy's for a CPU, where they
+    take a fifth of the time."""
+    by_device: dict[torch.device, list[Any]] = {}
+    for x in tensors:
+        integer = INTEGERS.get(x.element_size())
+        if integer is None or not x.numel():
+            continue
+        flat = x.detach().view(integer)
+        while flat.dim() > 1:
+            flat = flat.view(-1) if flat.is_contiguous() else flat.diagonal()
+        flat = flat.reshape(-1)  # a scalar's only number
+        view = flat[:: -(-len(flat) // SAMPLE)]
+        by_device.setdefault(x.device, []).append(view.numpy() if x.device.type == "cpu" else view)
+    return list(by_device.values())
+
+
+def joined(views: list[Any]) -> bytes:
+    if isinstance(views[0], Tensor):
+        return torch.cat(views).cpu().numpy().tobytes()
+    return np.concatenate(views).tobytes()
