@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from memformers.common.fields import Count, Probability, check_arguments, check_value
+from memformers.common.fields import Count, Positive, Probability, check_arguments, check_value
 from memformers.common.text import UserError
 from memformers.kernels import KernelName, is_concrete_cpu, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
@@ -17,6 +17,8 @@ from memformers.models.config import Positions, check_heads, check_positions
 
 M = TypeVar("M", bound=nn.Module)
 KERNEL_VARIABLE = "MEMFORMERS_KERNEL"
+POSITION_BASE = 10_000.0
+"""The longest wavelength of a sinusoid over 2π, as in Vaswani et al. 2017."""
 SLICES = 4
 """Into how many matrices a weight is cut for one or two rows."""
 MIN_SLICED_WEIGHT = 1 << 17
@@ -36,6 +38,7 @@ class RelativeMultiHeadAttention(nn.Module):
             ``"sinusoidal"``, r_d = W_R · sinusoid(d) and learned u and v for each head, as in the paper.
         max_positions: How many distances the learned scheme stores, at least the largest K = C + M + S.
         position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
+        position_base: The longest wavelength of the sinusoids over 2π (sinusoidal).
         clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
         kernel: The kernel; ``"auto"``: the fastest, or the one that the variable ``MEMFORMERS_KERNEL`` names.
 
@@ -59,6 +62,7 @@ class RelativeMultiHeadAttention(nn.Module):
         positions: Positions = "learned",
         max_positions: Count = 4096,
         position_features: Count | None = None,
+        position_base: Positive = POSITION_BASE,
         clamp_len: Count | None = None,
         kernel: KernelName = "auto",
     ):
@@ -81,6 +85,7 @@ class RelativeMultiHeadAttention(nn.Module):
             self.s = nn.Parameter(torch.empty(heads, max_positions))
         else:
             self.position_features = position_features or d_model
+            self.position_base = position_base
             self.position = nn.Linear(self.position_features, d_model, bias=False)  # W_R
             self.v = nn.Parameter(torch.empty(heads, d_head))
         self.reset_parameters()
@@ -180,7 +185,9 @@ class RelativeMultiHeadAttention(nn.Module):
                     f"segment; build with max_positions={K}, use positions='sinusoidal', or shorten either."
                 )
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        table = sinusoid_table(K, self.position_features, self.clamp_len, self.u.detach())
+        table = sinusoid_table(
+            K, self.position_features, self.clamp_len, self.position_base, self.u.detach()
+        )
         r = rearrange(self.position(table), "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
 
@@ -230,38 +237,42 @@ _TABLES: dict[tuple[object, ...], Tensor] = {}
 """The longest table of each kind that was asked for; all layers and models share it."""
 
 
-def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
+def sinusoids(
+    distances: int, features: int, clamp_len: int | None = None, base: float = POSITION_BASE
+) -> Tensor:
     """Features of 0 … distances−1, at most ``clamp_len``: ``[distances, features]`` in float64, first
-    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
-    rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
+    sines, then cosines, of wavelengths from 2π to almost ``base``·2π (Vaswani et al. 2017, section 3.5)."""
+    rates = base ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
     at = torch.arange(distances, dtype=torch.float64).clamp(max=distances if clamp_len is None else clamp_len)
     angles = at[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def sinusoid_table(
+    distances: int, features: int, clamp_len: int | None, base: float, like: Tensor
+) -> Tensor:
     """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
     features]`` of a table that is computed once in a process; programs of ``torch.export`` compute it."""
     if torch.compiler.is_exporting():
-        return sinusoids(distances, features, clamp_len).to(like)
+        return sinusoids(distances, features, clamp_len, base).to(like)
     if torch.compiler.is_compiling():
-        return copied_table(distances, features, clamp_len, like)
+        return copied_table(distances, features, clamp_len, base, like)
     mode = like.fake_mode if isinstance(like, FakeTensor) else None
-    kind = (features, clamp_len, like.dtype, like.device, mode)
+    kind = (features, clamp_len, base, like.dtype, like.device, mode)
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
-            _TABLES[kind] = sinusoids(distances, features, clamp_len).to(like.device, like.dtype)
+            _TABLES[kind] = sinusoids(distances, features, clamp_len, base).to(like.device, like.dtype)
     return _TABLES[kind][:distances]
 
 
 @torch.library.custom_op("memformers::sinusoid_table", mutates_args=())
-def copied_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def copied_table(distances: int, features: int, clamp_len: int | None, base: float, like: Tensor) -> Tensor:
     """A copy of it, ``[distances, features]``: ``torch.compile`` takes a function's constant only once."""
-    return sinusoid_table(distances, features, clamp_len, like).clone()
+    return sinusoid_table(distances, features, clamp_len, base, like).clone()
 
 
 @copied_table.register_fake
-def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def _(distances: int, features: int, clamp_len: int | None, base: float, like: Tensor) -> Tensor:
     return like.new_empty(distances, features)
 
 

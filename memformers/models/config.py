@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from memformers.common.fields import Checked, Count, Probability, Range, check_fields
+from memformers.common.fields import Checked, Count, Positive, Probability, Range, check_fields
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.kernels import KernelName
@@ -174,6 +174,8 @@ class NetworkConfig:
     or the fastest for the device and size (auto)."""
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
+    position_base: Positive = 10_000.0
+    """The longest wavelength of the sinusoids over 2π (sinusoidal positions)."""
     clamp_len: Count | None = None
     """Longer distances share the sinusoid of this one, for memories longer than in training (sinusoidal)."""
     segment_len: Count = 64
