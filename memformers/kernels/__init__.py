@@ -32,8 +32,8 @@ MIN_SCORES_FOR_BLOCKED = 1 << 19
 less than 2 MiB in float32, the naive kernel's temporaries fit into the cache."""
 
 MIN_QUERIES_FOR_FLASH = 32
-"""Queries from which PyTorch's flash kernel makes a training step in float32 faster than the blocked one: with
-fewer, copying keys and values beside their position features costs more than it saves."""
+"""Queries from which PyTorch's flash kernel makes a training step in float32 faster than the blocked one:
+with fewer, copying keys and values beside their position features costs more than it saves."""
 MIN_QUERIES_FOR_HALF_FLASH = 256
 """The same in half precision, in which PyTorch's kernel packs its operands anew for each head."""
 

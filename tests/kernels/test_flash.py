@@ -1,4 +1,4 @@
-"""Sinusoidal attention by a plain flash kernel, against the naive kernel with the same vectors of distances."""
+"""Sinusoidal attention by a plain flash kernel, against the naive kernel with the same distances."""
 
 import math
 from functools import partial
@@ -14,7 +14,7 @@ from memformers.models.attention import sinusoids
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import TOLERANCE, compare, first_keys, random_inputs
 
-# (B, H, S, K, E, P): prime and different; one query; one of everything; no memory; several blocks of PyTorch's.
+# (B, H, S, K, E, P): prime and different, and the edges: one query, one of everything, no memory, blocks.
 SIZES = [
     (2, 3, 5, 11, 7, 6),
     (5, 3, 1, 13, 2, 2),
