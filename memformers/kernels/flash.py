@@ -12,17 +12,24 @@ meet a table by the key's index, and the whole score is one product of E + P fea
 
     score(i, j) = [q_i + u ; rotated f] · [k_j ; cos ωj, sin ωj] / √E
 
-It needs no memory for scores, S·K, on devices that have a flash kernel. PyTorch's also wants values of E + P
-features, so it pays for few position features P.
+It pays for few position features P, since PyTorch's kernel also wants values of E + P features.
 """
 
 import math
+from collections.abc import Iterator
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.kernels import naive
+
+WORKSPACE = 1 << 18
+"""Numbers in the copies of keys that one call of PyTorch's kernel gets: 1 MiB in float32, about half of a
+core's cache. Copies of all keys and values would double the memory of attention."""
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def relative_attention(
@@ -37,42 +44,158 @@ def relative_attention(
     """
     S, E = query.shape[2:]
     K = key.shape[2]
-    P = table.shape[1]
-    query, rotated = score_queries(query, w, table, u=u, v=v, out_dtype=key.dtype)
-    query = torch.cat((query, rotated), dim=-1)  # [B, H, S, E + P]
-    key = torch.cat((key, key_table(table, key)), dim=-1)  # [B, H, K, E + P]
-    value = F.pad(value, (0, P))  # [B, H, K, E + P]: flash kernels want one head size
-
-    visible = naive.causal_mask(S, K, query.device) if mask is None else mask  # [S, K]
-    if key_start is not None:
-        visible = visible & naive.from_key_start(key_start, K)  # [B, 1, S, K]
-    attended = F.scaled_dot_product_attention(
-        query, key, value, visible, dropout_prob, scale=1 / math.sqrt(E)
-    )
+    key, value = _in_autocast_dtype(key, value)
+    query = score_queries(query, w, table, u=u, v=v).to(key.dtype)  # [B, H, S, E + P]
+    table = key_table(table).to(key.dtype)  # [K, P]
+    bias = hidden_bias(S, K, mask, key_start, query)
+    if query.device.type == "cpu" and not dropout_prob:
+        return flash_attention(query, key, value, table, bias)[0]
+    key = torch.cat((key, table.expand(*key.shape[:3], -1)), dim=-1)  # [B, H, K, E + P]
+    value = F.pad(value, (0, table.shape[1]))  # [B, H, K, E + P]
+    attended = F.scaled_dot_product_attention(query, key, value, bias, dropout_prob, scale=1 / math.sqrt(E))
     return attended[..., :E]
 
 
-def score_queries(
-    query: Tensor, w: Tensor, table: Tensor, *, u: Tensor, v: Tensor | None, out_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Of ``query [B, H, S, E]``, the last of the indices in ``table [K, P]``: q + u ``[B, H, S, E]``, and the
-    features that meet a [`key_table`][], ``[B, H, S, P]``, both in ``out_dtype``."""
+def score_queries(query: Tensor, w: Tensor, table: Tensor, *, u: Tensor, v: Tensor | None) -> Tensor:
+    """What meets keys and a [`key_table`][] in one product, of ``query [B, H, S, E]``, the last S of the
+    indices in ``table [K, P]``: q + u, and the rotated features, ``[B, H, S, E + P]``."""
     # The sums and rotations are exact in half precision too: only their results are rounded.
     exact = torch.promote_types(query.dtype, torch.float32)
-    query = query.to(exact)
+    query, w, u, table = query.to(exact), w.to(exact), u.to(exact), table.to(exact)
     with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
         with_v = query if v is None else query + v.to(exact)[:, None]
-        features = torch.einsum("bhse,hep->bhsp", with_v, w.to(exact))  # [B, H, S, P]
+        features = torch.einsum("bhse,hep->bhsp", with_v, w)  # [B, H, S, P]
     for_sines, for_cosines = features.chunk(2, dim=-1)  # [B, H, S, P / 2] each
-    sines, cosines = table[len(table) - query.shape[2] :].to(exact).chunk(2, dim=-1)  # [S, P / 2] each
-    rotated = torch.cat(
-        (for_sines * sines + for_cosines * cosines, for_cosines * sines - for_sines * cosines), dim=-1
+    sines, cosines = table[len(table) - query.shape[2] :].chunk(2, dim=-1)  # [S, P / 2] each
+    meets_cosines = for_sines * sines + for_cosines * cosines
+    meets_sines = for_cosines * sines - for_sines * cosines
+    return torch.cat((query + u[:, None], meets_cosines, meets_sines), dim=-1)
+
+
+def key_table(table: Tensor) -> Tensor:
+    """What the rotated features of queries meet, of the sinusoids ``table [K, P]``: first cosines, then
+    sines, ``[K, P]``."""
+    sines, cosines = table.chunk(2, dim=-1)
+    return torch.cat((cosines, sines), dim=-1)
+
+
+def hidden_bias(S: int, K: int, mask: Tensor | None, key_start: Tensor | None, like: Tensor) -> Tensor:
+    """−∞ where a query does not see a key, else 0, in the dtype and on the device of ``like``: ``[S, K]``
+    where only the future is hidden, else ``[B or 1, 1, S, K]``."""
+    if mask is None and key_start is None:
+        return like.new_full((S, K), -math.inf).triu_(K - S + 1)
+    visible = naive.causal_mask(S, K, like.device) if mask is None else mask
+    if key_start is not None:
+        visible = visible & naive.from_key_start(key_start, K)
+    return like.new_zeros(visible.shape).masked_fill_(~visible, -math.inf)
+
+
+def _in_autocast_dtype(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """What PyTorch's attention would compute with under autocast."""
+    device = "cpu" if key.is_meta else key.device.type
+    if not torch.is_autocast_enabled(device) or key.dtype == torch.float64:
+        return key, value
+    dtype = torch.get_autocast_dtype(device)
+    return key.to(dtype), value.to(dtype)
+
+
+def _pairs(key: Tensor, features: int) -> Iterator[tuple[slice, slice]]:
+    """Streams and heads of ``key [B, H, K, E]`` whose copies fit the workspace: all heads of some streams, or
+    some heads of one. At least one pair, and the same for all streams."""
+    B, H, K, _ = key.shape
+    n = max(WORKSPACE // (K * features), 1)
+    streams = max(min(B, n // H), 1)
+    heads = min(H, n)
+    for stream in range(0, B, streams):
+        for head in range(0, H, heads):
+            yield slice(stream, stream + streams), slice(head, head + heads)
+
+
+def _padded(x: Tensor, features: int) -> Tensor:
+    """``x [B, H, t, E]`` and zeros behind it, ``[B, H, t, features]``."""
+    return F.pad(x, (0, features - x.shape[-1]))
+
+
+def _bias_of(bias: Tensor, streams: slice, heads: slice) -> Tensor:
+    if bias.dim() == 2:
+        return bias
+    bias = bias[streams] if bias.shape[0] > 1 else bias
+    return bias[:, heads] if bias.shape[1] > 1 else bias
+
+
+@torch.library.custom_op("memformers::flash_attention", mutates_args=(), device_types="cpu")
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention of ``query [B, H, S, E + P]`` to ``key [B, H, K, E]`` beside ``table [K, P]``, and ``value
+    [B, H, K, E]``, with ``bias [S, K]`` or ``[B or 1, H or 1, S, K]``: ``[B, H, S, E]``, and the logarithms of
+    the sums of exponentials, ``[B, H, S]``."""
+    B, H, S, features = query.shape
+    E = key.shape[3]
+    output = query.new_empty(S, B, H, E).permute(1, 2, 0, 3)
+    sums = query.new_empty(B, H, S, dtype=torch.promote_types(query.dtype, torch.float32))
+    for streams, heads in _pairs(key, features):
+        part = query[streams, heads]
+        keys = torch.cat((key[streams, heads], table.expand(*part.shape[:2], -1, -1)), dim=-1)
+        values = _padded(value[streams, heads], features)
+        mask = _bias_of(bias, streams, heads)
+        attended, part_sums = _FORWARD(part, keys, values, attn_mask=mask, scale=1 / math.sqrt(E))
+        output[streams, heads] = attended[..., :E]
+        sums[streams, heads] = part_sums
+    return output, sums
+
+
+@torch.library.custom_op("memformers::flash_attention_backward", mutates_args=(), device_types="cpu")
+def flash_attention_backward(
+    grad: Tensor, output: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, table: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of query, key and value, in their shapes, from that of the output, ``[B, H, S, E]``."""
+    features = query.shape[3]
+    E = key.shape[3]
+    d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
+    for streams, heads in _pairs(key, features):
+        part = query[streams, heads]
+        keys = torch.cat((key[streams, heads], table.expand(*part.shape[:2], -1, -1)), dim=-1)
+        values, part_output, part_grad = (_padded(x[streams, heads], features) for x in (value, output, grad))
+        mask = _bias_of(bias, streams, heads)
+        gradients = _BACKWARD(
+            part_grad, part, keys, values, part_output, sums[streams, heads], 0.0, False,
+            attn_mask=mask, scale=1 / math.sqrt(E),
+        )  # fmt: skip
+        d_query[streams, heads] = gradients[0]
+        d_key[streams, heads] = gradients[1][..., :E]
+        d_value[streams, heads] = gradients[2][..., :E]
+    return d_query, d_key, d_value
+
+
+@flash_attention.register_fake
+def _(query, key, value, table, bias):  # type: ignore[no-untyped-def]
+    B, H, S, _ = query.shape
+    output = query.new_empty(S, B, H, key.shape[3]).permute(1, 2, 0, 3)
+    return output, query.new_empty(B, H, S, dtype=torch.promote_types(query.dtype, torch.float32))
+
+
+@flash_attention_backward.register_fake
+def _(grad, output, sums, query, key, value, table, bias):  # type: ignore[no-untyped-def]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, *inputs)
+
+
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+    return *flash_attention_backward(grad, *ctx.saved_tensors), None, None
+
+
+def _no_second_derivative(*_: object) -> NoReturn:
+    raise NotImplementedError(
+        "the flash kernel, which kernel='auto' chooses for some sizes, has no second derivative; build the "
+        "model with kernel='naive' to compute one."
     )
-    return (query + u.to(exact)[:, None]).to(out_dtype), rotated.to(out_dtype)
 
 
-def key_table(table: Tensor, key: Tensor) -> Tensor:
-    """Of each index in ``table [K, P]``, what the rotated features of queries meet: cosines, then sines, for
-    each stream and head of ``key [B, H, K, E]``: ``[B, H, K, P]``."""
-    sines, cosines = table.to(key.dtype).chunk(2, dim=-1)
-    return torch.cat((cosines, sines), dim=-1).expand(*key.shape[:3], -1)
+flash_attention.register_autograd(_backward, setup_context=_setup_context)
+flash_attention_backward.register_autograd(_no_second_derivative)
