@@ -28,6 +28,8 @@ from memformers.kernels import naive
 WORKSPACE = 1 << 18
 """Numbers in the copies of keys that one call of PyTorch's kernel gets: 1 MiB in float32, about half of a
 core's cache. Copies of all keys and values would double the memory of attention."""
+SPLIT = 256
+"""Queries from which skipping their future saves more than a second call costs."""
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -47,11 +49,13 @@ def relative_attention(
     key, value = _in_autocast_dtype(key, value)
     query = score_queries(query, w, table, u=u, v=v).to(key.dtype)  # [B, H, S, E + P]
     table = key_table(table).to(key.dtype)  # [K, P]
-    bias = hidden_bias(S, K, mask, key_start, query)
+    is_plain = mask is None and key_start is None
+    bias = None if is_plain and is_split(S, K) else hidden_bias(S, K, mask, key_start, query)
     if query.device.type == "cpu" and not dropout_prob:
         return flash_attention(query, key, value, table, bias)[0]
-    key = torch.cat((key, table.expand(*key.shape[:3], -1)), dim=-1)  # [B, H, K, E + P]
-    value = F.pad(value, (0, table.shape[1]))  # [B, H, K, E + P]
+    key = _beside(key, table)
+    value = _padded(value, E + table.shape[1])
+    bias = hidden_bias(S, K, mask, key_start, query) if bias is None else bias
     attended = F.scaled_dot_product_attention(query, key, value, bias, dropout_prob, scale=1 / math.sqrt(E))
     return attended[..., :E]
 
@@ -77,6 +81,12 @@ def key_table(table: Tensor) -> Tensor:
     sines, ``[K, P]``."""
     sines, cosines = table.chunk(2, dim=-1)
     return torch.cat((cosines, sines), dim=-1)
+
+
+def is_split(S: int, K: int) -> bool:
+    """Whether memory and segment are attended to by two calls, and joined: PyTorch's kernel then needs no
+    mask and leaves out the future."""
+    return S >= SPLIT or S == K
 
 
 def hidden_bias(S: int, K: int, mask: Tensor | None, key_start: Tensor | None, like: Tensor) -> Tensor:
@@ -111,61 +121,103 @@ def _pairs(key: Tensor, features: int) -> Iterator[tuple[slice, slice]]:
             yield slice(stream, stream + streams), slice(head, head + heads)
 
 
+def _parts(S: int, K: int, bias: Tensor | None) -> list[tuple[slice, bool]]:
+    """The keys of each call, and whether it is causal: all, with a ``bias``, or memory and segment."""
+    if bias is not None:
+        return [(slice(0, K), False)]
+    segment = (slice(K - S, K), True)
+    return [segment] if S == K else [(slice(0, K - S), False), segment]
+
+
+def _beside(key: Tensor, table: Tensor) -> Tensor:
+    """``key [B, H, K, E]`` and ``table [K, P]`` beside each other, ``[B, H, K, E + P]``."""
+    return torch.cat((key, table.expand(*key.shape[:3], -1)), dim=-1)
+
+
 def _padded(x: Tensor, features: int) -> Tensor:
     """``x [B, H, t, E]`` and zeros behind it, ``[B, H, t, features]``."""
     return F.pad(x, (0, features - x.shape[-1]))
 
 
-def _bias_of(bias: Tensor, streams: slice, heads: slice) -> Tensor:
-    if bias.dim() == 2:
+def _bias_of(bias: Tensor | None, streams: slice, heads: slice) -> Tensor | None:
+    """The ``bias [S, K]`` or ``[B or 1, H or 1, S, K]`` of these streams and heads."""
+    if bias is None or bias.dim() == 2:
         return bias
     bias = bias[streams] if bias.shape[0] > 1 else bias
     return bias[:, heads] if bias.shape[1] > 1 else bias
 
 
+def _join(outputs: list[Tensor], sums: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention to all keys, of that to each part ``[B, H, S, ·]`` and its ``sums [B, H, S]``, logarithms."""
+    if len(outputs) == 1:
+        return outputs[0], sums[0]
+    total = torch.logaddexp(sums[0], sums[1])
+    shares = ((part - total).exp()[..., None] for part in sums)
+    joined = sum(output * share for output, share in zip(outputs, shares, strict=True))
+    return joined, total  # type: ignore[return-value]
+
+
 @torch.library.custom_op("memformers::flash_attention", mutates_args=(), device_types="cpu")
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Tensor
+    query: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of ``query [B, H, S, E + P]`` to ``key [B, H, K, E]`` beside ``table [K, P]``, and ``value
-    [B, H, K, E]``, with ``bias [S, K]`` or ``[B or 1, H or 1, S, K]``: ``[B, H, S, E]``, and the logarithms of
-    the sums of exponentials, ``[B, H, S]``."""
+    [B, H, K, E]``, with ``bias [S, K]`` or ``[B or 1, H or 1, S, K]``, None for causal: ``[B, H, S, E]``,
+    and the logarithms of the sums of exponentials, ``[B, H, S]``."""
     B, H, S, features = query.shape
-    E = key.shape[3]
+    K, E = key.shape[2:]
     output = query.new_empty(S, B, H, E).permute(1, 2, 0, 3)
     sums = query.new_empty(B, H, S, dtype=torch.promote_types(query.dtype, torch.float32))
     for streams, heads in _pairs(key, features):
-        part = query[streams, heads]
-        keys = torch.cat((key[streams, heads], table.expand(*part.shape[:2], -1, -1)), dim=-1)
-        values = _padded(value[streams, heads], features)
-        mask = _bias_of(bias, streams, heads)
-        attended, part_sums = _FORWARD(part, keys, values, attn_mask=mask, scale=1 / math.sqrt(E))
-        output[streams, heads] = attended[..., :E]
-        sums[streams, heads] = part_sums
+        outputs = []
+        part_sums = []
+        for keys, is_causal in _parts(S, K, bias):
+            attended, logarithms = _FORWARD(
+                query[streams, heads],
+                _beside(key[streams, heads, keys], table[keys]),
+                _padded(value[streams, heads, keys], features),
+                0.0,
+                is_causal,
+                attn_mask=_bias_of(bias, streams, heads),
+                scale=1 / math.sqrt(E),
+            )
+            outputs.append(attended[..., :E])
+            part_sums.append(logarithms)
+        output[streams, heads], sums[streams, heads] = _join(outputs, part_sums)
     return output, sums
 
 
 @torch.library.custom_op("memformers::flash_attention_backward", mutates_args=(), device_types="cpu")
 def flash_attention_backward(
     grad: Tensor, output: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, table: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key and value, in their shapes, from that of the output, ``[B, H, S, E]``."""
-    features = query.shape[3]
-    E = key.shape[3]
+    S, features = query.shape[2:]
+    K, E = key.shape[2:]
     d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
     for streams, heads in _pairs(key, features):
-        part = query[streams, heads]
-        keys = torch.cat((key[streams, heads], table.expand(*part.shape[:2], -1, -1)), dim=-1)
-        values, part_output, part_grad = (_padded(x[streams, heads], features) for x in (value, output, grad))
-        mask = _bias_of(bias, streams, heads)
-        gradients = _BACKWARD(
-            part_grad, part, keys, values, part_output, sums[streams, heads], 0.0, False,
-            attn_mask=mask, scale=1 / math.sqrt(E),
-        )  # fmt: skip
-        d_query[streams, heads] = gradients[0]
-        d_key[streams, heads] = gradients[1][..., :E]
-        d_value[streams, heads] = gradients[2][..., :E]
+        part_grad = _padded(grad[streams, heads], features)
+        part_output = _padded(output[streams, heads], features)
+        d_queries = []
+        for keys, is_causal in _parts(S, K, bias):
+            # With output and sums of all keys, each call gives its share of the gradients.
+            gradients = _BACKWARD(
+                part_grad,
+                query[streams, heads],
+                _beside(key[streams, heads, keys], table[keys]),
+                _padded(value[streams, heads, keys], features),
+                part_output,
+                sums[streams, heads],
+                0.0,
+                is_causal,
+                attn_mask=_bias_of(bias, streams, heads),
+                scale=1 / math.sqrt(E),
+            )
+            d_queries.append(gradients[0])
+            d_key[streams, heads, keys] = gradients[1][..., :E]
+            d_value[streams, heads, keys] = gradients[2][..., :E]
+        d_query[streams, heads] = d_queries[0] if len(d_queries) == 1 else d_queries[0] + d_queries[1]
     return d_query, d_key, d_value
 
 

@@ -106,6 +106,14 @@ def test_bfloat16_is_as_exact_as_pytorchs_attention_with_a_bias(size):
     assert max(errors) <= 1.1 * max(relative_errors(with_bias, inputs, wanted))
 
 
+@pytest.mark.parametrize("size", [(2, 3, 5, 11, 7, 6), (3, 2, 7, 7, 5, 10), (1, 2, 5, 6, 4, 2)])
+def test_attention_to_memory_and_segment_apart_is_joined_exactly(size, monkeypatch):
+    monkeypatch.setattr(flash, "SPLIT", 1)
+    inputs, table = inputs_and_table(*size, torch.float64)
+    kernel = partial(flash.relative_attention, table=table)
+    compare(kernel, inputs, torch.float64, None, partial(reference, table))
+
+
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("size", [(5, 3, 7, 13, 2, 4), (2, 3, 23, 37, 2, 6)])
 def test_a_small_workspace_changes_no_bit(size, bounded, monkeypatch):
@@ -130,7 +138,7 @@ def test_second_derivatives_are_an_error_that_names_naive():
 @pytest.mark.parametrize("bounded", [False, True])
 def test_the_operator_keeps_the_promises_of_torch(bounded):
     inputs, table = inputs_and_table(2, 3, 5, 11, 7, 6, torch.float64)
-    bias = flash.hidden_bias(5, 11, None, first_keys(2, 5, 11) if bounded else None, table)
+    bias = flash.hidden_bias(5, 11, None, first_keys(2, 5, 11), table) if bounded else None
     query = torch.randn(2, 3, 5, 13, dtype=torch.float64, requires_grad=True)
     arguments = (query, inputs["key"], inputs["value"], flash.key_table(table), bias)
     torch.library.opcheck(torch.ops.memformers.flash_attention, arguments)
