@@ -88,8 +88,8 @@ def write_speeds(results: Result, folder: Path) -> None:
         speeds.append([*case, ours, theirs, *ratios, share_of_mm(r, OURS)])
         modes.append([*case, ours, f"{times_as_fast(seconds[BFLOAT16], seconds[OURS])}"])
     for r in alone:
-        for name in attention.IMPLEMENTATIONS:
-            seconds, memory = r["seconds"][name], r["extra memory"].get(name)
+        for name, seconds in r["seconds"].items():
+            memory = r["extra memory"].get(name)
             ms, a_key = f"{spread(seconds, 1e3):.0f}", f"{1e6 * median(seconds) / r['keys']:.0f}"
             faster = f"{times_as_fast(seconds, r['seconds'][attention.NAIVE])}"
             mib = number(memory and memory / 2**20, ",.0f")

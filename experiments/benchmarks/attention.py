@@ -1,7 +1,8 @@
 """Attention alone, forward and backward with all gradients, against the length of memory, by each kernel."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,23 +15,45 @@ from experiments.benchmarks.measuring import (
     memory_above,
     relative_error,
 )
-from memformers.kernels import blocked, naive, sdpa
+from memformers.kernels import blocked, flash, naive, sdpa
+from memformers.models.attention import sinusoids
 
 B, H, S, E = 2, 8, 512, 64
+P = 16  # position features
 MEMORY_LENGTHS = (512, 1024, 2048, 4096, 8192)
 TOLERANCE = 1e-5  # the largest relative RMS error, of the output and of every gradient
 Attention = Callable[..., Tensor]
 
 
-OURS, NAIVE, SDPA = "ours, blocked", "ours, naive", "SDPA with a bias"
+def by_vectors(kernel: Attention) -> Attention:
+    """A kernel that takes the vector r of each distance, from the factors of r."""
+
+    def attention(w: Tensor, **arguments: Tensor) -> Tensor:
+        table = sinusoid_table(len(arguments["key"][0, 0]))
+        return kernel(r=torch.einsum("hep,kp->hke", w, table), **arguments)
+
+    return attention
+
+
+def flash_attention(**arguments: Any) -> Tensor:
+    return flash.relative_attention(table=sinusoid_table(arguments["key"].shape[2]), **arguments)
+
+
+@cache
+def sinusoid_table(K: int) -> Tensor:
+    return sinusoids(K, P).float()
+
+
+FLASH, BLOCKED, NAIVE, SDPA = "ours, flash", "ours, blocked", "ours, naive", "SDPA with a bias"
 IMPLEMENTATIONS: dict[str, Attention] = {
-    OURS: blocked.relative_attention, NAIVE: naive.relative_attention, SDPA: sdpa.relative_attention,
+    FLASH: flash_attention, BLOCKED: by_vectors(blocked.relative_attention),
+    NAIVE: by_vectors(naive.relative_attention), SDPA: by_vectors(sdpa.relative_attention),
 }  # fmt: skip
 
 
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
     K = memory_len + queries
-    shapes: dict[str, tuple[int, ...]] = {"r": (H, K, E), "u": (H, E), "s": (H, K)}
+    shapes: dict[str, tuple[int, ...]] = {"w": (H, E, P), "u": (H, E), "v": (H, E)}
     shapes = {"query": (B, H, queries, E), "key": (B, H, K, E), "value": (B, H, K, E)} | shapes
     return {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
 
@@ -51,13 +74,14 @@ def check_parity(attention: Attention, inputs: dict[str, Tensor], expected: list
 def measure(memory_len: int, *, repeats: int) -> Result:
     torch.manual_seed(0)
     inputs, K = random_inputs(memory_len), memory_len + S
-    expected = forward_and_backward(naive.relative_attention, inputs)
+    expected = forward_and_backward(IMPLEMENTATIONS[NAIVE], inputs)
     errors = {n: check_parity(one, inputs, expected) for n, one in IMPLEMENTATIONS.items() if n != NAIVE}
     sides = {name: partial(forward_and_backward, one, inputs) for name, one in IMPLEMENTATIONS.items()}
     return {
         "memory_len": memory_len,
         "keys": K,
-        # Three products forward, of content, of positions and with values; two for each backward.
+        # Three products forward, of content, of positions and with values; two for each backward. The flash
+        # kernel's products of positions have P features in place of E.
         "flops": 9 * 2 * B * H * S * K * E,
         "errors": errors,
         **beside_products(sides, repeats, f"attention, M = {memory_len}"),

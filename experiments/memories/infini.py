@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
-from memformers.kernels import relative_attention
 from memformers.models.config import NetworkConfig
 
 
@@ -37,10 +36,7 @@ class InfiniLayer(TransformerXLLayer):
         attn, read = self.self_attn, self.attention_input(x)
         Q, K, V = (attn.by_head(project(read)) for project in (attn.query, attn.key, attn.value))
         first = None if key_start is None else (key_start - sum(map(len, past))).clamp(min=0)
-        A = relative_attention(
-            Q, K, V, **attn.distance_terms(len(x)), key_start=first, kernel=attn.kernel,
-            dropout_prob=attn.dropout_prob if self.training else 0.0,
-        )  # fmt: skip
+        A = attn.attend_by_head(Q, K, V, key_start=first)
         share = self.beta.sigmoid()[:, None, None]
         A = (1 - share) * A  # [B, H, S, E]
         for slots in past:

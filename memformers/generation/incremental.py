@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from memformers.common.fields import Count, check_value
 from memformers.common.text import UserError
 from memformers.generation.fingerprint import Fingerprint
-from memformers.kernels import relative_attention
 from memformers.models.attention import (
     RelativeMultiHeadAttention,
     folded,
@@ -71,13 +70,11 @@ class LayerCache:
         if window is not None:  # of several positions, each has its own, in key_start
             first = max(begin + 1 - window, 0)
             key_start = None if key_start is None else (key_start - first).clamp(min=0)
-        key, value, K = self.key[..., first:end], self.value[:, :, first:end], end - first
+        key, value = self.key[..., first:end], self.value[:, :, first:end]
         if len(x) == 1:
             attended = self.attend_one(query, key, value, key_start)
         else:
-            terms: Any = {n: t[:, :K] if n in ("r", "s") else t for n, t in self.terms.items()}
-            bounds: Any = {"key_start": key_start, "kernel": attention.kernel}
-            attended = relative_attention(query, key.mT, value, **terms, **bounds)
+            attended = attention.attend_by_head(query, key.mT, value, key_start=key_start)
         return linear(attention.output, attended.permute(2, 0, 1, 3).flatten(2))  # [t, B, D]
 
     def attend_one(self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None) -> Tensor:

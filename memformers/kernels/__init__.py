@@ -25,11 +25,26 @@ from torch import Tensor
 
 from memformers.kernels import blocked, naive, sdpa
 
-KernelName = Literal["auto", "naive", "blocked", "sdpa"]
+KernelName = Literal["auto", "naive", "blocked", "sdpa", "flash"]
 
 MIN_SCORES_FOR_BLOCKED = 1 << 19
 """Scores, over all streams and heads, from which the blocked kernel makes a training step faster: with fewer,
 less than 2 MiB in float32, the naive kernel's temporaries fit into the cache."""
+
+MIN_QUERIES_FOR_FLASH = 32
+"""Queries from which PyTorch's flash kernel makes a training step in float32 faster than the blocked one:
+with fewer, copying keys and values beside their position features costs more than it saves."""
+MIN_QUERIES_FOR_HALF_FLASH = 256
+"""The same in half precision, in which PyTorch's kernel packs its operands anew for each head."""
+
+
+def is_flash_faster(query: Tensor, position_features: int) -> bool:
+    """Whether [`memformers.kernels.flash`][] computes attention of ``query [B, H, S, E]`` with so many
+    position features faster than other kernels. On devices other than a CPU, nobody has measured it."""
+    S, E = query.shape[2:]
+    is_half = query.dtype.itemsize < 4
+    enough = MIN_QUERIES_FOR_HALF_FLASH if is_half else MIN_QUERIES_FOR_FLASH
+    return query.device.type == "cpu" and enough <= S and position_features <= E // 2
 
 
 def relative_attention(
@@ -39,7 +54,7 @@ def relative_attention(
 ) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``. ``"auto"``
     takes blocked for large attention on a CPU, naive for small, and sdpa on all other devices. The blocked
-    kernel takes no ``mask`` and runs on a CPU only."""
+    kernel takes no ``mask`` and runs on a CPU only; [`memformers.kernels.flash`][] takes other arguments."""
     if kernel == "auto" and query.device.type != "cpu":
         kernel = "sdpa"
     elif kernel == "auto":
@@ -49,6 +64,7 @@ def relative_attention(
         return blocked.relative_attention(
             query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
         )
+    assert kernel != "flash"  # it takes r's factors
     compute = sdpa.relative_attention if kernel == "sdpa" else naive.relative_attention
     return compute(
         query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob

@@ -9,17 +9,19 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from memformers.common.fields import Count, Probability, check_arguments, check_value
+from memformers.common.fields import Count, Positive, Probability, check_arguments, check_value
 from memformers.common.text import UserError
-from memformers.kernels import KernelName, is_concrete_cpu, relative_attention
+from memformers.kernels import KernelName, flash, is_concrete_cpu, is_flash_faster, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
-from memformers.models.config import Positions, check_heads, check_positions
+from memformers.models.config import Positions, check_heads, check_positions, check_rotations, has_rotations
 
 M = TypeVar("M", bound=nn.Module)
 PLAIN_WEIGHTS = frozenset({Tensor, nn.Parameter, type(None)})
 """The classes of weights that are their numbers, and of none. Quantized and sharded weights are of other
 classes, with which only a call of their module is sure to work."""
 KERNEL_VARIABLE = "MEMFORMERS_KERNEL"
+POSITION_BASE = 10_000.0
+"""The longest wavelength of a sinusoid over 2π, as in Vaswani et al. 2017."""
 SLICES = 4
 """Into how many matrices a weight is cut for one or two rows."""
 MIN_SLICED_WEIGHT = 1 << 17
@@ -39,6 +41,7 @@ class RelativeMultiHeadAttention(nn.Module):
             ``"sinusoidal"``, r_d = W_R · sinusoid(d) and learned u and v for each head, as in the paper.
         max_positions: How many distances the learned scheme stores, at least the largest K = C + M + S.
         position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
+        position_base: The longest wavelength of the sinusoids over 2π (sinusoidal).
         clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
         kernel: The kernel; ``"auto"``: the fastest, or the one that the variable ``MEMFORMERS_KERNEL`` names.
 
@@ -62,6 +65,7 @@ class RelativeMultiHeadAttention(nn.Module):
         positions: Positions = "learned",
         max_positions: Count = 4096,
         position_features: Count | None = None,
+        position_base: Positive = POSITION_BASE,
         clamp_len: Count | None = None,
         kernel: KernelName = "auto",
     ):
@@ -73,6 +77,10 @@ class RelativeMultiHeadAttention(nn.Module):
         self.positions, self.max_positions, self.clamp_len = positions, max_positions, clamp_len
         chosen = os.environ.get(KERNEL_VARIABLE, kernel) if kernel == "auto" else kernel
         check_value(KERNEL_VARIABLE, chosen, KernelName)
+        features = position_features or d_model
+        self.has_rotations = has_rotations(positions, features, clamp_len)
+        if chosen == "flash":
+            check_rotations(positions, features, clamp_len)
         self.kernel: KernelName = chosen  # type: ignore[assignment]
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key = nn.Linear(d_model, d_model, bias=False)
@@ -83,7 +91,8 @@ class RelativeMultiHeadAttention(nn.Module):
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
             self.s = nn.Parameter(torch.empty(heads, max_positions))
         else:
-            self.position_features = position_features or d_model
+            self.position_features = features
+            self.position_base = position_base
             self.position = nn.Linear(self.position_features, d_model, bias=False)  # W_R
             self.v = nn.Parameter(torch.empty(heads, d_head))
         self.reset_parameters()
@@ -152,11 +161,32 @@ class RelativeMultiHeadAttention(nn.Module):
             raise UserError(
                 f"kernel='blocked' runs on a CPU, but the model is on {query.device}; use kernel='auto'."
             )
-        attended = relative_attention(
-            *(self.by_head(x) for x in (query, key, value)), **self.distance_terms(len(key)), mask=mask,
-            key_start=key_start, dropout_prob=self.dropout_prob if self.training else 0.0, kernel=self.kernel,
-        )  # fmt: skip
+        heads = (self.by_head(x) for x in (query, key, value))
+        attended = self.attend_by_head(*heads, mask=mask, key_start=key_start)
         return linear(self.output, rearrange(attended, "b h s e -> s b (h e)"))
+
+    def attend_by_head(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        key_start: Tensor | None = None,
+    ) -> Tensor:
+        """The kernel's attention of ``query [B, H, S, E]`` to ``key`` and ``value [B, H, K, E]``, with ``mask
+        [B or 1, 1, S, K]`` and ``key_start [B, S]``: ``[B, H, S, E]``."""
+        K = key.shape[2]
+        dropout_prob = self.dropout_prob if self.training else 0.0
+        if self.uses_flash(query, dropout_prob):
+            return flash.relative_attention(
+                query, key, value, *self.position_factors(K), u=self.u, v=self.v, mask=mask,
+                key_start=key_start, dropout_prob=dropout_prob,
+            )  # fmt: skip
+        return relative_attention(
+            query, key, value, **self.distance_terms(K), mask=mask, key_start=key_start,
+            dropout_prob=dropout_prob, kernel=self.kernel,
+        )  # fmt: skip
 
     def by_head(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
@@ -183,9 +213,32 @@ class RelativeMultiHeadAttention(nn.Module):
                     f"segment; build with max_positions={K}, use positions='sinusoidal', or shorten either."
                 )
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        table = sinusoid_table(K, self.position_features, self.clamp_len, self.u.detach())
+        table = sinusoid_table(K, self.position_features, self.clamp_len, self.position_base, self.u.detach())
         r = rearrange(self.position(table), "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
+
+    def uses_flash(self, query: Tensor, dropout_prob: float) -> bool:
+        """Whether the flash kernel computes attention of ``query [B, H, S, E]``: where it was named, or, by
+        ``"auto"``, where it is faster. PyTorch's for CPUs drops no probabilities."""
+        if self.kernel == "flash":
+            return True
+        return (
+            self.kernel == "auto"
+            and self.has_rotations
+            and is_unmodified(self.position, nn.Linear)
+            and not dropout_prob
+            and is_flash_faster(query, self.position_features)
+        )
+
+    def position_factors(self, K: int) -> tuple[Tensor, Tensor]:
+        """The factors of r for K distances: W_R by head ``[H, E, P]``, and sinusoids ``[K, P]``."""
+        if not is_unmodified(self.position, nn.Linear):
+            raise UserError(
+                "kernel='flash' reads the weight of the map W_R, position, which was wrapped, hooked or "
+                "replaced; use kernel='auto'."
+            )
+        table = sinusoid_table(K, self.position_features, self.clamp_len, self.position_base, self.u.detach())
+        return rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads), table
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
@@ -233,38 +286,40 @@ _TABLES: dict[tuple[object, ...], Tensor] = {}
 """The longest table of each kind that was asked for; all layers and models share it."""
 
 
-def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
+def sinusoids(
+    distances: int, features: int, clamp_len: int | None = None, base: float = POSITION_BASE
+) -> Tensor:
     """Features of 0 … distances−1, at most ``clamp_len``: ``[distances, features]`` in float64, first
-    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
-    rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
+    sines, then cosines, of wavelengths from 2π to almost ``base``·2π (Vaswani et al. 2017, section 3.5)."""
+    rates = base ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
     at = torch.arange(distances, dtype=torch.float64).clamp(max=distances if clamp_len is None else clamp_len)
     angles = at[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def sinusoid_table(distances: int, features: int, clamp_len: int | None, base: float, like: Tensor) -> Tensor:
     """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
     features]`` of a table that is computed once in a process; programs of ``torch.export`` compute it."""
     if torch.compiler.is_exporting():
-        return sinusoids(distances, features, clamp_len).to(like)
+        return sinusoids(distances, features, clamp_len, base).to(like)
     if torch.compiler.is_compiling():
-        return copied_table(distances, features, clamp_len, like)
+        return copied_table(distances, features, clamp_len, base, like)
     mode = like.fake_mode if isinstance(like, FakeTensor) else None
-    kind = (features, clamp_len, like.dtype, like.device, mode)
+    kind = (features, clamp_len, base, like.dtype, like.device, mode)
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
-            _TABLES[kind] = sinusoids(distances, features, clamp_len).to(like.device, like.dtype)
+            _TABLES[kind] = sinusoids(distances, features, clamp_len, base).to(like.device, like.dtype)
     return _TABLES[kind][:distances]
 
 
 @torch.library.custom_op("memformers::sinusoid_table", mutates_args=())
-def copied_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def copied_table(distances: int, features: int, clamp_len: int | None, base: float, like: Tensor) -> Tensor:
     """A copy of it, ``[distances, features]``: ``torch.compile`` takes a function's constant only once."""
-    return sinusoid_table(distances, features, clamp_len, like).clone()
+    return sinusoid_table(distances, features, clamp_len, base, like).clone()
 
 
 @copied_table.register_fake
-def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def _(distances: int, features: int, clamp_len: int | None, base: float, like: Tensor) -> Tensor:
     return like.new_empty(distances, features)
 
 

@@ -212,7 +212,7 @@ def build_transformer(config: NetworkConfig) -> MemoryStack:
     self_attn = RelativeMultiHeadAttention(
         config.heads, config.d_model, config.dropout, positions=config.positions,
         max_positions=config.longest_attention, position_features=config.position_features,
-        clamp_len=config.clamp_len, kernel=config.kernel,
+        position_base=config.position_base, clamp_len=config.clamp_len, kernel=config.kernel,
     )  # fmt: skip
     feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)
     transformer: MemoryStack = lookup(config.model).build(config, self_attn, feed_forward)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from memformers.common.fields import Checked, Count, Probability, Range, check_fields
+from memformers.common.fields import Checked, Count, Positive, Probability, Range, check_fields
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.kernels import KernelName
@@ -188,10 +188,12 @@ class NetworkConfig:
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
-    """The attention kernel: naive (the reference), blocked (fast on a CPU), sdpa (PyTorch's own attention),
-    or the fastest for the device and size (auto)."""
+    """The attention kernel: naive (the reference), blocked (fast on a CPU), sdpa (PyTorch's attention with a
+    bias), flash (without one, for sinusoidal positions), or the fastest for the device and size (auto)."""
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
+    position_base: Positive = 10_000.0
+    """The longest wavelength of the sinusoids over 2π (sinusoidal positions)."""
     clamp_len: Count | None = None
     """Longer distances share the sinusoid of this one, for memories longer than in training (sinusoidal)."""
     segment_len: Count = 64
@@ -381,6 +383,20 @@ def check_positions(positions: Positions, features: int | None, clamp_len: int |
     for name, value in (("position_features", features), ("clamp_len", clamp_len)):
         if positions == "learned" and value is not None:
             raise UserError(f"{name}={value} needs positions='sinusoidal', got positions='learned'.")
+
+
+def has_rotations(positions: Positions, features: int, clamp_len: int | None) -> bool:
+    """Whether a distance's features are those of two indices, rotated: sines and cosines, in pairs."""
+    return positions == "sinusoidal" and clamp_len is None and features % 2 == 0
+
+
+def check_rotations(positions: Positions, features: int, clamp_len: int | None) -> None:
+    if not has_rotations(positions, features, clamp_len):
+        raise UserError(
+            f"kernel='flash' needs positions='sinusoidal' with an even number of position_features and no "
+            f"clamp_len, got positions={positions!r}, {features} features, clamp_len={clamp_len}; use "
+            f"kernel='auto'."
+        )
 
 
 def check_gate(gate: GateName, norm: Norm) -> None:

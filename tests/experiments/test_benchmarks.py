@@ -1,6 +1,5 @@
 """The benchmarks' own arithmetic, checks and reports; nothing is timed here."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from experiments.benchmarks import attention, decoding, peers
 from experiments.benchmarks.training import MODELS, Case
 from memformers import ModelConfig
 from memformers.common.files import read_json
-from memformers.kernels import naive, sdpa
 
 HERE = Path(attention.__file__).parent
 
@@ -39,11 +37,16 @@ def test_labml_nn_agrees_with_ours_and_a_wrong_peer_is_caught(model):
         peers.check_parity(ours, theirs, batches)
 
 
-def test_sdpa_with_a_bias_agrees_with_the_definition_and_a_wrong_attention_is_caught():
+@pytest.mark.parametrize("name", [attention.SDPA, attention.FLASH])
+def test_a_measured_attention_agrees_with_the_definition_and_a_wrong_one_is_caught(name):
     inputs = attention.random_inputs(13, queries=7)
-    expected = attention.forward_and_backward(naive.relative_attention, inputs)
-    assert attention.check_parity(sdpa.relative_attention, inputs, expected) < attention.TOLERANCE
-    wrong = partial(sdpa.relative_attention, v=torch.ones(attention.H, attention.E))
+    kernel = attention.IMPLEMENTATIONS[name]
+    expected = attention.forward_and_backward(attention.IMPLEMENTATIONS[attention.NAIVE], inputs)
+    assert attention.check_parity(kernel, inputs, expected) < attention.TOLERANCE
+
+    def wrong(v, **arguments):
+        return kernel(v=v + 1, **arguments)
+
     with pytest.raises(ValueError, match="equal the definition differs"):
         attention.check_parity(wrong, inputs, expected)
 

@@ -53,6 +53,8 @@ CONFIGS = {
     },
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
     "selective": {"model": "selective", "mem_len": (3, 8)} | SHIFT,
+    "xl, flash": XL | {"kernel": "flash", "position_features": 4, "position_base": 50.0} | SHIFT,
+    "conv, flash": COMPRESSIVE | {"kernel": "flash", "position_features": 6},
 }
 every_model = pytest.mark.parametrize("name", CONFIGS)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
@@ -94,9 +96,17 @@ def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
         assert_conforms(**CONFIGS[name] | {"token_shift": token_shift})
 
 
+def rotates(name):
+    """Whether the flash kernel can compute the distances of this model."""
+    return CONFIGS[name].get("positions") != "learned" and "clamp_len" not in CONFIGS[name]
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("kernel", ["blocked", "sdpa"])
-@every_model
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [(name, kernel) for name in CONFIGS for kernel in ("blocked", "sdpa", "flash")
+     if kernel != "flash" or rotates(name)],
+)  # fmt: skip
 def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name, kernel):
     """Losses, memories and every gradient."""
     lm, text, doc_starts = lm_of(name, kernel="naive", dropout=0.0).train(), tokens(30), starts_of(30)

@@ -1,0 +1,91 @@
+"""How many position features quality needs: one Transformer-XL whose sinusoids have P numbers, for several P
+and wavelengths, on characters and on subwords.
+
+Run it with ``python -m experiments.position_features --out FOLDER --characters input.txt --subwords FOLDER``;
+``--resume`` continues. An arm ``p16-fit`` has 16 features whose longest wavelength is a few times the longest
+distance, in place of 10,000·2π.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from experiments.arms import ArmsCommand, prepared_python_source
+from memformers.common.fields import Count
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.text import TextTask
+from memformers.models.config import ModelConfig
+from memformers.report.arms import Measure
+from memformers.runs.folder import Arm
+from memformers.training.config import EvaluationConfig, TrainConfig
+
+SEGMENT, SHORT, LONG = 64, 64, 832
+WAVELENGTHS_PER_REACH = 4
+"""The fitted longest wavelength, in longest distances."""
+FEATURES = (8, 16, 32, 64)
+
+
+def fitted_base(mem_len: int) -> float:
+    """The base of sinusoids whose longest wavelength is 4 times the longest distance."""
+    return round(WAVELENGTHS_PER_REACH * (SEGMENT + mem_len) / (2 * math.pi), 1)
+
+
+def arms_of_memory(mem_len: int) -> list[Arm]:
+    arms = [Arm("all", {}, "P = D")]
+    for features in FEATURES:
+        arms.append(Arm(f"p{features}", {"model.position_features": features}, f"P = {features}"))
+        fitted = {"model.position_features": features, "model.position_base": fitted_base(mem_len)}
+        arms.append(Arm(f"p{features}-fit", fitted, f"P = {features}, fitted"))
+    arms.append(Arm("all-fit", {"model.position_base": fitted_base(mem_len)}, "P = D, fitted"))
+    return arms
+
+
+@dataclass(frozen=True)
+class PositionFeatures(ArmsCommand):
+    """Train the same network with more and with fewer position features."""
+
+    name: ClassVar = "position-features"
+    title: ClassVar = "How many position features quality needs"
+    method: ClassVar = (
+        "P numbers say how far away a key is; nothing else differs. The fitted sinusoids have wavelengths "
+        f"from 2π to {WAVELENGTHS_PER_REACH} times the longest distance."
+    )
+    base: ClassVar = "all"
+    known: ClassVar = tuple(arms_of_memory(SHORT))
+    characters: str = ""
+    """The text that is read in characters, with a memory of 64; Tiny Shakespeare if not given."""
+    subwords: str = ""
+    """The text that is read in subwords, with memories of 64, 64, 64 and 832; the Python source code of this
+    machine if not given."""
+    tokens: Count = 1_000_000
+    """Tokens of each training run."""
+    tasks: tuple[str, ...] = ("characters", "subwords")
+    """Which of the two."""
+
+    def experiments(self, folder: Path) -> dict[str, Experiment]:
+        evaluation = EvaluationConfig(evaluations=1)
+        model = ModelConfig(token_shift=True, segment_len=SEGMENT)
+        experiments = {}
+        if "characters" in self.tasks:
+            short = replace(model, mem_len=SHORT)
+            train = TrainConfig(short, data=self.characters, tokens=self.tokens, evaluation=evaluation)
+            experiments["characters"] = self.experiment_of(train, SHORT)
+        if "subwords" in self.tasks:
+            data = self.subwords or prepared_python_source(folder, 2048)
+            long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
+            train = TrainConfig(long, data=data, tokens=self.tokens, evaluation=evaluation, tokenizer="bpe")
+            experiments["subwords"] = self.experiment_of(train, LONG)
+        return experiments
+
+    def experiment_of(self, train: TrainConfig, mem_len: int) -> Experiment:
+        arms = self.chosen(asdict(train), arms_of_memory(mem_len))
+        return Experiment(TextTask(probed=False), train, {}, arms, *self.how)
+
+    def measures(self, task: str) -> Sequence[Measure]:
+        return [Measure(f"held-out loss, {task} (nats)", "loss", ".4f")]
+
+
+if __name__ == "__main__":
+    PositionFeatures.main()
