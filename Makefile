@@ -101,7 +101,9 @@ clean:
 	$(PIP) --no-deps labml-nn
 	@touch $@
 
-# lm-eval only for its test and guide: it takes the Hugging Face model as it is.
+# lm-eval only for its test and guide: it takes the Hugging Face model as it is. The others only for tests: what
+# quantizes a model, and what computes an exported one.
 .venv/ready-for-integrations: .venv/ready-for-tests
-	$(PIP) --editable '.[hf,torchrl]' 'lm-eval>=0.4.13,<0.5'
+	$(PIP) --editable '.[hf,torchrl]' 'lm-eval>=0.4.13,<0.5' 'torchao==0.18.*' 'optimum-quanto==0.2.*' \
+		'onnx>=1.23,<2' 'onnxscript>=0.7,<0.8'
 	@touch $@
