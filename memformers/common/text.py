@@ -60,12 +60,19 @@ class Progress(tqdm):  # type: ignore[type-arg]
         while not self.is_closing.wait(REDRAWN_SECONDS):
             self.refresh()
 
+    def refresh(self, nolock: bool = False, lock_args: Any = None) -> Any:
+        """Draw the bar. tqdm's own method leaves its lock locked, for all bars of other threads, if a signal
+        raises an exception while it draws."""
+        if nolock or lock_args or self.disable:
+            return super().refresh(nolock, lock_args)
+        with self.get_lock():
+            self.display()
+        return True
+
     def close(self) -> None:
         self.is_closing.set()
         if self.clock:
-            # So that it draws nothing below the finished bar. Not for ever: an exception that a signal raised
-            # while tqdm was drawing leaves tqdm's lock locked.
-            self.clock.join(timeout=1.0)
+            self.clock.join(timeout=1.0)  # so that it draws nothing below the finished bar
         super().close()
 
     def show(self, words: str, done: float | None = None) -> None:

@@ -87,3 +87,26 @@ def test_the_bar_of_a_training_moves_after_each_step(monkeypatch, tmp_path):
         handle.remove()
     shown = {float(count) for count in re.findall(r"([\d.]+)/640 ", terminal.getvalue())}
     assert {*range(64, 641, 64)} <= shown
+
+
+def test_an_exception_while_a_bar_is_drawn_does_not_block_other_bars(monkeypatch):
+    """Ctrl-C comes at any moment, also while a bar holds the lock that all bars share."""
+    open_terminal(monkeypatch)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    bar = Progress(total=10)
+    with monkeypatch.context() as drawing, pytest.raises(KeyboardInterrupt):
+        drawing.setattr(bar, "display", stopped)
+        bar.refresh()
+    bar.close()
+    finished = threading.Event()
+
+    def use_another_bar():
+        with Progress(total=10) as other:
+            other.show("done", 10)
+        finished.set()
+
+    threading.Thread(target=use_another_bar, daemon=True).start()
+    assert finished.wait(10)
