@@ -97,9 +97,10 @@ def test_an_exception_while_a_bar_is_drawn_does_not_block_other_bars(monkeypatch
         raise KeyboardInterrupt
 
     bar = Progress(total=10)
-    with monkeypatch.context() as drawing, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as drawing:
         drawing.setattr(bar, "display", stopped)
-        bar.refresh()
+        with pytest.raises(KeyboardInterrupt):
+            bar.refresh()
     bar.close()
     finished = threading.Event()
 
