@@ -2,8 +2,8 @@
 and wavelengths, on characters and on subwords.
 
 Run it with ``python -m experiments.position_features --out FOLDER --characters input.txt --subwords FOLDER``;
-``--resume`` continues. An arm ``p16-fit`` has 16 features whose longest wavelength is a few times the longest
-distance, in place of 10,000·2π.
+``--resume`` continues. An arm ``p16-1k`` has 16 features with wavelengths up to 1,000·2π in place of
+10,000·2π; ``p16-fit``, up to four times the longest distance.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.arms import ArmsCommand, prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, prepared_python_source
 from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import TextTask
@@ -24,6 +24,7 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 SEGMENT, SHORT, LONG = 64, 64, 832
 WAVELENGTHS_PER_REACH = 4
 """The fitted longest wavelength, in longest distances."""
+SHORTER_BASE = 1_000.0
 FEATURES = (8, 16, 32, 64)
 
 
@@ -33,12 +34,17 @@ def fitted_base(mem_len: int) -> float:
 
 
 def arms_of_memory(mem_len: int) -> list[Arm]:
+    """P = D and fewer features, with the paper's wavelengths, shorter ones, and those that fit the memory."""
     arms = [Arm("all", {}, "P = D")]
     for features in FEATURES:
-        arms.append(Arm(f"p{features}", {"model.position_features": features}, f"P = {features}"))
-        fitted = {"model.position_features": features, "model.position_base": fitted_base(mem_len)}
-        arms.append(Arm(f"p{features}-fit", fitted, f"P = {features}, fitted"))
-    arms.append(Arm("all-fit", {"model.position_base": fitted_base(mem_len)}, "P = D, fitted"))
+        settings = {"model.position_features": features}
+        arms.append(Arm(f"p{features}", settings, f"P = {features}"))
+        for name, label, base in (
+            ("1k", "up to 1,000 · 2π", SHORTER_BASE),
+            ("fit", "fitted", fitted_base(mem_len)),
+        ):
+            arm_settings = settings | {"model.position_base": base}
+            arms.append(Arm(f"p{features}-{name}", arm_settings, f"P = {features}, {label}"))
     return arms
 
 
@@ -66,16 +72,17 @@ class PositionFeatures(ArmsCommand):
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         evaluation = EvaluationConfig(evaluations=1)
+        tokens = QUICK_TOKENS if self.quick else self.tokens
         model = ModelConfig(token_shift=True, segment_len=SEGMENT)
         experiments = {}
         if "characters" in self.tasks:
             short = replace(model, mem_len=SHORT)
-            train = TrainConfig(short, data=self.characters, tokens=self.tokens, evaluation=evaluation)
+            train = TrainConfig(short, data=self.characters, tokens=tokens, evaluation=evaluation)
             experiments["characters"] = self.experiment_of(train, SHORT)
         if "subwords" in self.tasks:
             data = self.subwords or prepared_python_source(folder, 2048)
             long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
-            train = TrainConfig(long, data=data, tokens=self.tokens, evaluation=evaluation, tokenizer="bpe")
+            train = TrainConfig(long, data=data, tokens=tokens, evaluation=evaluation, tokenizer="bpe")
             experiments["subwords"] = self.experiment_of(train, LONG)
         return experiments
 

@@ -17,6 +17,14 @@ COST, SMALL_COST = "keys · state · operations", "keys · state"
 """Keys per layer beside the segment's, bytes kept for each stream, operations of attention for each token."""
 KEYS, OPERATIONS = "keys per layer, without the segment's", "attention operations per token"
 MODELS = ("transformer-xl", "compressive")
+POSITION_ARMS = {
+    "all": "P = D = 128, wavelengths up to 10,000 · 2π",
+    "p16": "16, the same wavelengths",
+    "p16-1k": "16, up to 1,000 · 2π",
+    "p8-1k": "8, up to 1,000 · 2π",
+    "p8-fit": "8, up to four times the longest distance",
+}
+"""The arms of ``position_features``, as a table shows them."""
 Arm = Mapping[str, str]
 """A row of ``arms.csv``: an arm of a table, how it is shown, and what it costs, or its label in the facts of
 its experiment."""
@@ -274,6 +282,25 @@ def recipes(search: str) -> str:
 # All experiments, and comparisons of arms
 
 
+def position_features() -> str:
+    """Losses with several numbers of position features, and the difference from P = D, by text."""
+    measured = list(dict.fromkeys(row["measure"] for row in rows("position_features")))
+    head = ["position features"]
+    for measure in measured:
+        text = measure.removeprefix("held-out loss, ").removesuffix(" (nats)")
+        head += [f"held-out loss, {text}, nats", "vs. P = D"]
+    body = []
+    for arm, shown in POSITION_ARMS.items():
+        cells = [shown]
+        for measure in measured:
+            ours = seeds("position_features", arm, measure)
+            theirs = seeds("position_features", "all", measure)
+            difference = DASH if arm == "all" or not ours else more(paired(ours, theirs))
+            cells += [bits(mean(ours)), difference]
+        body.append(cells)
+    return table(head, body, numbers=True)
+
+
 def large_text() -> str:
     return table(["what", "measured", "goal"], [[*row.values()] for row in rows("large_text")], numbers=True)
 
@@ -335,6 +362,6 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, large_text, data, commands)
+                 recipes, position_features, large_text, data, commands)
 }  # fmt: skip
 TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}

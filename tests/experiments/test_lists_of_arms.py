@@ -16,6 +16,7 @@ from experiments import ablation, mqar, recipes
 from experiments.ablation import ROWS, Ablation
 from experiments.arms import Column
 from experiments.memories import __main__ as memories
+from experiments.position_features import PositionFeatures
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
@@ -104,6 +105,7 @@ def rows_of(folder):
      Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
      RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
      recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
+     PositionFeatures(quick=True, characters="builtin", tasks=("characters",), arms=("all", "p8-1k")),
      memories.Memories(quick=True, arms=("transformer-xl", "averages")),
      mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
 )  # fmt: skip
@@ -144,6 +146,9 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
         _, median, _ = sorted(run.last("tokens_per_second") for run in speeds)
         assert trained["dropout"].config["tokens"] == round(median)
         assert trained["dropout"].config["model"]["dropout"] == 0.05
+    elif command.name == "position-features":
+        model = trained["p8-1k"].config["model"]
+        assert (model["position_features"], model["position_base"]) == (8, 1000.0)
     replace(command, out=out, resume=True).run()
     assert (out / "report.md").read_text() == page
 
