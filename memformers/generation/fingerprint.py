@@ -1,6 +1,7 @@
 """What a model computes with, in short: it tells whether anything of it has changed since some moment."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Fingerprint:
 
     def __init__(self, model: nn.Module):
         self.modules = all_modules(model)
-        self.kinds = [type(module) for module in self.modules]
+        self.kinds = list(map(type, self.modules))
         self.attributes = [copied_attributes(module) for module in self.modules]
         tensors = {id(x): x for module in self.modules for x in stored_tensors(module)}
         self.tensors = list(tensors.values())
@@ -41,17 +42,17 @@ class Fingerprint:
 
     def _values(self) -> tuple[list[int], list[int], list[bytes]]:
         """Where the tensors are, how often PyTorch counted a change of them, and their sampled numbers."""
-        addresses = [x.data_ptr() for x in self.tensors]
-        versions = [x._version for x in self.counted]
+        addresses = list(map(Tensor.data_ptr, self.tensors))
+        versions = list(map(attrgetter("_version"), self.counted))
         numbers = [joined(views) for views in self.views]
         return addresses, versions, numbers
 
     def matches(self) -> bool:
         """Whether the model is in eval mode and still computes with the same."""
-        if [type(module) for module in self.modules] != self.kinds:
+        if list(map(type, self.modules)) != self.kinds:
             return False
         try:
-            if [module.__dict__ for module in self.modules] != self.attributes:
+            if list(map(vars, self.modules)) != self.attributes:
                 return False
         except (RuntimeError, TypeError, ValueError):  # another tensor or array: equality isn't one bool
             return False
@@ -61,10 +62,10 @@ class Fingerprint:
 def copied_attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes of ``module``, with a copy of each container, which could change in place."""
     attributes = dict(vars(module))
-    for name, value in attributes.items():
+    for name in attributes.keys() - BOOKKEEPING:
         for container in (dict, list, set):
-            if isinstance(value, container) and name not in BOOKKEEPING:
-                attributes[name] = container(value)
+            if isinstance(attributes[name], container):
+                attributes[name] = container(attributes[name])
     return attributes
 
 

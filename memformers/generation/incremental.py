@@ -2,8 +2,9 @@
 a segment is full, the model makes the next memory, and what stays in it keeps its keys."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -19,6 +20,7 @@ from memformers.models.attention import (
     is_hooked,
     is_unmodified,
     linear,
+    product,
 )
 from memformers.models.base import MemoryStack, all_modules, eval_mode
 from memformers.models.core import MemoryCore
@@ -33,7 +35,7 @@ class LayerCache:
     distances are transposed, since a row times a plain matrix is fast everywhere, in every precision."""
 
     layer: MemoryLayer
-    maps: Sequence[nn.Module]  # to query, key and value: as one, where nobody changed them
+    maps: Sequence[Callable[[Tensor], Tensor]]  # to query, key and value, as one or two if possible
     terms: dict[str, Tensor]  # r [H, K, E] and the kernel's others, for the longest attention
     r_descending: Tensor  # [H, E, K], by descending distance: a shorter past needs its end
     key: Tensor  # [B, H, E, C + M + S]
@@ -42,7 +44,7 @@ class LayerCache:
     def project(self, z: Tensor, m: Tensor) -> Tensor:
         """What queries, and keys and values are made of, ``[t, B, D]`` each, to all: ``[3, B, H, t, E]``."""
         (t, B, D), H = z.shape, self.layer.self_attn.heads
-        outputs = [linear(module, m if i else z) for i, module in enumerate(self.maps)]  # [t, B, 3D] in all
+        outputs = [project(m if i else z) for i, project in enumerate(self.maps)]  # [t, B, 3D] in all
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
 
@@ -116,7 +118,7 @@ class KeyCache:
             terms = attention.distance_terms(size.c_mem_len + size.longest_memory + S)
             query, *others = attention.query, attention.key, attention.value
             groups = [[query, *others]] if layer.shift is None else [[query], others]
-            maps = [module for group in groups for module in stacked(group)]
+            maps = [project for group in groups for project in stacked(group)]
             r_descending = terms["r"].flip(1).mT.contiguous()  # [H, E, K]
             H, E = r_descending.shape[:2]
             nothing = r_descending.new_empty(batch, H, 0, E)
@@ -371,14 +373,10 @@ def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:
     return torch.empty(0, batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
 
 
-def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:
+def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
+    """``maps`` as functions of ``[·, in]``: as one, ``[·, out of all]``, where nobody changed them."""
     linear_maps = [module for module in maps if is_unmodified(module, nn.Linear)]
     if len(linear_maps) < len(maps):
-        return list(maps)
+        return [partial(linear, module) for module in maps]
     weights, biases = zip(*(folded(None, module) for module in linear_maps), strict=True)
-    weight, bias = torch.cat(weights), torch.cat(biases)
-    size = weight.shape[1], len(weight)  # without first weights, which would draw from everybody's generator
-    one = nn.utils.skip_init(nn.Linear, *size, device=weight.device, dtype=weight.dtype)
-    one.weight.copy_(weight)
-    one.bias.copy_(bias)
-    return [one]
+    return [partial(product, weight=torch.cat(weights), bias=torch.cat(biases))]

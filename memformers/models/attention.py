@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from memformers.common.fields import Count, Positive, Probability, check_arguments, check_value
 from memformers.common.text import UserError
@@ -345,7 +346,7 @@ def is_hooked(module: nn.Module) -> bool:
         or state["_forward_pre_hooks"]
         or state["_backward_hooks"]
         or state["_backward_pre_hooks"]
-        or torch.nn.modules.module._has_any_global_hook()
+        or _has_any_global_hook()
     )
 
 
@@ -360,12 +361,17 @@ def folded(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``, ``[·, in]`` to ``[·, out]``. For one or two rows, as in generation, PyTorch uses a
-    single core; as a batched product with slices of the weight it uses all (on a CPU, in float32, without
-    gradient)."""
+    """``module(x)``, ``[·, in]`` to ``[·, out]``; without gradient by [`product`][], if nobody changed it."""
     if torch.is_grad_enabled() or not is_unmodified(module, nn.Linear):
         return module(x)
-    weight, bias, inputs = module.weight, module.bias, x.shape[-1]
+    return product(x, module.weight, module.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x [·, in]`` times ``weight [out, in]``, plus ``bias [out]``: ``[·, out]``. For one or two rows, as in
+    generation, PyTorch uses a single core; as a batched product with slices of the weight it uses all (on a
+    CPU, in float32)."""
+    inputs = x.shape[-1]
     is_large = weight.numel() >= MIN_SLICED_WEIGHT and len(weight) % SLICES == 0
     if x.numel() > 2 * inputs or not is_large or x.device.type != "cpu" or x.dtype != torch.float32:
         return F.linear(x, weight, bias)
