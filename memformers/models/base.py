@@ -243,14 +243,14 @@ def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
     """What ``model.modules()`` yields, in another order and in an eighth of the time."""
-    found = [model]
+    modules = [model]
     known = {model}
-    for module in found:
+    for module in modules:
         for child in module._modules.values():
             if child is not None and child not in known:
                 known.add(child)
-                found.append(child)
-    return found
+                modules.append(child)
+    return modules
 
 
 @contextmanager

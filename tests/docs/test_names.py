@@ -29,8 +29,9 @@ SUFFIXES = r"\.(?:py|md|json|jsonl|npy|txt|toml|css|html|yml|csv|svg|safetensors
 """Of the files that pages name."""
 
 OTHER_NAMES = """
-    DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule TransfoXLModel WANDB_MODE _orig_mod
-    deactivate_vmap dropatt eos_token inputs_embeds max_length onnx onnxscript orthogonal pandas
+    DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX TransfoXLModel WANDB_MODE _orig_mod
+    deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
+    quantize_dynamic
     prefix_token_id set_recurrent_mode stop_strings transfo
     TERM activate nohup sbatch usr
     ELLIPSIS FFFD HTML HTTP M_MMAP_THRESHOLD M_TRIM_THRESHOLD TFLOP
