@@ -339,7 +339,8 @@ def write_ids(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWrite
 
 def write_tokens(raw: mmap.mmap, job: Job, counter: TextCounter, writer: SplitWriter) -> None:
     tokenizer = counter.tokenizer
-    texts, parts = [], []
+    texts = []
+    parts = []
     for begin, end, first, stop in job:
         text, (before, after) = text_at(raw, begin, end), beside(raw, begin, end, first, stop)
         is_end = end == stop

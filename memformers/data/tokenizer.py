@@ -115,7 +115,9 @@ class CharacterTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     """One token for each of the 256 bytes."""
 
-    name, vocab_size, is_lossless = "byte", 256, True
+    name = "byte"
+    vocab_size = 256
+    is_lossless = True
 
     def ids(self, text: str) -> Ids:
         return np.frombuffer(bytes_of(text), dtype=np.uint8)

@@ -72,7 +72,8 @@ class LayerCache:
         if window is not None:  # of several positions, each has its own, in key_start
             first = max(begin + 1 - window, 0)
             key_start = None if key_start is None else (key_start - first).clamp(min=0)
-        key, value = self.key[..., first:end], self.value[:, :, first:end]
+        key = self.key[..., first:end]  # [B, H, E, K]
+        value = self.value[:, :, first:end]  # [B, H, K, E]
         if len(x) == 1:
             attended = self.attend_one(query, key, value, key_start)
         else:
@@ -114,7 +115,8 @@ class KeyCache:
         transformer, S = model.transformer, model.config.segment_len
         fingerprint, layers = Fingerprint(model), []
         for layer in transformer.memory_layers:
-            attention, size = layer.self_attn, layer.size
+            attention = layer.self_attn
+            size = layer.size
             terms = attention.distance_terms(size.c_mem_len + size.longest_memory + S)
             query, *others = attention.query, attention.key, attention.value
             groups = [[query, *others]] if layer.shift is None else [[query], others]

@@ -97,7 +97,8 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         """As in transformers: the embedding, the head and the vocabulary get ``new_num_tokens``, at the end.
         With ``mean_resizing=False``, the new weights are drawn as those of a new model. Raises ValueError for
         an adaptive vocabulary, for replaced layers and for fewer than one token."""
-        embed, head = self.model.embed, self.model.head
+        embed = self.model.embed
+        head = self.model.head
         if not is_plain(embed, nn.Embedding) or not is_plain(head, nn.Linear):
             kinds = f"{type(embed).__name__} and {type(head).__name__}"
             raise UserError(
