@@ -55,7 +55,7 @@ def count(config: TrainConfig) -> Counter[str]:
     with FakeTensorMode(allow_non_fake_inputs=True), OnGPU():
         lm.to_empty(device="cpu")  # on which autocast supports fake tensors
         tokens, memory = full_inputs(lm, config.batch_size)
-        memories = (*memory.mem, *memory.c_mem)
+        memories = [x for layer in memory.layers for x in (layer.mem, layer.slots)]
         with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
             loss(lm, tokens, memory, config).backward()
         with saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -117,7 +117,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     S, memory = lm.config.segment_len, Memory(())
     for _ in range(lm.config.remembered_positions // S + 2):
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
-        memory, _ = lm.transformer.remember(memory, inputs, None, S)
+        memory = lm.transformer.remember(memory, inputs, None, S)
     return torch.zeros(S, streams, dtype=torch.int64), memory
 
 

@@ -14,11 +14,15 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
-from torch import Tensor
+from torch import Tensor, nn
 
 from memformers.kernels.naive import relative_shift
-from memformers.models.config import MemorySizes, ModelConfig
-from memformers.models.memory import Memory, compress_memory, truncate_memory
+from memformers.models.config import ModelConfig
+from memformers.models.memory import LayerMemory
+from memformers.models.rules.base import MemoryRule, UpdateContext
+from memformers.models.rules.compressive import CompressiveRule
+from memformers.models.rules.transformer_xl import TransformerXLRule
+from memformers.models.sizes import MemorySizes
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"
@@ -28,45 +32,53 @@ LABEL = re.compile(r"(?<=>)[^<>]+(?=</text>)")
 TRANSLATIONS = Path(__file__).with_name("translations.csv")
 """Patterns of English labels, longer ones first, and what replaces them in each of the other languages."""
 
-Remember = Callable[[Memory, Tensor], Memory]
-"""What a model remembers after a segment whose inputs ``[S, 1, 2]`` are their own first and last position."""
 Cell = tuple[int, int, str]
 """The first and the last of consecutive positions, and where they are: a name in [`COLOURS`][]."""
 
 
-def exactly(mem_len: int) -> Remember:
-    return lambda memory, inputs: truncate_memory(memory, [inputs], [MemorySizes(mem_len)])
+class FirstAndLast(nn.Module):
+    """An f_c whose slots know what they stand for: of ``mem [n·c, B, 2]``, each position's first and last."""
+
+    def __init__(self, compression_rate: int):
+        super().__init__()
+        self.compression_rate = compression_rate
+
+    def forward(self, mem: Tensor) -> Tensor:
+        c = self.compression_rate
+        return torch.stack((mem[::c, :, 0], mem[c - 1 :: c, :, 1]), dim=-1)
 
 
-def compressed(mem_len: int, slots: int, rate: int) -> Remember:
-    """The memory of the Compressive Transformer, in which a slot knows what it stands for."""
-
-    def first_and_last(mem: Tensor) -> Tensor:
-        return torch.stack((mem[::rate, :, 0], mem[rate - 1 :: rate, :, 1]), dim=-1)
-
-    sizes = [MemorySizes(mem_len, slots, rate)]
-    return lambda memory, inputs: compress_memory(memory, [inputs], [first_and_last], sizes)[0]
+def exactly(mem_len: int) -> MemoryRule:
+    return TransformerXLRule(MemorySizes(mem_len))
 
 
-def rolled(remember: Remember, segments: int = SEGMENTS) -> list[list[Cell]]:
-    """Where all positions so far are while each segment is read, oldest first."""
-    memory, rows = Memory(()), []
+def compressed(mem_len: int, slots: int, rate: int) -> MemoryRule:
+    return CompressiveRule(mem_len, slots, FirstAndLast(rate), loss="none")
+
+
+def rolled(rule: MemoryRule, segments: int = SEGMENTS) -> list[list[Cell]]:
+    """Where all positions so far are while each segment is read, oldest first. The inputs of a segment, ``[S,
+    1, 2]``, are their own first and last position."""
+    memory = LayerMemory.nothing(torch.zeros(0, 1, 2))
+    rows = []
     for start in range(0, segments * SEGMENT, SEGMENT):
         row: list[Cell] = []
-        for place, kept in (("compressed memory", memory.c_mem), ("memory", memory.mem)):
-            row += [(f, last, place) for f, last in (kept[0][:, 0].int().tolist() if kept else ())]
+        for place, kept in (("compressed memory", memory.slots), ("memory", memory.mem)):
+            row += [(first, last, place) for first, last in kept[:, 0].int().tolist()]
         oldest = row[0][0] if row else start
         segment = range(start, start + SEGMENT)
         row[:0] = [(position, position, "forgotten") for position in range(oldest)]
         rows.append(row + [(position, position, "segment") for position in segment])
-        inputs = torch.arange(segment.start, segment.stop, dtype=torch.float32)
-        memory = remember(memory, inputs[:, None, None].expand(-1, 1, 2))
+        positions = torch.arange(segment.start, segment.stop, dtype=torch.float32)
+        inputs = positions[:, None, None].expand(-1, 1, 2)
+        nobody: Any = None  # no layer: nothing is learned here
+        memory, _ = rule.update(memory, inputs, UpdateContext(nobody, inputs, None))
     return rows
 
 
-def rolling(remember: Remember, title: str) -> Figure:
+def rolling(rule: MemoryRule, title: str) -> Figure:
     """Where each position of a text is after each segment."""
-    figure, rows = Figure(figsize=(8.0, 3.7), layout="constrained"), rolled(remember)
+    figure, rows = Figure(figsize=(8.0, 3.7), layout="constrained"), rolled(rule)
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
         y = -1.3 * number

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from docs.building.results import ROOT, Seeds, about, experiments, kib, mean, rows, seeds, stored, table_of
 from memformers.common.intervals import Mean, paired
-from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
+from memformers.models.facts import memory_facts
 from memformers.report.keys import keys_text
 from memformers.report.markdown import DASH, Markup, number, table
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from memformers import CoreConfig, Memory, MemoryCore, Stepper
+from memformers import CoreConfig, LayerMemory, Memory, MemoryCore, Stepper
 from memformers.common.command_line import cli_errors
 from memformers.common.fields import Checked, Count, Share
 from memformers.common.files import config_from_dict, read_json, write_json
@@ -28,9 +28,9 @@ from memformers.common.machine import describe_environment, git_commit, peak_mem
 from memformers.common.text import UserError
 from memformers.comparison.experiment import Settings, Task
 from memformers.evaluation.memory_ablation import controls_of
-from memformers.models.base import memory_facts
 from memformers.models.config import NetworkConfig
 from memformers.models.core import CoreOutput
+from memformers.models.facts import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.tracking.recorder import Tracking
@@ -157,15 +157,20 @@ class GRUCore(nn.Module):
         self.gru = nn.GRU(F, D)
 
     def initial(self, batch: int) -> Memory:
-        return Memory((torch.zeros(1, batch, self.gru.hidden_size),))
+        return self.memory_of(torch.zeros(1, batch, self.gru.hidden_size))
+
+    def memory_of(self, state: Tensor) -> Memory:
+        """The GRU's ``state [1, B, D]`` as a memory."""
+        return Memory((LayerMemory(state, state[:0]),))
 
     def forward(self, x: Tensor, memory: Memory, doc_starts: Tensor) -> CoreOutput:
         """Features ``x [S, B, F]`` to outputs ``[S, B, D]``, with the state reset where an episode begins."""
-        (state,), outputs = memory.mem, []
+        state = memory.layers[0].mem
+        outputs = []
         for features, begins in zip(x.split(1), doc_starts, strict=True):
             output, state = self.gru(features, state * ~begins[:, None])
             outputs.append(output)
-        return CoreOutput(torch.cat(outputs), Memory((state.detach(),)), x.new_zeros(()))
+        return CoreOutput(torch.cat(outputs), self.memory_of(state.detach()), x.new_zeros(()))
 
 
 class Agent(nn.Module):

@@ -15,7 +15,7 @@ from experiments.benchmarks.measuring import Result, check_errors, in_turns, rel
 from experiments.benchmarks.peers import LABML, two_alike
 from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.common.machine import describe_environment
-from memformers.models.memory import Memory
+from memformers.models.memory import LayerMemory, Memory
 
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)  # how far back a prediction sees, as in the Transformer-XL paper
@@ -26,8 +26,11 @@ TOLERANCE = 1e-4  # the largest relative RMS error of logits from caches
 def full_decoder(model: MemoryLM) -> Stepper:
     config = model.config
     like = model.transformer.weight
-    shapes = [(sizes.mem_len, 1, config.d_model) for sizes in config.memory_sizes]
-    return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
+    layers = []
+    for size in config.memory_sizes:
+        mem = torch.randn(size.mem_len, 1, config.d_model).to(like)
+        layers.append(LayerMemory(mem, mem[:0]))
+    return Stepper(model, 1, Memory(tuple(layers)))
 
 
 def bytes_read(decoder: Stepper) -> int:
@@ -59,7 +62,7 @@ def writing(rounds: int, tokens: int) -> Result:
         "bfloat16, sinusoidal": full_decoder(half),
     }
     memory = decoders["float32, learned positions"].memory()
-    their_way = partial(theirs, token, (list(memory.mem), []))
+    their_way = partial(theirs, token, ([layer.mem for layer in memory.layers], []))
     error = relative_error(Stepper(learned, 1, memory).read(token)[-1], their_way()[0][-1])
     check_errors({"logits": error}, TOLERANCE, "decoding with caches")
     sides: dict[str, Callable[[], object]] = {n: partial(d.read, token) for n, d in decoders.items()}

@@ -21,76 +21,76 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
-from memformers.models.config import NetworkConfig
+from memformers import LayerMemory, MemoryLayer, MemoryRule, MemorySizes, NetworkConfig, UpdateContext
 
 
-class InfiniLayer(TransformerXLLayer):
+class InfiniLayer(MemoryLayer):
     def __init__(self, **parts: Any):
         super().__init__(**parts)
         self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
 
-    def attend(self, x: Tensor, past: list[Tensor], mask: Any, key_start: Tensor | None, *_: Any) -> Tensor:
+    def attend(
+        self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
+    ) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
-        attn, read = self.self_attn, self.attention_input(x)
-        Q, K, V = (attn.by_head(project(read)) for project in (attn.query, attn.key, attn.value))
-        first = None if key_start is None else (key_start - sum(map(len, past))).clamp(min=0)
-        A = attn.attend_by_head(Q, K, V, key_start=first)
+        attention = self.self_attn
+        z = self.attention_input(x)
+        Q = attention.by_head(attention.query(z))  # [B, H, S, E]
+        K = attention.by_head(attention.key(z))
+        V = attention.by_head(attention.value(z))
+        n_slots = 0 if past is None else past.n_slots
+        first = None if key_start is None else (key_start - n_slots).clamp(min=0)
         share = self.beta.sigmoid()[:, None, None]
-        A = (1 - share) * A  # [B, H, S, E]
-        for slots in past:
-            A_mem = retrieved(feature(Q), *matrix_of(slots, attn))
+        A = (1 - share) * attention.attend_by_head(Q, K, V, key_start=first)  # [B, H, S, E]
+        if past is not None and n_slots:
+            A_mem = retrieve(sigma(Q), *matrix_of(past.slots, attention.heads))
             if key_start is not None:
                 A_mem = A_mem.where((key_start == 0)[:, None, :, None], 0.0)
             A = A + share * A_mem
-        return attn.output(rearrange(A, "b h s e -> s b (h e)"))
+        return attention.output(rearrange(A, "b h s e -> s b (h e)"))
 
 
-class InfiniAttention(CustomMemory):
-    """M and z of each layer, as E + 1 slots of D = H·E features: slot e < E is row e of all heads' matrices,
+class InfiniAttention(MemoryRule):
+    """M and z of a layer, as E + 1 slots of D = H·E features: slot e < E is row e of all heads' matrices,
     and the last is z."""
 
     layer = InfiniLayer
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
-        """E + 1 slots. What they hold has no end in the past; each counts as a position."""
-        return [MemorySizes(0, config.d_model // config.heads + 1)] * config.n_layers
+    def sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
+        """E + 1 slots, which are no keys. What they hold has no end in the past; each counts as a position.
+        A token takes 2·D·E operations for the product of queries, keys or values with M, in the retrieval and
+        twice in the update; 2·D for each of two products with z; and 4·D² for keys and values, once more."""
+        D = config.d_model
+        E = D // config.heads
+        operations = 3 * 2 * D * E + 2 * 2 * D + 4 * D * D
+        return [MemorySizes(0, E + 1, n_keys=0, extra_operations=operations)] * config.n_layers
 
-    @classmethod
-    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
-        return [(config.segment_len, config.segment_len)] * config.n_layers
-
-    @classmethod
-    def more_operations(cls, config: NetworkConfig) -> int:
-        """By layer, 2·D·E for the product of queries, keys or values with M, in the retrieval and twice in
-        the update; 2·D for each of two products with z; and 4·D² for keys and values, once more."""
-        D, E = config.d_model, config.d_model // config.heads
-        return config.n_layers * (3 * 2 * D * E + 2 * 2 * D + 4 * D * D)
-
-    def grow(self, layer: int, slots: Tensor, evicted: Tensor, belongs: Tensor) -> Tensor:
-        """``slots [E + 1, B, D]`` after the update with the inputs ``evicted [n, B, D]``, of which
-        some ``belongs [n, B]`` to the document."""
-        attn, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(evicted)
-        M, z = matrix_of(slots, attn)
-        K = feature(attn.by_head(attn.key(read))) * belongs.T[:, None, :, None]  # [B, H, n, E]
-        M = M + K.mT @ (attn.by_head(attn.value(read)) - retrieved(K, M, z))
-        z = z + K.sum(2)
-        return rearrange(torch.cat([M, z[:, :, None]], 2), "b h e f -> e b (h f)")
+    def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
+        """The update with all inputs ``x [S, B, D]`` that belong to the document."""
+        window = self.push(past, x, context)
+        attention = context.layer.self_attn
+        z = context.layer.attention_input(window.evicted)
+        M, norm = matrix_of(window.slots, attention.heads)
+        K = sigma(attention.by_head(attention.key(z))) * window.belongs.T[:, None, :, None]  # [B, H, S, E]
+        M = M + K.mT @ (attention.by_head(attention.value(z)) - retrieve(K, M, norm))
+        norm = norm + K.sum(2)
+        slots = rearrange(torch.cat([M, norm[:, :, None]], 2), "b h e f -> e b (h f)")
+        return LayerMemory(window.mem, slots), None
 
 
-def feature(x: Tensor) -> Tensor:
+def sigma(x: Tensor) -> Tensor:
     return elu(x) + 1
 
 
-def matrix_of(slots: Tensor, attention: RelativeMultiHeadAttention) -> tuple[Tensor, Tensor]:
+def matrix_of(slots: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """M ``[B, H, E, E]`` and z ``[B, H, E]`` of ``slots [E + 1, B, D]``."""
-    by_head = rearrange(slots, "e b (h f) -> b h e f", h=attention.heads)
+    by_head = rearrange(slots, "e b (h f) -> b h e f", h=heads)
     return by_head[:, :, :-1], by_head[:, :, -1]
 
 
-def retrieved(queries: Tensor, M: Tensor, z: Tensor) -> Tensor:
+def retrieve(queries: Tensor, M: Tensor, z: Tensor) -> Tensor:
     """What the matrices hold for ``queries [B, H, n, E]``, to which σ was applied: the same shape."""
     norm = queries @ z[..., None]  # [B, H, n, 1]
     return queries @ M / norm.where(norm > 0, 1.0)

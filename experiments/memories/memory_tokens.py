@@ -10,76 +10,81 @@ several segments; ``memformers train`` cuts it after each, so what the model wri
 training loop that calls it with ``through_memory=True``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention
-from memformers.common.fields import Count
-from memformers.models.config import NetworkConfig
-from memformers.models.memory import Memory
+from memformers import (
+    Count,
+    LayerMemory,
+    Memory,
+    MemoryRule,
+    MemorySizes,
+    MemoryStack,
+    NetworkConfig,
+    UpdateContext,
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the memory."""
-
     tokens_of_memory: Count = 8
     """The number of memory tokens, m."""
 
 
-class MemoryTokens(CustomMemory):
-    """m vectors ``[m, B, D]``, the slots of the first layer; no other layer has a memory."""
+class MemoryTokenStack(MemoryStack):
+    """Reads m vectors ``[m, B, D]``, the slots of the first layer, at both ends of a segment."""
 
-    Config = Settings
-
-    def __init__(self, config: NetworkConfig, self_attn: RelativeMultiHeadAttention, feed_forward: nn.Module):
-        super().__init__(config, self_attn, feed_forward)
-        self.start = nn.Parameter(torch.randn(config.memory_config.tokens_of_memory, 1, config.d_model))
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        m = self.sizes[0].c_mem_len
+        self.start = nn.Parameter(torch.randn(m, 1, self.memory_layers[0].d_model))
         """What is written over in the first segment of a document, ``[m, 1, D]``."""
 
-    @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
-        """m slots, in the first layer, which stand for at least the last segment."""
-        rate = -(-config.segment_len // config.memory_config.tokens_of_memory)
-        first = MemorySizes(0, config.memory_config.tokens_of_memory, rate)
-        return [first, *[MemorySizes(0)] * (config.n_layers - 1)]
-
-    @classmethod
-    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
-        """In each layer, the segment with m memory tokens at its left and m at its right."""
-        whole = config.segment_len + 2 * config.memory_config.tokens_of_memory
-        return [(whole, whole)] * config.n_layers
-
-    @classmethod
-    def more_operations(cls, config: NetworkConfig) -> int:
-        """The feed-forward network, 4·D·d_ff by layer, and the GRU gates, 24·D², of the 2·m memory tokens,
-        which a segment's tokens share."""
-        D, tokens = config.d_model, 2 * config.memory_config.tokens_of_memory * config.n_layers
-        of_one = 4 * D * config.d_ff + (24 * D * D if config.gate == "gru" else 0)
-        return tokens * of_one // config.segment_len
-
-    def read(
-        self, x: Tensor, memory: Memory, mask: Tensor | None = None, doc_starts: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Read ``x [S, B, D]`` after ``memory``, with ``doc_starts [S, B]``; returns the output of the
-        segment, and the next memory as the input of the first layer that is to be remembered."""
-        c_mem, valid = memory.c_mem, memory.valid
-        (S, B, _), m = x.shape, len(self.start)
+    def forward(
+        self, x: Tensor, memory: Memory | None = None, mask: Tensor | None = None, *,
+        doc_starts: Tensor | None = None, through_memory: bool = False,
+    ) -> tuple[Tensor, Memory, Tensor]:  # fmt: skip
+        memory = self.checked(x, memory, mask, doc_starts)
+        S, B, _ = x.shape
+        m = len(self.start)
+        past = memory.layers[0]
         start = self.start.expand(m, B, -1)
-        read = c_mem[0] if c_mem else start
-        goes_on = torch.full((B,), bool(c_mem), device=x.device) if valid is None else valid > 0
-        begins = torch.zeros(m + S + m, B, dtype=torch.bool, device=x.device)
-        begins[m] = ~goes_on  # which hides the memory at the left
+        read = past.slots if past.n_slots else start
+        goes_on = memory.valid_positions() > 0 if past.n_slots else x.new_zeros(B, dtype=torch.bool)
+        starts = x.new_zeros(m + S + m, B, dtype=torch.bool)
+        starts[m] = ~goes_on  # which hides the memory at the left
         if doc_starts is not None:
-            begins[m : m + S] |= doc_starts
-        write = read.where(~begins.any(0)[:, None], start)
-        output, _ = super().read(torch.cat([read, x, write]), Memory(), mask, begins)
-        return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
+            starts[m : m + S] |= doc_starts
+        write = read.where(~starts.any(0)[:, None], start)
+        output, _, no_loss = super().forward(torch.cat([read, x, write]), None, mask, doc_starts=starts)
+        first = replace(past, slots=output[m + S :])
+        after = self.with_documents(memory, [first, *memory.layers[1:]], doc_starts, S)
+        return output[m : m + S], after if through_memory else after.detach(), no_loss
 
-    def update_memory(
-        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None
-    ) -> tuple[Memory, Tensor]:
-        return Memory((), tuple(inputs)), inputs[0].new_zeros(())
+
+class MemoryTokens(MemoryRule):
+    """m slots in the first layer, which stand for at least the last segment; no other layer has a memory."""
+
+    Config = Settings
+    stack = MemoryTokenStack
+
+    def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
+        """As it was: the network writes the slots."""
+        return past, None
+
+    @classmethod
+    def sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
+        """The 2·m memory tokens are keys of every layer, and pass its maps, too: 4·D² for attention and 6·D a
+        key, 4·D·d_ff for the feed-forward network, 24·D² for GRU gates; a segment's tokens share them."""
+        m = config.memory_config.tokens_of_memory
+        D = config.d_model
+        n_keys = config.segment_len + 2 * m
+        operations = 4 * D * D + 6 * D * n_keys + 4 * D * config.d_ff
+        if config.gate == "gru":
+            operations += 24 * D * D
+        others = MemorySizes(n_keys=2 * m, extra_operations=2 * m * operations // config.segment_len)
+        first = replace(others, c_mem_len=m, compression_rate=-(-config.segment_len // m))
+        return [first] + [others] * (config.n_layers - 1)

@@ -16,8 +16,8 @@ from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
 from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.models.facts import memory_facts
 from memformers.models.registry import (
     check_importable,
     import_memory,

@@ -18,8 +18,8 @@ from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NO_QUESTION, RecallStream, recall_segments
 from memformers.evaluation.evaluate import read_segments
-from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
+from memformers.models.stack import eval_mode
 from memformers.report.arms import arms_of
 from memformers.report.markdown import DASH, TEMPLATES, text_table
 from memformers.runs.folder import PLACES, UNTOUCHED
@@ -68,7 +68,7 @@ def read_stream(folder: Path) -> Stream:
         answered.append(right[warm_up * S :])
         for ask in asks:
             at, memory = ask["at"], read[ask["start"] // S][0]
-            kept = memory.mem_len, memory.positions(model.config.memory_sizes)
+            kept = memory.mem_len, memory.n_positions(model.config.memory_sizes)
             ask["of"].append([bool(right[at, 0]), losses[at, 0].neg().exp().item(), *kept])
     targets = torch.cat([segment.targets for segment in segments[warm_up:]])
     return {

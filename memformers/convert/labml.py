@@ -18,6 +18,7 @@ RENAMED = (
     (r"^src_embed\.", "embed."),
     (r"^generator\.", "head."),
     (r"\.self_attn\.(query|key|value)\.linear\.", r".self_attn.\1."),
+    (r"(^|\.)layers\.(\d+)\.compress\.", r"\1rules.\2.f_c."),
     (r"\.self_attn\.query_pos_bias$", ".self_attn.u"),
     (r"\.self_attn\.key_pos_embeddings$", ".self_attn.r"),
     (r"\.self_attn\.key_pos_bias$", ".self_attn.s"),

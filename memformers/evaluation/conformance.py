@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from memformers.common.text import UserError
-from memformers.generation.incremental import Stepper
-from memformers.models.base import MemoryStack
+from memformers.generation.stepper import Stepper
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMOutput, MemoryLM
-from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.memory import Memory
+from memformers.models.registry import lookup
+from memformers.models.rules.base import MemoryRule
 
 SMALL: dict[str, Any] = {
     "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
@@ -27,7 +28,7 @@ TOLERANCE = 1e-9
 CHECKS = ("segments", "documents", "streams", "causality", "stepping", "saving")
 
 
-def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tuple[str, str, str]]:
+def conformance(model: str | type[MemoryRule], **settings: Any) -> Iterator[tuple[str, str, str]]:
     """For each check its name, what it requires, and one sentence about what is wrong, or what the memory's
     code raised; an empty one if nothing is. ``model`` and ``settings`` are those of a
     [`ModelConfig`][memformers.models.config.ModelConfig]. Raises UserError for one that can't be built."""
@@ -53,7 +54,7 @@ def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tup
             yield name, " ".join(check.__doc__.split()), problem
 
 
-def assert_conforms(model: str | type[MemoryStack], **settings: Any) -> None:
+def assert_conforms(model: str | type[MemoryRule], **settings: Any) -> None:
     """Raise AssertionError, with a line for each check of [`conformance`][] that failed; arguments and other
     errors are the same."""
     if failed := [f"{name}: {problem}" for name, _, problem in conformance(model, **settings) if problem]:
@@ -172,8 +173,8 @@ class Checks:
         text = self.tokens(self.S)
         with TemporaryDirectory() as folder:
             self.lm.save_pretrained(Path(folder) / "model")
-            loaded = MemoryLM.from_pretrained(Path(folder) / "model", model=type(self.lm.transformer))
-        memory = memory_from_tensors(memory_tensors(self.memory), self.config.n_layers)
+            loaded = MemoryLM.from_pretrained(Path(folder) / "model", model=lookup(self.config.model))
+        memory = Memory.from_tensors(self.memory.tensors())
         again, before = loaded(text, memory).logits, self.lm(text, self.memory).logits
         return difference(again, before, "a model that was loaded", "the saved one")
 

@@ -23,10 +23,10 @@ from memformers.data.streams import (
     read_tokens,
 )
 from memformers.data.tokenizer import Tokenizer
-from memformers.models.base import eval_mode
 from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.stack import eval_mode
 from memformers.runs.folder import UNTOUCHED
 
 BLOCK = 500
@@ -335,5 +335,5 @@ def with_lengths(
             f"got {config.longest_attention}; shorten segment or memory, or use positions='sinusoidal'."
         )
     model.config = config
-    model.transformer.resize(config.memory_sizes)
+    model.transformer.resize(config)
     return model

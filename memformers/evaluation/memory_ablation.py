@@ -29,10 +29,10 @@ from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.evaluation.evaluate import Control, read_segments
-from memformers.models.base import eval_mode
-from memformers.models.config import MemorySizes
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.sizes import MemorySizes
+from memformers.models.stack import eval_mode
 from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, flatten
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
@@ -40,8 +40,9 @@ MAX_STREAMS = 16
 """Streams into which a plain text is cut, and documents that are read in parallel."""
 MAX_TOKENS = 4_000_000
 """Of the held-out text of a folder of tokens that are read."""
-PARTS = {"slots": "c_mem", "memory": "mem"}
+PARTS = {"slots": "slots", "memory": "mem"}
 """The parts of a memory, and their fields."""
+LENGTHS = {"slots": "c_mem_len", "memory": "mem_len"}
 FINEST = 64
 """The narrowest distance bin, in positions."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,13 +55,16 @@ def controls_of(sizes: Sequence[MemorySizes]) -> dict[str, Control]:
     """Changes of a memory, by name; swapped: each stream has the part of the stream before it."""
 
     def changed(part: str, change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
-        new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
-        return replace(memory, **new)
+        layers = []
+        for layer in memory.layers:
+            new: dict[str, Any] = {part: change(getattr(layer, part))}
+            layers.append(replace(layer, **new))
+        return replace(memory, layers=tuple(layers))
 
     return {
         f"{name} {how}": partial(changed, part, change)
         for name, part in PARTS.items()
-        if any(getattr(size, f"{part}_len") for size in sizes)
+        if any(getattr(size, LENGTHS[name]) for size in sizes)
         for how, change in CHANGES.items()
     }
 
@@ -216,7 +220,7 @@ def recall_by_distance(
         for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
             if segment.end <= warm_up:
                 continue
-            held, reach = memory.mem_len, memory.positions(model.config.memory_sizes)
+            held, reach = memory.mem_len, memory.n_positions(model.config.memory_sizes)
             asked = distances != NO_QUESTION
             before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
             bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))

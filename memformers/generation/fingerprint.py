@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memformers.models.attention import PLAIN_WEIGHTS
-from memformers.models.base import all_modules
+from memformers.models.stack import all_modules
 
 SAMPLE = 37
 """Into how many parts of one length a tensor is cut, in each of which one number is compared. It is prime:

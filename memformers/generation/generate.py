@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from memformers.common.fields import Checked, Count, NonNegativeInt, Range, check_arguments, check_value
 from memformers.common.text import UserError
 from memformers.data.tokenizer import Tokenizer
-from memformers.generation.incremental import Stepper
+from memformers.generation.stepper import Stepper
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 
@@ -112,7 +112,7 @@ def generate(
     stop: int | None = None,
     batch: Count = 1,
 ) -> Iterator[Tensor]:
-    """Continue a prompt token by token, with a [`Stepper`][memformers.generation.incremental.Stepper].
+    """Continue a prompt token by token, with a [`Stepper`][memformers.generation.stepper.Stepper].
 
     Args:
         model: The model.

@@ -166,7 +166,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             return CausalLMOutputWithPast(logits=cache.read(input_ids, attention_mask), cache=cache)
 
         # Read the rows with the same padding together.
-        self.model.transformer.recompute = self.gradient_checkpointing and self.training
+        self.model.transformer.activation_checkpointing = self.gradient_checkpointing and self.training
         memory = None if cache is None else self._checked(cache, len(input_ids))
         T = input_ids.shape[1]
         groups = []

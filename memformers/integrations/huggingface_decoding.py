@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.text import UserError
-from memformers.generation.incremental import Stepper
+from memformers.generation.stepper import Stepper
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 

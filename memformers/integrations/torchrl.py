@@ -13,7 +13,7 @@ from torchrl.modules import recurrent_mode
 
 from memformers.common.text import UserError
 from memformers.models.core import MemoryCore
-from memformers.models.memory import Memory
+from memformers.models.memory import N_VALID, Memory
 
 
 class MemoryModule(TensorDictModuleBase):
@@ -48,9 +48,9 @@ class MemoryModule(TensorDictModuleBase):
                 f"a memory's shapes must stay the same: expected segment_len={S} to be a multiple of "
                 f"compression_rate={core.config.compression_rate}."
             )
-        parts = core.initial(1).parts
-        self.lengths = {kind: [len(x) for x in tensors] for kind, tensors in parts.items()}
-        self.size = 1 + sum(map(sum, self.lengths.values())) * D
+        self.lengths = {name: len(tensor) for name, tensor in core.initial(1).tensors().items()}
+        del self.lengths[N_VALID]
+        self.size = 1 + sum(self.lengths.values()) * D
         self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
@@ -106,18 +106,19 @@ class MemoryModule(TensorDictModuleBase):
         return output, torch.cat((before, running.detach().float(), (ends % S).float()), dim=1)
 
     def packed(self, memory: Memory) -> Tensor:
-        assert memory.valid is not None
-        parts = [x.transpose(0, 1).flatten(1) for tensors in memory.parts.values() for x in tensors]
-        return torch.cat([x.float() for x in (memory.valid[:, None], *parts)], dim=1)
+        tensors = memory.tensors()
+        parts = [tensors[N_VALID][:, None]] + [
+            tensors[name].transpose(0, 1).flatten(1) for name in self.lengths
+        ]
+        return torch.cat([part.float() for part in parts], dim=1)
 
     def unpacked(self, rows: Tensor) -> Memory:
         dtype, D = self.core.transformer.weight.dtype, self.core.config.d_model
-        parts = iter(rows[:, 1:].split([n * D for lengths in self.lengths.values() for n in lengths], dim=1))
-        tensors = {
-            kind: tuple(next(parts).unflatten(1, (n, D)).transpose(0, 1).to(dtype) for n in lengths)
-            for kind, lengths in self.lengths.items()
-        }
-        return Memory(**tensors, valid=rows[:, 0].long())
+        parts = rows[:, 1:].split([n * D for n in self.lengths.values()], dim=1)
+        tensors = {N_VALID: rows[:, 0].long()}
+        for (name, n), part in zip(self.lengths.items(), parts, strict=True):
+            tensors[name] = part.unflatten(1, (n, D)).transpose(0, 1).to(dtype)
+        return Memory.from_tensors(tensors)
 
 
 class _WithLoss(torch.autograd.Function):

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from torch.func import functional_call
 from memformers.common.fields import Count, check_arguments, check_value
 from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified
-from memformers.models.config import CompressionStart
-from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.config import CompressionStart, NetworkConfig
+from memformers.models.layers import MemoryLayer
 
 
 class Conv1dCompression(nn.Module):
@@ -150,6 +150,16 @@ def by_slot(mem: Tensor, c: int) -> Tensor:
     return rearrange(mem, "(n c) b d -> n c b d", c=c)
 
 
+def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
+    """The f_c of ``config`` for slots of ``rate`` positions."""
+    if config.compression == "mean":
+        return MeanCompression(rate)
+    if config.compression == "max":
+        return MaxCompression(rate)
+    learned = {"conv": Conv1dCompression, "dilated": DilatedConvCompression}
+    return learned[config.compression](rate, config.d_model, config.compression_start)
+
+
 @dataclass(frozen=True)
 class AttentionReconstructionLoss:
     """The mean squared error between the segment's content attention to the memories that are compressed and
@@ -158,9 +168,10 @@ class AttentionReconstructionLoss:
     Examples:
         >>> import torch
         >>> from memformers import AttentionReconstructionLoss, MemoryLM, ModelConfig
-        >>> model = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2))
+        >>> stack = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2)).transformer
         >>> h, mem = torch.randn(2, 16, 3, 64), torch.randn(2, 32, 3, 64)  # layers, then [S, B, D]
-        >>> AttentionReconstructionLoss(model.transformer.layers)(list(h), list(mem)).shape
+        >>> c_mem = [rule.f_c(old) for rule, old in zip(stack.rules, mem)]  # [n, B, D]
+        >>> AttentionReconstructionLoss(stack.layers)(list(h), list(mem), c_mem).shape
         torch.Size([])
     """
 
@@ -170,45 +181,48 @@ class AttentionReconstructionLoss:
         self,
         h: Sequence[Tensor],
         mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
+        c_mem: Sequence[Tensor],
         n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, the memories that it compresses, ``mem
-        [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem``; None to compute it. ``n_masked [B]``, or one
-        per layer, is how many of the oldest slots don't count in each stream; the mean is over streams in
-        which some do, and 0 without any. Raises ValueError unless there is one tensor per layer."""
+        [n·c, B, D]``, and ``c_mem [n, B, D]``, f_c of ``mem``. ``n_masked [B]``, or one per layer, is how
+        many of the oldest slots don't count in each stream; the mean is over streams in which some do, and
+        0 without any. Raises ValueError unless there is one tensor per layer."""
         n = len(self.layers)
-        if not n == len(h) == len(mem):
-            raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
-        if c_mem is None:
-            f_cs = [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
-            c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
-        masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
-        losses = [
-            cast(CompressiveTransformerLayer, layer).compute(layer_loss, layer, x, old, new, hidden)
-            for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
-            if len(old)
-        ]
+        if not n == len(h) == len(mem) == len(c_mem):
+            got = f"{len(h)}, {len(mem)} and {len(c_mem)}"
+            raise UserError(f"expected an h, a mem and a c_mem for each of {n} layers, got {got}.")
+        n_masked_by_layer = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
+        losses = []
+        by_layer = zip(self.layers, h, mem, c_mem, n_masked_by_layer, strict=True)
+        for layer, x, old, new, masked in by_layer:
+            if len(old):
+                compute = cast(MemoryLayer, layer).compute
+                losses.append(compute(reconstruction_loss, layer, x, old, new, masked))
         return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
 
 
-def layer_loss(layer: Any, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None) -> Tensor:
+def reconstruction_loss(
+    layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None
+) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
-    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
+    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` (algorithm 2)."""
     attention = layer.self_attn
     norm = nn.Identity() if layer.norm == "post" else layer.norm_self_attn
     query = attention.by_head(frozen(attention.query)(frozen(norm)(h.detach())))  # [B, H, S, E]
     if n_masked is None:
-        whole = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
+        wanted = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
         compressed = content_attention(attention, query, frozen(norm)(c_mem))  # [B, H, S, E]
-        return F.mse_loss(compressed, whole)
+        return F.mse_loss(compressed, wanted)
+
+    # Streams of which some slots count, without the slots of earlier documents.
     counts = n_masked < len(c_mem)  # [B]
-    first = n_masked * counts  # a softmax over no keys has no value
+    first_slot = n_masked * counts  # a softmax over no keys has no value
     c = len(mem) // len(c_mem)
-    whole = content_attention(attention, query, frozen(norm)(mem.detach()), first * c)
-    compressed = content_attention(attention, query, frozen(norm)(c_mem), first)
-    errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
-    return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
+    wanted = content_attention(attention, query, frozen(norm)(mem.detach()), first_slot * c)
+    compressed = content_attention(attention, query, frozen(norm)(c_mem), first_slot)
+    errors = F.mse_loss(compressed, wanted, reduction="none").sum((1, 2, 3))  # [B]
+    return errors.where(counts, 0.0).sum() / (counts.sum() * wanted[0].numel()).clamp(min=1)
 
 
 def content_attention(

@@ -1,8 +1,8 @@
 """Every setting of a network with memory and of a language model around it, checked."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
+from memformers.models.sizes import Length, MemorySizes, Rate
 
 ModelName = Literal["transformer", "transformer-xl", "compressive", "selective"]
 Norm = Literal["pre", "pre-without-final", "post"]
@@ -28,111 +29,12 @@ SETTING_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
 }
 """Which built-in models use each setting that not all of them use."""
-SHARED_SETTINGS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
+LENGTHS = ("mem_len", "c_mem_len", "compression_rate")
+"""The settings of a memory's sizes, which a user's memory may use, too."""
+SHARED_SETTINGS = (*LENGTHS, "memory_warmup")
 """Settings that may be set even if the model ignores them, so that all arms can share one config."""
-MAX_LENGTH = 2**31
-"""The largest length or compression rate: products of two fit into 64 bits."""
-Length = Annotated[int, Range(0, MAX_LENGTH)]
-Rate = Annotated[int, Range(1, MAX_LENGTH)]
 Lengths = Length | tuple[Length, ...]
 """A length for all layers, or one for each. A few long ones in late layers may do (arXiv 2007.03356)."""
-
-
-@dataclass(frozen=True)
-class MemorySizes:
-    """How much one layer remembers. Without slots, C is 0 and c is 1. Raises ValueError for values out of
-    range.
-
-    Examples:
-        >>> from memformers import MemorySizes
-        >>> size = MemorySizes(mem_len=64, c_mem_len=16, compression_rate=4)
-        >>> size.keys, size.positions
-        (80, 128)
-    """
-
-    mem_len: Length = 0
-    """M, in positions."""
-    c_mem_len: Length = 0
-    """C, in slots, or in older positions that a selective memory keeps."""
-    compression_rate: Rate = 1
-    """c, the number of positions that a slot summarizes, or that leave for each kept one that expires."""
-    bptt: Length = 0
-    """How many compressions back f_c learns from the language model's loss."""
-    segment_len: Count = 1
-    """S, in positions."""
-    window: Length | None = None
-    """How many of the newest keys a query sees, its own included; None for all."""
-    predecessors: Annotated[int, Range(0, 1)] = 0
-    """1 to keep the newest input as it is too, which the token shift adds to the next one."""
-    whole_slots: bool = True
-    """Whether positions leave only in groups of c, of which whole slots are made."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def n_evicted(self, length: int) -> int:
-        """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
-        with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a whole slot."""
-        c, overflow = self.compression_rate, max(length - self.mem_len, 0)
-        return min(-(-overflow // c), length // c) * c
-
-    @property
-    def group(self) -> int:
-        """How many positions leave together."""
-        return self.compression_rate if self.whole_slots else 1
-
-    @property
-    def slots_per_segment(self) -> int:
-        """⌈S / c⌉, how many slots a compression makes after a whole segment."""
-        return -(-self.segment_len // self.compression_rate)
-
-    @property
-    def slot_input_positions(self) -> int:
-        """How many positions a memory keeps of its newest slots, for f_c to learn from a later loss."""
-        if not self.bptt:
-            return 0
-        return min(self.bptt * self.slots_per_segment, self.c_mem_len) * self.compression_rate
-
-    @property
-    def longest_memory(self) -> int:
-        """The most positions of a memory between segments, those that wait for a whole slot included."""
-        return max(self.mem_len, self.group - 1)
-
-    def full_positions(self, n_tokens: int) -> int:
-        """How many positions a full memory has after ``n_tokens`` tokens. What has left is whole groups of c,
-        so n_tokens mod c more than a multiple of c stay, and M of them at most, or c − 1 that wait."""
-        return self.longest_memory - (self.longest_memory - n_tokens) % self.group
-
-    def most_positions(self, segment_len: int) -> int:
-        """The most of [`full_positions`][] after segments of ``segment_len`` tokens: n_tokens mod c is then a
-        multiple of gcd(S, c)."""
-        return self.longest_memory - self.longest_memory % math.gcd(segment_len, self.group)
-
-    def mean_positions(self, segment_len: int) -> float:
-        """The mean of [`full_positions`][] after segments of ``segment_len`` tokens: n_tokens mod c is then
-        each multiple of gcd(S, c) below c in turn."""
-        step = math.gcd(segment_len, self.group)
-        return self.most_positions(segment_len) - (self.group - step) / 2
-
-    def full_reach(self, segment_len: int) -> int:
-        """How many positions a full memory covers at most, those of its slots included, after segments of
-        ``segment_len`` tokens."""
-        return self.most_positions(segment_len) + self.c_mem_len * self.compression_rate
-
-    @property
-    def keys(self) -> int:
-        """M + C, the number of keys without the segment's. A memory holds other numbers if c does not divide
-        both M and S."""
-        return self.mem_len + self.c_mem_len
-
-    @property
-    def positions(self) -> int:
-        """The number of positions that are remembered, where a slot counts as c positions."""
-        return self.mem_len + self.c_mem_len * self.compression_rate
-
-
-NO_MEMORY = MemorySizes()
-"""The size of a layer that remembers nothing."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +142,7 @@ class NetworkConfig:
         object.__setattr__(self, "memory_config", memory_config)
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
-        for name in ("mem_len", "c_mem_len", "compression_rate"):
+        for name in LENGTHS:
             self.per_layer(name)
         check_gate(self.gate, self.norm)
         reject_unused(self, self.model)
@@ -249,15 +151,14 @@ class NetworkConfig:
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; use mem_len ≥ 1.")
         if self.token_shift and not kind.may_shift():
             raise UserError(f"{kind.__qualname__} reads or attends in its own way; use token_shift=False.")
-        sizes = kind.memory_sizes(self)
+        sizes = kind.sizes(self)
         is_list = isinstance(sizes, list | tuple) and all(isinstance(size, MemorySizes) for size in sizes)
         if not is_list or len(sizes) != self.n_layers:
             raise UserError(
-                f"expected {kind.__qualname__}.memory_sizes to return {self.n_layers} MemorySizes, "
-                f"got {sizes}."
+                f"expected {kind.__qualname__}.sizes to return {self.n_layers} MemorySizes, got {sizes}."
             )
-        n = int(self.token_shift and self.model != "transformer")
-        sizes = [replace(size, predecessors=n, whole_slots=kind.whole_slots) for size in sizes]
+        if self.token_shift and kind.remembers:
+            sizes = [replace(size, has_shift_state=True) for size in sizes]
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def _check_compression(self) -> None:
@@ -296,8 +197,12 @@ class NetworkConfig:
     @property
     def longest_attention(self) -> int:
         """The most keys K = C + M + S that a query can see in any layer."""
-        longest = max(size.c_mem_len + size.longest_memory for size in self.memory_sizes) + self.segment_len
-        return max([longest, *(math.ceil(K) for _, K in lookup(self.model).attention_sizes(self))])
+        return max(size.most_keys for size in self.memory_sizes) + self.segment_len
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many of the newest keys a query of each layer sees, its own included; None for all."""
+        return self.per_layer("mem_len") if self.same_length else (None,) * self.n_layers
 
     @property
     def remembered_positions(self) -> int:
@@ -405,9 +310,21 @@ def check_gate(gate: GateName, norm: Norm) -> None:
 
 
 def applies_to(name: str, model: str) -> bool:
+    """Whether the memory called ``model`` uses the setting called ``name``."""
     if name not in SETTING_MODELS or ":" not in model:
         return model in SETTING_MODELS.get(name, (model,))
-    return name in lookup(model).uses
+    return name in LENGTHS and changes_sizes(name, lookup(model))
+
+
+@cache
+def changes_sizes(name: str, rule: Any) -> bool:
+    """Whether the sizes of the memory ``rule`` depend on the setting called ``name``."""
+    config = NetworkConfig(model=rule)
+    try:
+        changed = replace(config, **{name: getattr(config, name) + 1})
+    except UserError:  # so it is looked at
+        return True
+    return changed.memory_sizes != config.memory_sizes
 
 
 def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
@@ -418,5 +335,4 @@ def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
         may_differ = name in SHARED_SETTINGS and not lengths
         if value != field.default and not may_differ and not applies_to(name, model):
             models = " or ".join(map(repr, SETTING_MODELS[name]))
-            hint = "; or add it to the class's uses" if ":" in model and name in SHARED_SETTINGS else ""
-            raise UserError(f"{name}={value!r} needs model={models}, got model={model!r}{hint}.")
+            raise UserError(f"{name}={value!r} needs model={models}, got model={model!r}.")

@@ -8,10 +8,10 @@ from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
-from memformers.models.base import build_transformer, children_first, initialise_weights, reset_parameters
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory
+from memformers.models.stack import build_transformer, children_first, initialise_weights, reset_parameters
 
 
 class CoreOutput(NamedTuple):

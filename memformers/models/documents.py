@@ -4,6 +4,9 @@ current document of each stream."""
 import torch
 from torch import Tensor
 
+UNBOUNDED = 1 << 62
+"""A number of positions larger than any memory: all of them are valid."""
+
 
 def newest_start(doc_starts: Tensor) -> Tensor:
     """The index of the newest of ``doc_starts [S, B]`` by each position, or −1: int64 ``[S, B]``."""
@@ -12,42 +15,57 @@ def newest_start(doc_starts: Tensor) -> Tensor:
 
 
 def first_visible_key(
-    x: Tensor, past: int, visible: Tensor | None, doc_starts: Tensor | None, window: int | None
+    x: Tensor, n_past: int, n_visible: Tensor | None, doc_starts: Tensor | None, window: int | None
 ) -> Tensor | None:
     """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its
-    document, by ``doc_starts [S, B]`` and ``visible [B]`` of ``past`` keys, and of the ``window`` newest
+    document, by ``doc_starts [S, B]`` and ``n_visible [B]`` of ``n_past`` keys, and of the ``window`` newest
     keys."""
     S, B = x.shape[:2]
-    first = None if visible is None else (past - visible)[:, None].expand(-1, S)
+    first = None
+    if n_visible is not None:
+        first = (n_past - n_visible)[:, None].expand(-1, S)
     if doc_starts is not None:
         newest = newest_start(doc_starts).T  # [B, S]
-        first = torch.where(newest < 0, 0 if first is None else first, past + newest)
-    if window is None or window >= past + S:
+        in_memory = 0 if first is None else first
+        first = torch.where(newest < 0, in_memory, n_past + newest)
+    if window is None or window >= n_past + S:
         return first
-    nearest = torch.arange(past + 1, past + S + 1, device=x.device).sub(window).clamp(min=0).expand(B, S)
+    own_key = torch.arange(n_past, n_past + S, device=x.device)  # [S]
+    nearest = (own_key + 1 - window).clamp(min=0).expand(B, S)
     return nearest if first is None else torch.maximum(first, nearest)
 
 
+def visible_past_keys(n_valid: Tensor, mem_len: int, n_slots: int, slot_positions: int | None) -> Tensor:
+    """How many of the newest keys of M positions and C slots belong to the current document, which has
+    ``n_valid [B]`` positions: int64 ``[B]``. A slot is visible only if all that it stands for belongs to
+    the document: ``slot_positions``, or, for None, everything that is older than the positions."""
+    in_slots = n_valid - mem_len  # [B]
+    if slot_positions is None:
+        n_visible_slots = n_slots * (in_slots > 0)
+    else:
+        n_visible_slots = in_slots.div(slot_positions, rounding_mode="floor").clamp(0, n_slots)
+    return n_valid.clamp(0, mem_len) + n_visible_slots
+
+
+def document_length(n_valid: Tensor | None, doc_starts: Tensor | None, segment_len: int) -> Tensor | None:
+    """How many positions the document has that runs at the end of a segment with ``doc_starts [S, B]``,
+    after a memory with ``n_valid [B]``: int64 ``[B]``, at least ``UNBOUNDED`` where the memory is as long as
+    the document; None where both are None."""
+    return valid_afterwards(n_valid, doc_starts, segment_len, UNBOUNDED, 2 * UNBOUNDED - 1)
+
+
 def valid_afterwards(
-    valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, before: int, after: int
+    n_valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, n_before: int, n_after: int
 ) -> Tensor | None:
-    """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
-    were remembered and ``after`` are: int64 ``[B]``; None where both are None."""
+    """The ``n_valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``n_before``
+    positions were remembered and ``n_after`` are: int64 ``[B]``; None where both are None."""
     if doc_starts is None:
-        return None if valid is None else (valid.clamp(0, before) + segment_len).clamp(max=after)
+        if n_valid is None:
+            return None
+        return (n_valid.clamp(0, n_before) + segment_len).clamp(max=n_after)
     newest = newest_start(doc_starts)[-1]  # [B]
-    old = newest.new_full(newest.shape, before) if valid is None else valid.clamp(0, before)
-    return torch.where(newest < 0, old + segment_len, segment_len - newest).clamp(max=after)
-
-
-def n_masked_slots(
-    valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
-) -> Tensor:
-    """How many of the oldest of ``slots`` new slots their loss ignores, int64 ``[B]``: those of positions
-    before the document of ``valid [B]``; all if one starts in the segment after ``doc_starts[0]``, since some
-    queries belong to that before it. One of ``valid`` and ``doc_starts [S, B]`` may be None."""
-    if valid is None:
-        assert doc_starts is not None
-        return doc_starts[1:].any(0) * slots
-    masked = (mem_len - valid + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
-    return masked if doc_starts is None else masked.masked_fill(doc_starts[1:].any(0), slots)
+    if n_valid is None:
+        old = newest.new_full(newest.shape, n_before)
+    else:
+        old = n_valid.clamp(0, n_before)
+    return torch.where(newest < 0, old + segment_len, segment_len - newest).clamp(max=n_after)

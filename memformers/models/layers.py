@@ -1,8 +1,7 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,16 @@ from memformers.common.fields import Count, Probability, check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import naive
 from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
-from memformers.models.config import NO_MEMORY, GateName, MemorySizes, Norm, check_gate
+from memformers.models.config import GateName, Norm, check_gate
+from memformers.models.memory import LayerMemory
 
-Attend = Callable[[Tensor], Tensor]
-"""Attention of a layer's input ``[S, B, D]`` to memory and segment: ``[S, B, D]``."""
+
+class AttentionCache(Protocol):
+    """Cached keys and values of a layer's past."""
+
+    def attend(self, x: Tensor, kv_input: Tensor, key_start: Tensor | None) -> Tensor:
+        """Append the keys of ``kv_input [t, B, D]``; attend from ``x [t, B, D]`` to all: ``[t, B, D]``."""
+        ...
 
 
 class FeedForward(nn.Module):
@@ -69,42 +74,45 @@ class GRUGate(nn.Module):
     def __init__(self, d_model: Count, bias: float = 2.0):
         super().__init__()
         self.bias = bias
-        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z and W_g
-        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r and U_z
-        self.of_reset = nn.Linear(d_model, d_model, bias=False)  # U_g
-        self.shut = nn.Parameter(torch.empty(d_model))  # b_g
+        self.W = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z and W_g
+        self.U = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r and U_z
+        self.U_g = nn.Linear(d_model, d_model, bias=False)
+        self.gate_bias = nn.Parameter(torch.empty(d_model))  # b_g
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set b_g to ``bias``; the maps draw their weights themselves."""
-        nn.init.constant_(self.shut, self.bias)
+        nn.init.constant_(self.gate_bias, self.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """``x`` and ``y``, ``[S, B, D]`` each, to ``[S, B, D]``."""
-        to_r, to_z, to_h = self.of_output(y).chunk(3, dim=-1)  # [S, B, D] each
-        from_r, from_z = self.of_input(x).chunk(2, dim=-1)
-        r, z = torch.sigmoid(to_r + from_r), torch.sigmoid(to_z + from_z - self.shut)
-        h = torch.tanh(to_h + self.of_reset(r * x))
+        W_r_y, W_z_y, W_g_y = self.W(y).chunk(3, dim=-1)  # [S, B, D] each
+        U_r_x, U_z_x = self.U(x).chunk(2, dim=-1)
+        r = torch.sigmoid(W_r_y + U_r_x)
+        z = torch.sigmoid(W_z_y + U_z_x - self.gate_bias)
+        h = torch.tanh(W_g_y + self.U_g(r * x))
         return x + z * (h - x)
 
 
 class TokenShift(nn.Module):
-    """What keys and values also see: x_j + w ⊙ x_{j−1}, with a learned w ``[D]`` (arXiv 2411.19574)."""
+    """Token shift: keys and values are projected from x_j + w ⊙ x_{j−1}, with a learned w ``[D]`` (arXiv
+    2411.19574)."""
 
     def __init__(self, d_model: int):
         super().__init__()
         self.w = nn.Parameter(torch.empty(d_model))
 
     def reset_parameters(self) -> None:
-        """Let w rise from −1 to 1, so that a shift is there from the first step."""
+        """Initialize w linearly from −1 to 1, so the shift is active from step 0."""
         with torch.no_grad():
             self.w.copy_(torch.linspace(-1, 1, len(self.w)))
 
-    def forward(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
-        """``x [S, B, D]`` after the input ``before [1, B, D]``, None for none, to ``[S, B, D]``; where
+    def forward(self, x: Tensor, shift_state: Tensor | None, doc_starts: Tensor | None) -> Tensor:
+        """``x [S, B, D]`` after the input ``shift_state [1, B, D]``, None for none, to ``[S, B, D]``; where
         ``doc_starts [S, B]`` is true, nothing is added."""
-        before = x.new_zeros(1, *x.shape[1:]) if before is None else before
-        return naive.token_shift(torch.cat((before, x)), self.w, doc_starts)
+        if shift_state is None:
+            shift_state = x.new_zeros(1, *x.shape[1:])
+        return naive.token_shift(torch.cat((shift_state, x)), self.w, doc_starts)
 
 
 class MemoryLayer(nn.Module):
@@ -118,8 +126,17 @@ class MemoryLayer(nn.Module):
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
         norm: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
         gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
-        size: How much the layer remembers; nothing by default.
         token_shift: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
+        window: How many of the newest keys a query sees, its own included; None for all.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, LayerMemory, MemoryLayer, RelativeMultiHeadAttention
+        >>> attention, ffn = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> layer = MemoryLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
+        >>> past = LayerMemory(torch.randn(32, 2, 64), torch.randn(8, 2, 64))  # [M, B, D], [C, B, D]
+        >>> layer(torch.randn(16, 2, 64), past).shape  # [S, B, D]
+        torch.Size([16, 2, 64])
     """
 
     @check_arguments
@@ -132,86 +149,98 @@ class MemoryLayer(nn.Module):
         dropout_prob: Probability,
         norm: Norm = "pre",
         gate: GateName = "residual",
-        size: MemorySizes = NO_MEMORY,
         token_shift: bool = False,
+        window: Count | None = None,
     ):
         super().__init__()
         check_gate(gate, norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
-        self.d_model, self.norm = d_model, norm
-        self.size = replace(size, predecessors=1) if token_shift and size.keys else size
-        self.self_attn, self.feed_forward = self_attn, feed_forward
+        self.d_model = d_model
+        self.norm = norm
+        self.window = window
+        self.self_attn = self_attn
+        self.feed_forward = feed_forward
         self.dropout = nn.Dropout(dropout_prob)
-        self.norm_self_attn, self.norm_ff = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.gate_self_attn, self.gate_ff = (GRUGate(d_model) if gate == "gru" else None for _ in range(2))
+        self.norm_self_attn = nn.LayerNorm(d_model)
+        self.norm_ff = nn.LayerNorm(d_model)
+        self.gate_self_attn = GRUGate(d_model) if gate == "gru" else None
+        self.gate_ff = GRUGate(d_model) if gate == "gru" else None
         self.shift = TokenShift(d_model) if token_shift else None
 
     def forward(
         self,
         x: Tensor,
-        mem: Tensor | None = None,
-        c_mem: Tensor | None = None,
+        past: LayerMemory | None = None,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
-        keys: Tensor | None = None,
-        *,
-        cached: Attend | None = None,
+        kv_input: Tensor | None = None,
+        cache: AttentionCache | None = None,
     ) -> Tensor:
         """``x [S, B, D]``, the layer's input, to its output ``[S, B, D]``.
 
         Args:
-            mem: Memory ``[M, B, D]``; None for nothing.
-            c_mem: Compressed memory ``[C, B, D]``; None for nothing.
+            past: What the layer remembers, M positions and C slots; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            keys: What keys and values of the segment are made of, ``[S, B, D]``; None for ``shifted(x, None,
-                None)``, as if nothing came before ``x``.
-            cached: Attention over cached keys and values, instead of memories and mask.
+            kv_input: What keys and values of the segment are made of, ``[S, B, D]``; None for ``shifted(x,
+                None, None)``, as if nothing came before ``x``.
+            cache: Keys and values of the past, instead of ``past`` and ``mask``; those of the segment are
+                appended.
         """
-        past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        y = cached(x) if cached else self.attend(x, past, mask, key_start, keys)  # [S, B, D]
-        y = self.dropout(y) if self.training else y  # a call without effect would slow down each token
+        if kv_input is None:
+            kv_input = x if self.shift is None else self.shift(x, None, None)
+        if cache is None:
+            y = self.attend(x, kv_input, past, mask, key_start)  # [S, B, D]
+        else:
+            y = cache.attend(x, kv_input, key_start)
+        y = self.dropped(y)
         if self.norm == "post":
             x = self.norm_self_attn(x + y)
-            return self.norm_ff(x + self.dropout(self.feed_forward(x)))
-        x = x + y if self.gate_self_attn is None else self.gate_self_attn(x, y.relu())
+            return self.norm_ff(x + self.dropped(self.feed_forward(x)))
+        x = self.joined(x, y, self.gate_self_attn)
         y = self.feed_forward(self.norm_ff(x))
-        y = self.dropout(y) if self.training else y
-        return x + y if self.gate_ff is None else self.gate_ff(x, y.relu())
+        return self.joined(x, self.dropped(y), self.gate_ff)
 
     def attend(
         self,
         x: Tensor,
-        past: list[Tensor],
+        kv_input: Tensor,
+        past: LayerMemory | None,
         mask: Tensor | None,
         key_start: Tensor | None,
-        keys: Tensor | None = None,
     ) -> Tensor:
-        """Attention of ``x [S, B, D]`` to ``past``, ``[·, B, D]`` each in order of time, and to ``keys [S, B,
-        D]``, as in ``forward``, all normalized first in pre-norm: ``[S, B, D]``."""
-        if keys is None:
-            keys = x if self.shift is None else self.shift(x, None, None)
+        """Attention from ``x [S, B, D]`` to slots and positions of ``past`` and to ``kv_input [S, B, D]``, in
+        this order, all normalized first in pre-norm: ``[S, B, D]``."""
+        context = [] if past is None else [part for part in (past.slots, past.mem) if len(part)]
         norm = None if self.norm == "post" else self.norm_self_attn
-        if past and mask is None and self.self_attn.can_fold(norm):
-            context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
-            return self.self_attn.forward_with_memory(x, keys, context, norm, key_start)
-        key = self.attention_input(torch.cat((*past, keys)))
-        query = key[len(key) - len(x) :] if keys is x else self.attention_input(x)
+        if context and mask is None and self.self_attn.can_fold(norm):
+            keys = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
+            return self.self_attn.forward_with_memory(x, kv_input, keys, norm, key_start)
+        key = self.attention_input(torch.cat((*context, kv_input)))  # [K, B, D]
+        query = key[len(key) - len(x) :] if kv_input is x else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
 
-    def shifted(self, x: Tensor, before: Tensor | None, doc_starts: Tensor | None) -> Tensor:
+    def dropped(self, y: Tensor) -> Tensor:
+        """A sublayer's output ``y [S, B, D]`` after dropout."""
+        return self.dropout(y) if self.training else y  # a call without effect would slow down each token
+
+    def joined(self, x: Tensor, y: Tensor, gate: GRUGate | None) -> Tensor:
+        """A sublayer's input and output, ``[S, B, D]`` each, as a sum or through its gate."""
+        return x + y if gate is None else gate(x, y.relu())
+
+    def shifted(self, x: Tensor, shift_state: Tensor | None, doc_starts: Tensor | None) -> Tensor:
         """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: after a
         [`TokenShift`][], if there is one, else ``x`` itself."""
-        return x if self.shift is None else self.compute(self.shift, x, before, doc_starts)
+        return x if self.shift is None else self.compute(self.shift, x, shift_state, doc_starts)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""
         return x if self.norm == "post" else self.norm_self_attn(x)
 
     def compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """``function(*inputs)``, of any shape, which uses parts of this layer outside of its ``forward``. If
-        the layer is sharded (FSDP2), its weights are gathered, as they are for ``forward``."""
+        """``function(*inputs)``, which uses parts of this layer outside of its ``forward``. If the layer is
+        sharded (FSDP2), its weights are gathered, as they are for ``forward``."""
         if hasattr(type(self), "unshard") and "_compute" not in vars(self):
             from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -220,51 +249,3 @@ class MemoryLayer(nn.Module):
 
     def _compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         return function(*inputs)
-
-
-class TransformerXLLayer(MemoryLayer):
-    """A [`MemoryLayer`][] that attends over memory and segment (Dai et al. 2019, section 3.2).
-
-    Examples:
-        >>> import torch
-        >>> from memformers import FeedForward, RelativeMultiHeadAttention, TransformerXLLayer
-        >>> attention, ffn = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
-        >>> layer = TransformerXLLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
-        >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(32, 2, 64)).shape  # [S, B, D], [M, B, D]
-        torch.Size([16, 2, 64])
-    """
-
-
-class CompressiveTransformerLayer(MemoryLayer):
-    """A [`MemoryLayer`][] over compressed memory, memory and segment, with an f_c, ``compress``, from ``[n·c,
-    B, D]`` to ``[n, B, D]`` with the ``compression_rate`` c of ``size`` (Rae et al. 2020, section 3.1).
-
-    Examples:
-        >>> import torch
-        >>> from memformers import CompressiveTransformerLayer, Conv1dCompression, FeedForward
-        >>> from memformers import MemorySizes, RelativeMultiHeadAttention
-        >>> layer = CompressiveTransformerLayer(
-        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
-        ...     dropout_prob=0.1, compress=Conv1dCompression(4, d_model=64), size=MemorySizes(32, 8, 4))
-        >>> layer(x=torch.randn(16, 2, 64), c_mem=layer.compress(torch.randn(32, 2, 64))).shape  # [S, B, D]
-        torch.Size([16, 2, 64])
-    """
-
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        self_attn: RelativeMultiHeadAttention,
-        feed_forward: nn.Module,
-        dropout_prob: float,
-        compress: nn.Module,
-        norm: Norm = "pre",
-        gate: GateName = "residual",
-        size: MemorySizes = NO_MEMORY,
-        token_shift: bool = False,
-    ):
-        super().__init__(
-            d_model=d_model, self_attn=self_attn, feed_forward=feed_forward, dropout_prob=dropout_prob,
-            norm=norm, gate=gate, size=size, token_shift=token_shift,
-        )  # fmt: skip
-        self.compress = compress

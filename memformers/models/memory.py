@@ -1,15 +1,11 @@
-"""What a model remembers between segments, as a value: passed in, returned, and never stored on a module; and
-how it grows with each segment. Which of it a query may see is in ``documents.py``.
+"""What a model remembers between segments, as a value: passed in, returned, and never stored on a module.
 
-At any time, every past position is in exactly one place: in the memory, in one slot of the compressed memory,
-or forgotten. ``doc_starts [S, B]`` is true where a document starts, and ``valid [B]`` of the newest
-positions, c of them a slot, belong to the current one. All that is older stays in the memory, but no query
-sees it.
+At any time, every past position is in exactly one place: in the memory, in one slot, or forgotten. Which of
+it a query may see is in ``documents.py``; how it changes with a segment is in ``rules``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +16,106 @@ from torch import Tensor
 
 from memformers.common.files import atomic_write, user_path
 from memformers.common.text import UserError
-from memformers.models.config import MemorySizes, NetworkConfig
-from memformers.models.documents import n_masked_slots
+from memformers.models.config import NetworkConfig
+from memformers.models.documents import UNBOUNDED
 from memformers.models.io import save_tensors
+from memformers.models.sizes import MemorySizes
 
-UNBOUNDED = 1 << 62
-"""A number of positions larger than any memory: all of them are valid."""
+N_VALID = "n_valid"
+STATE = "state"
+PARTS = ("mem", "slots", "shift_state", "bptt_inputs")
+"""The tensors of a layer's memory that all rules have names for."""
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
-    """The past of B parallel streams, oldest first; M, C and the rate may differ between layers.
+class LayerMemory:
+    """What one layer remembers of B streams, oldest first. Each tensor is ``[·, B, …]``.
 
-    Only with ``through_memory``, ``mem``, ``before`` and the slots of a custom memory may carry a gradient. A
-    backward pass may still need the tensors: don't change them in place. Two memories are equal if all their
-    tensors are.
+    Examples:
+        >>> import torch
+        >>> from memformers import LayerMemory
+        >>> past = LayerMemory(torch.zeros(32, 2, 64), torch.zeros(8, 2, 64))  # [M, B, D], [C, B, D]
+        >>> past.mem_len, past.n_slots
+        (32, 8)
+    """
+
+    mem: Tensor
+    """``[M, B, D]``: the layer's newest inputs as they are, shifted with ``token_shift``."""
+    slots: Tensor
+    """``[C, B, D]``: what the layer's rule keeps of older inputs; queries attend to it before ``mem``."""
+    shift_state: Tensor | None = None
+    """``[1, B, D]``: the newest input, which a token shift adds to the next one; None without."""
+    bptt_inputs: Tensor | None = None
+    """``[m·c, B, D]``: the inputs of the newest m slots, from which these are computed again while f_c learns
+    from the language model's loss; None without ``bptt``."""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """Whatever else a rule needs, by name, each ``[·, B, …]``; no query attends to it."""
+
+    @property
+    def mem_len(self) -> int:
+        """M, in positions."""
+        return len(self.mem)
+
+    @property
+    def n_slots(self) -> int:
+        """C, in slots."""
+        return len(self.slots)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors ``[·, B, …]``, by their names in files: ``mem``, ``slots`` …, ``state.NAME``."""
+        named = {name: getattr(self, name) for name in PARTS}
+        present = {name: tensor for name, tensor in named.items() if tensor is not None}
+        return present | {f"{STATE}.{name}": tensor for name, tensor in self.state.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "LayerMemory":
+        """The reverse of [`tensors`][memformers.models.memory.LayerMemory.tensors], ``[·, B, …]`` each."""
+        prefix = f"{STATE}."
+        state = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        named: Any = {name: x for name, x in tensors.items() if not name.startswith(prefix)}
+        return cls(**named, state=state)
+
+    @classmethod
+    def nothing(cls, x: Tensor) -> "LayerMemory":
+        """The memory of a layer with inputs ``x [·, B, D]`` before it has read anything."""
+        none = x.detach()[:0]  # [0, B, D]
+        return cls(none, none)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "LayerMemory":
+        """The same memory with ``change`` applied to every tensor ``[·, B, …]``."""
+        return LayerMemory.from_tensors({name: change(x) for name, x in self.tensors().items()})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Memory:
+    """The past of B parallel streams: a [`memformers.LayerMemory`][] of each layer, whose lengths may differ.
+
+    Only with ``through_memory`` may it carry a gradient. A backward pass may still need the tensors: don't
+    change them in place. Two memories are equal if all their tensors are.
 
     Examples:
         >>> import torch
         >>> from memformers import Memory, MemoryLM, ModelConfig
         >>> model = MemoryLM(ModelConfig(vocab_size=65, n_layers=2))
         >>> memory = model(torch.randint(65, (64, 3))).memory  # of tokens [S, B]
-        >>> len(memory.mem), memory.mem[0].shape  # for each layer [M, B, D]
-        (2, torch.Size([64, 3, 128]))
-        >>> memory.reset(torch.tensor([True, False, False])).valid[0].item()  # stream 0 starts a new document
+        >>> memory
+        Memory(2 layers, mem_len=64, n_slots=0, streams=3, torch.float32)
+        >>> memory.layers[0].mem.shape  # [M, B, D]
+        torch.Size([64, 3, 128])
+        >>> memory.reset(torch.tensor([True, False, False])).n_valid[0].item()  # stream 0: a new document
         0
-        >>> memory.streams(slice(2)).mem[0].shape  # the first two streams
+        >>> memory.streams(slice(2)).layers[0].mem.shape  # the first two streams
         torch.Size([64, 2, 128])
         >>> memory.save("memory.safetensors")
         >>> Memory.load("memory.safetensors") == memory
         True
     """
 
-    mem: tuple[Tensor, ...] = ()
-    """For each layer ``[M, B, D]``: that layer's inputs, shifted with ``token_shift``."""
-    c_mem: tuple[Tensor, ...] = ()
-    """For each layer ``[C, B, D]``, older than all of ``mem``: slots, each for ``compression_rate`` inputs,
-    or the inputs that a selective memory keeps; empty for a model that has neither."""
-    valid: Tensor | None = None
+    layers: tuple[LayerMemory, ...] = ()
+    """For each layer what it remembers; empty before the first segment."""
+    n_valid: Tensor | None = None
     """int64 ``[B]``: how many of each stream's newest positions its current document has, a slot counting as
     ``compression_rate``; None for all. Queries don't see earlier ones."""
-    slot_inputs: tuple[Tensor, ...] = ()
-    """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
-    computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
-    before: tuple[Tensor, ...] = ()
-    """For each layer ``[1, B, D]``: the newest input, which a token shift adds to the next one; empty without
-    ``token_shift``."""
 
     @classmethod
     def empty(
@@ -80,59 +130,61 @@ class Memory:
         that no query sees, from which a model computes the same as from none. Shapes then stay the same if
         ``segment_len`` is a multiple of the compressive ``compression_rate``."""
 
-        def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
-            return tuple(torch.zeros(n, batch, config.d_model, dtype=dtype, device=device) for n in lengths)
+        def zeros(length: int) -> Tensor:
+            return torch.zeros(length, batch, config.d_model, dtype=dtype, device=device)
 
-        sizes = config.memory_sizes
-        mem = zeros([size.mem_len - size.mem_len % size.group for size in sizes])
-        lengths = zip(*((s.c_mem_len, s.slot_input_positions, s.predecessors) for s in sizes), strict=True)
-        c_mem, *others = (zeros(by_layer) if any(by_layer) else () for by_layer in lengths)
-        return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), *others)
+        layers = tuple(
+            LayerMemory(
+                mem=zeros(size.mem_len - size.mem_len % size.group),
+                slots=zeros(size.c_mem_len),
+                shift_state=zeros(1) if size.has_shift_state else None,
+                bptt_inputs=zeros(size.bptt_len) if size.bptt_len else None,
+            )
+            for size in config.memory_sizes
+        )
+        return cls(layers, torch.zeros(batch, dtype=torch.int64, device=device))
 
-    def save(self, path: str | Path) -> None:
-        """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
-        Raises OSError if it can't be written."""
-        with atomic_write(user_path(path)) as temporary:
-            save_tensors(memory_tensors(self), temporary)
-
-    @classmethod
-    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Memory":
-        """The memory that [`save`][memformers.models.memory.Memory.save] wrote to ``path``, on ``device``.
-        Raises ValueError for any other file. A model checks the shapes of a memory that it is given, but
-        can't tell whether another model made it."""
-        try:
-            tensors = load_file(user_path(path), str(device))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} can't be read as a saved memory: {error}") from None
-        layers = [int(name.rpartition(".")[2]) for name in tensors if name.rpartition(".")[2].isdecimal()]
-        try:
-            return memory_from_tensors(tensors, max(layers, default=-1) + 1)
-        except UserError as error:
-            raise UserError(f"{path} is not a saved memory: {error}") from None
+    def __repr__(self) -> str:
+        if not self.layers:
+            return "Memory(empty)"
+        mem_len = in_short([layer.mem_len for layer in self.layers])
+        n_slots = in_short([layer.n_slots for layer in self.layers])
+        mem = self.layers[0].mem
+        documents = "" if self.n_valid is None else ", documents"
+        return (
+            f"Memory({len(self.layers)} layers, mem_len={mem_len}, n_slots={n_slots}, "
+            f"streams={mem.shape[1]}, {mem.dtype}{documents})"
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Memory):
             return NotImplemented
-        ours, theirs = memory_tensors(self), memory_tensors(other)
+        ours = self.tensors()
+        theirs = other.tensors()
         return ours.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
     @property
-    def parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """The tensors of each layer, ``[·, B, D]``, by the names of the fields."""
-        names = ("mem", "c_mem", "slot_inputs", "before")
-        return {name: getattr(self, name) for name in names}
+    def mem_len(self) -> int:
+        """M, in positions, of the layer that has the most."""
+        return max((layer.mem_len for layer in self.layers), default=0)
 
-    def layers(self, n_layers: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """``mem [M, B, D]`` and ``c_mem [C, B, D]`` of each of ``n_layers`` layers; None where there is
-        none."""
-        nothing = (None,) * n_layers
-        return zip(self.mem or nothing, self.c_mem or nothing, strict=True)
+    @property
+    def n_slots(self) -> int:
+        """C, in slots, of the layer that has the most."""
+        return max((layer.n_slots for layer in self.layers), default=0)
+
+    def n_positions(self, sizes: Sequence[MemorySizes]) -> int:
+        """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
+        by_layer = zip(self.layers, sizes, strict=bool(self.layers))
+        return max(
+            (layer.mem_len + size.compression_rate * layer.n_slots for layer, size in by_layer), default=0
+        )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
-        """The memory with ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1,
+        """The memory with ``change`` applied to its tensors, ``[·, B, …]``, and to ``n_valid`` as ``[1,
         B]``."""
-        parts = {name: tuple(map(change, tensors)) for name, tensors in self.parts.items()}
-        return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
+        layers = tuple(layer.map(change) for layer in self.layers)
+        return Memory(layers, None if self.n_valid is None else change(self.n_valid[None])[0])
 
     def detach(self) -> "Memory":
         """The same memory without gradient."""
@@ -146,67 +198,110 @@ class Memory:
     def join(cls, memories: Sequence["Memory"]) -> "Memory":
         """The memory of the streams of all ``memories``, one after the other. Raises ValueError unless all
         have the same lengths."""
-        lengths = [tuple(tuple(map(len, xs)) for xs in memory.parts.values()) for memory in memories]
+        lengths = [tuple(memory.lengths()) for memory in memories]
         if len(different := dict.fromkeys(lengths)) > 1:
             raise UserError(
                 f"expected memories of the same lengths, got {' and '.join(map(str, different))}; join "
                 f"memories of one model that have read the same number of segments."
             )
-        columns = zip(*(memory.parts.values() for memory in memories), strict=True)  # part by part
-        mem, c_mem, slot_inputs, before = (
-            tuple(torch.cat(xs, dim=1) for xs in zip(*column, strict=True)) for column in columns
-        )
-        joined = cls(mem, c_mem, None, slot_inputs, before)
-        if all(memory.valid is None for memory in memories) or not any(joined.parts.values()):
-            return joined
-        return replace(joined, valid=torch.cat([memory.valid_positions() for memory in memories]))
+        layers = []
+        for parts in zip(*(memory.layers for memory in memories), strict=True):
+            tensors = [part.tensors() for part in parts]
+            joined = {name: torch.cat([x[name] for x in tensors], dim=1) for name in tensors[0]}
+            layers.append(LayerMemory.from_tensors(joined))
+        if not layers or all(memory.n_valid is None for memory in memories):
+            return cls(tuple(layers))
+        return cls(tuple(layers), torch.cat([memory.valid_positions() for memory in memories]))
+
+    def lengths(self) -> list[tuple[tuple[str, int], ...]]:
+        """For each layer the names and lengths of its tensors."""
+        return [tuple((name, len(x)) for name, x in layer.tensors().items()) for layer in self.layers]
 
     def valid_positions(self) -> Tensor:
-        """``valid [B]``, unbounded where it is None."""
-        x = next(x for xs in self.parts.values() for x in xs)
-        unbounded = torch.full(x.shape[1:2], UNBOUNDED, dtype=torch.int64, device=x.device)
-        return unbounded if self.valid is None else self.valid
+        """``n_valid [B]``, unbounded where it is None."""
+        if self.n_valid is not None:
+            return self.n_valid
+        mem = self.layers[0].mem
+        return torch.full(mem.shape[1:2], UNBOUNDED, dtype=torch.int64, device=mem.device)
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
         segment starts a new document. Raises ValueError for another shape, dtype or device."""
-        if not any(self.parts.values()):
+        if not self.layers:
             return self  # nothing is remembered of any stream
-        valid = self.valid_positions()
-        check_streams("done", done, torch.bool, valid.shape, valid.device)
-        cleared = self.map(lambda x: x.masked_fill(done[:, None], 0) if x.dim() == 3 else x)
-        return replace(cleared, valid=valid.masked_fill(done, 0))
+        n_valid = self.valid_positions()
+        check_streams("done", done, torch.bool, n_valid.shape, n_valid.device)
 
-    @property
-    def mem_len(self) -> int:
-        """M, in positions, of the layer that has the most."""
-        return max(map(len, self.mem), default=0)
+        def clear(x: Tensor) -> Tensor:
+            return x.masked_fill(done.view(1, -1, *[1] * (x.dim() - 2)), 0)
 
-    @property
-    def c_mem_len(self) -> int:
-        """C, in slots, of the layer that has the most."""
-        return max(map(len, self.c_mem), default=0)
+        layers = tuple(layer.map(clear) for layer in self.layers)
+        return Memory(layers, n_valid.masked_fill(done, 0))
 
-    def lengths(self, n_layers: int) -> list[tuple[int, int]]:
-        """M and C of each of ``n_layers`` layers."""
-        mem, c_mem = ([*map(len, xs)] or [0] * n_layers for xs in (self.mem, self.c_mem))
-        return list(zip(mem, c_mem, strict=True))
+    def save(self, path: str | Path) -> None:
+        """Write the memory to the safetensors file ``path``, which is replaced as a whole or not at all.
+        Raises OSError if it can't be written."""
+        with atomic_write(user_path(path)) as temporary:
+            save_tensors(self.tensors(), temporary)
 
-    def positions(self, sizes: Sequence[MemorySizes]) -> int:
-        """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
-        lengths = zip(self.lengths(len(sizes)), sizes, strict=True)
-        return max(M + size.compression_rate * C for (M, C), size in lengths)
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Memory":
+        """The memory that [`save`][memformers.models.memory.Memory.save] wrote to ``path``, on ``device``.
+        Raises ValueError for any other file. A model checks the shapes of a memory that it is given, but
+        can't tell whether another model made it."""
+        try:
+            tensors = load_file(user_path(path), str(device))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} can't be read as a saved memory: {error}") from None
+        try:
+            return cls.from_tensors(tensors)
+        except UserError as error:
+            raise UserError(f"{path} is not a saved memory: {error}") from None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by their names in files: ``0.mem``, ``0.slots`` …, ``n_valid``."""
+        named = {} if self.n_valid is None else {N_VALID: self.n_valid.contiguous()}
+        for i, layer in enumerate(self.layers):
+            named |= {f"{i}.{name}": x.contiguous() for name, x in layer.tensors().items()}
+        return named
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Memory":
+        """The reverse of [`tensors`][memformers.models.memory.Memory.tensors]. Raises ValueError for other
+        names."""
+        by_layer: dict[int, dict[str, Tensor]] = {}
+        unknown = []
+        for name, tensor in tensors.items():
+            number, _, part = name.partition(".")
+            if number.isdecimal() and (part in PARTS or part.startswith(f"{STATE}.")):
+                by_layer.setdefault(int(number), {})[part] = tensor
+            elif name != N_VALID:
+                unknown.append(name)
+        if unknown:
+            raise UserError(f"it holds {', '.join(sorted(unknown))}, which a memory doesn't have.")
+        if sorted(by_layer) != [*range(len(by_layer))] or not all(
+            {"mem", "slots"} <= x.keys() for x in by_layer.values()
+        ):
+            raise UserError("it doesn't hold mem and slots of every layer.")
+        layers = tuple(LayerMemory.from_tensors(by_layer[i]) for i in range(len(by_layer)))
+        return cls(layers, tensors.get(N_VALID))
 
 
 # So that torch.export takes a memory as input and output, and loads a program with an example of one.
-torch.export.register_dataclass(Memory, serialized_type_name="memformers.Memory")
-torch.serialization.add_safe_globals([Memory])
+for kind in (LayerMemory, Memory):
+    torch.export.register_dataclass(kind, serialized_type_name=f"memformers.{kind.__name__}")
+    torch.serialization.add_safe_globals([kind])
+
+
+def in_short(lengths: Sequence[int]) -> str:
+    """One length if all are the same, else all of them."""
+    return str(lengths[0]) if len({*lengths}) == 1 else "|".join(map(str, lengths))
 
 
 def check_streams(
     name: str, tensor: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> None:
-    """Raise UserError unless ``tensor``, of any shape, is None or has this dtype, shape and device."""
+    """Raise UserError unless ``tensor`` is None or has this dtype, shape and device."""
     if tensor is None:
         return
     if not isinstance(tensor, Tensor):
@@ -218,143 +313,95 @@ def check_streams(
         )
 
 
+def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory:
+    """``memory``, or one of layers that remember nothing for None. UserError unless a model whose layers have
+    these ``sizes`` can have made it of streams with inputs ``x [S, B, D]``."""
+    if memory is None or (isinstance(memory, Memory) and not memory.layers):
+        n_valid = None if memory is None else memory.n_valid
+        memory = Memory((LayerMemory.nothing(x),) * len(sizes), n_valid)
+    if not isinstance(memory, Memory):
+        raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
+    if len(memory.layers) != len(sizes):
+        raise UserError(
+            f"expected a memory of {len(sizes)} layers, got {len(memory.layers)}; use a memory of this model."
+        )
+    first_of_size: dict[tuple[int, ...], tuple[int, LayerMemory]] = {}
+    for i, (layer, size) in enumerate(zip(memory.layers, sizes, strict=True)):
+        check_layer_memory(layer, x, size, f"of layer {i}")
+        key = (size.mem_len, size.c_mem_len, size.compression_rate)
+        first, alike = first_of_size.setdefault(key, (i, layer))
+        if (layer.mem_len, layer.n_slots) != (alike.mem_len, alike.n_slots):
+            raise UserError(
+                f"layer {i} has {layer.mem_len} positions and {layer.n_slots} slots, but layer {first}, "
+                f"which remembers as much, {alike.mem_len} and {alike.n_slots}; use the memory as a model "
+                f"returns it."
+            )
+    check_streams("a memory's n_valid", memory.n_valid, torch.int64, x.shape[1:2], x.device)
+    return memory
+
+
+def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) -> None:
+    """UserError unless ``memory`` can be what a layer of this ``size`` remembers of ``x [S, B, D]``."""
+    if not isinstance(memory, LayerMemory):
+        raise UserError(f"expected a LayerMemory {whose}, got a {type(memory).__name__}.")
+    limits = {
+        "mem": size.longest_memory,
+        "slots": size.c_mem_len,
+        "shift_state": int(size.has_shift_state),
+        "bptt_inputs": size.bptt_len,
+    }
+    for name, limit in limits.items():
+        tensor = getattr(memory, name)
+        if tensor is None:
+            continue
+        n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
+        check_streams(f"{name} {whose}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
+        if n > limit:
+            raise UserError(
+                f"{name} {whose} has length {n}, where this model keeps at most {limit}; use it with the "
+                f"model that made it."
+            )
+    has_past = memory.mem_len or memory.n_slots
+    if size.has_shift_state and has_past and memory.shift_state is None:
+        raise UserError(
+            f"a model with token_shift also needs the newest input {whose}, its shift_state; use the memory "
+            f"of this model."
+        )
+    n_inputs = 0 if memory.bptt_inputs is None else len(memory.bptt_inputs)
+    if n_inputs % size.group or n_inputs > memory.n_slots * size.group:
+        raise UserError(
+            f"expected bptt_inputs {whose} of some of {memory.n_slots} slots of {size.group}, got "
+            f"{n_inputs}; use it as a model returns it."
+        )
+    for name, tensor in memory.state.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2 or tensor.shape[1] != x.shape[1]:
+            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserError(f"expected {name!r} in the state {whose} as [·, {x.shape[1]}, …], got {got}.")
+
+
 def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -> None:
-    """Raise UserError unless a ``method`` of a class of the user returned a tensor of this ``shape``."""
+    """Raise UserError unless a ``method`` of a user's class returned a tensor of this ``shape``."""
     if not isinstance(output, Tensor) or output.shape != tuple(shape):
         got = list(output.shape) if isinstance(output, Tensor) else repr(output)
         raise UserError(f"{kind.__qualname__}.{method} returned {got}, expected a tensor {list(shape)}.")
 
 
-def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory:
-    """``memory``, or an empty one for None. UserError unless a model whose layers have these ``sizes`` can
-    have made it of streams with inputs ``x [S, B, D]``."""
-    memory = Memory() if memory is None else memory
-    if not isinstance(memory, Memory):
-        raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-    settings = [(size.mem_len, size.c_mem_len, size.compression_rate) for size in sizes]
-    predecessors = max([0, *(size.predecessors for size in sizes)])  # of all layers for a shift in any
-    for name, tensors in memory.parts.items():
-        if tensors and len(tensors) != len(sizes):
-            raise UserError(
-                f"expected {name} of {len(sizes)} layers, got {len(tensors)}; use a memory of this model."
-            )
-        for i, (tensor, size) in enumerate(zip(tensors, sizes if tensors else (), strict=True)):
-            n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
-            check_streams(f"{name} of layer {i}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
-            limits = {"mem": size.longest_memory, "c_mem": size.c_mem_len, "before": predecessors}
-            limit, first = limits.get(name, size.slot_input_positions), settings.index(settings[i])
-            if n > limit or n != len(tensors[first]):  # layers of one size have one length
-                raise UserError(
-                    f"{name} has length {n} in layer {i}, where this model keeps at most {limit}, and "
-                    f"{len(tensors[first])} in layer {first}; use it with the model that made it."
-                )
-    if any(memory.parts.values()) and sum(map(len, memory.before)) < sum(s.predecessors for s in sizes):
-        raise UserError(
-            "a model with token_shift also needs the newest input of each layer, memory.before; use the "
-            "memory of this model."
-        )
-    check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
-    for i, (inputs, size) in enumerate(zip(memory.slot_inputs, sizes, strict=False)):
-        slots, c, n = len(memory.c_mem[i]) if memory.c_mem else 0, size.compression_rate, len(inputs)
-        if n % c or n > slots * c:
-            raise UserError(
-                f"expected slot_inputs of some of {slots} slots of {c}, got {n}; use it as a model returns "
-                f"it."
-            )
-    return memory
-
-
-def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a memory, by their names in files: ``mem.0``, ``c_mem.0`` and so on, ``valid``."""
-    tensors = {f"{name}.{i}": x.contiguous() for name, xs in memory.parts.items() for i, x in enumerate(xs)}
-    return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
-
-
-def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
-    """The reverse of [`memory_tensors`][] for ``n_layers`` layers. Raises ValueError for other tensors."""
-    names = {part: [f"{part}.{i}" for i in range(n_layers)] for part in Memory().parts}
-    if others := sorted(set(tensors) - {"valid"} - {name for listed in names.values() for name in listed}):
-        raise UserError(f"it holds {', '.join(others)}, which a memory of {n_layers} layers doesn't have.")
-    parts = {
-        part: tuple(tensors[name] for name in listed if name in tensors) for part, listed in names.items()
-    }
-    return Memory(**parts, valid=tensors.get("valid"))
-
-
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
     """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
     several, or less than half of one, which a view would keep from being freed."""
-    stop, filled = sum(map(len, parts)) if stop is None else stop, []
+    if stop is None:
+        stop = sum(map(len, parts))
+    pieces = []
+    wholes = []
     for part in parts:
         piece = part[max(start, 0) : max(stop, 0)]
         if len(piece):
-            filled.append((piece, part))
-        start, stop = start - len(part), stop - len(part)
-    if len(filled) != 1:
-        return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
-    piece, part = filled[0]
-    return piece.clone() if 2 * len(piece) < len(part) else piece
-
-
-def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:
-    """The newest positions of memory and layer inputs, ``[S, B, D]`` each (Transformer-XL, section 3.2)."""
-    mem = []
-    for i, (x, size) in enumerate(zip(inputs, sizes, strict=True)):
-        past = (*memory.mem[i : i + 1], x)  # nothing is remembered before the first segment
-        mem.append(cut(past, size.n_evicted(sum(map(len, past)))))
-    return Memory(tuple(mem))
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """What each layer compressed: ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient."""
-
-    old: list[Tensor]
-    new: list[Tensor]
-    n_masked: list[Tensor] | None
-    """How many of each stream's oldest new slots the loss ignores, int64 ``[B]`` a layer; None: none."""
-
-
-def compress_memory(
-    memory: Memory,
-    inputs: Sequence[Tensor],
-    compress: Sequence[Callable[[Tensor], Tensor]],
-    sizes: Sequence[MemorySizes],
-    doc_starts: Tensor | None = None,
-) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with layer inputs ``[S, B, D]`` and ``doc_starts [S, B]``, and what was
-    compressed, if anything: each layer's f_c makes slots ``[n, B, D]``, remembered without gradient, of the
-    positions that overflow, ``[n·c, B, D]`` (Rae et al. 2020, arXiv 1911.05507, algorithm 1)."""
-    mem, c_mem, slot_inputs, old, new = [], [], [], [], []
-    for i, (x, f_c, size) in enumerate(zip(inputs, compress, sizes, strict=True)):
-        past = (*memory.mem[i : i + 1], x)  # nothing is remembered before the first segment
-        n = size.n_evicted(sum(map(len, past)))  # n·c
-        mem.append(cut(past, n))
-        old.append(cut(past, 0, n).detach())
-        new.append(slots_of(f_c, old[i], size.compression_rate))
-        slots = (*memory.c_mem[i : i + 1], new[i].detach())
-        c_mem.append(cut(slots, sum(map(len, slots)) - size.c_mem_len))
-        kept = (*memory.slot_inputs[i : i + 1], old[i])
-        slot_inputs.append(cut(kept, sum(map(len, kept)) - size.slot_input_positions))
-    if not any(map(len, old)):
-        return replace(memory, mem=tuple(mem)), None
-    n_masked = None
-    if memory.valid is not None or doc_starts is not None:
-        n_masked = [
-            n_masked_slots(memory.valid, doc_starts, M, len(x), size.compression_rate)
-            for (M, _), x, size in zip(memory.lengths(len(sizes)), new, sizes, strict=True)
-        ]
-    kept_inputs = tuple(slot_inputs) if any(map(len, slot_inputs)) else ()
-    return Memory(tuple(mem), tuple(c_mem), slot_inputs=kept_inputs), Compressed(old, new, n_masked)
-
-
-def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, rate: int) -> Tensor:
-    """The slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, in the dtype of ``mem`` under autocast
-    too. Raises ValueError for slots of another shape."""
-    if not len(mem):
-        return mem
-    slots, shape = compress(mem), (len(mem) // rate, *mem.shape[1:])
-    if not isinstance(slots, Tensor) or slots.shape != shape:
-        module = compress.args[0] if isinstance(compress, partial) else compress
-        check_returned(type(module), "forward", slots, shape)
-    return slots.to(mem.dtype)
+            pieces.append(piece)
+            wholes.append(part)
+        start -= len(part)
+        stop -= len(part)
+    if not pieces:
+        return parts[0][:0]
+    if len(pieces) > 1:
+        return torch.cat(pieces)
+    return pieces[0].clone() if 2 * len(pieces[0]) < len(wholes[0]) else pieces[0]

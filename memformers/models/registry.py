@@ -34,17 +34,16 @@ NO_SETTINGS = NoSettings()
 def register_memory(kind: Kind) -> Kind:
     """Class decorator that makes the memory ``kind`` known to ``ModelConfig(model=…)``, as
     ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError if it does not derive from
-    [`memformers.CustomMemory`][].
+    [`memformers.MemoryRule`][].
 
     Examples:
-        >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
+        >>> from memformers import LayerMemory, MemoryRule, ModelConfig, register_memory
         >>> @register_memory
-        ... class Forgets(CustomMemory):
-        ...     @classmethod
-        ...     def memory_sizes(cls, config):
-        ...         return [MemorySizes(mem_len=16)] * config.n_layers
-        >>> ModelConfig(model=Forgets).remembered_positions
-        16
+        ... class Forgets(MemoryRule):
+        ...     def update(self, past, x, context):
+        ...         return LayerMemory(x[:0], x[:0]), None
+        >>> ModelConfig(model=Forgets).model.endswith(":Forgets")
+        True
     """
     name_of(kind)
     return kind
@@ -76,8 +75,8 @@ def name_of(model: Any) -> str:
         if kind is model:
             return name
     path = import_path(model)
-    if not hasattr(model, "memory_sizes"):
-        raise UserError(f"{path} is not a memory; derive it from memformers.CustomMemory.")
+    if not (hasattr(model, "sizes") and hasattr(model, "update")):
+        raise UserError(f"{path} is not a memory; derive it from memformers.MemoryRule.")
     name = Path(path).name
     known_path = import_path(MODELS.get(name, model))
     if known_path != path:

@@ -23,7 +23,7 @@ from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import WEIGHTS, read_config, save_tensors
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import memory_from_tensors, memory_tensors
+from memformers.models.memory import Memory
 from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig, read_train_config
@@ -54,7 +54,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint, which appears whole. All ``ranks`` must call this."""
     assert not state.unread  # nobody knows whether these steps were finite
-    memory = {name: ranks.all_streams(x).cpu() for name, x in memory_tensors(state.memory).items()}
+    memory = {name: ranks.all_streams(x).cpu() for name, x in state.memory.tensors().items()}
     randomness = ranks.all_gather(random_states())
     if not ranks.first:
         return
@@ -84,7 +84,7 @@ def read_checkpoint(
     if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
     weights, averages, memory_data = (load_file(folder / n) for n in (WEIGHTS, OPTIMIZER, MEMORY))
-    memory = memory_from_tensors(memory_data, model.config.n_layers)
+    memory = Memory.from_tensors(memory_data)
     memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
     numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": memory}
     state = config_from_dict(TrainingState, numbers, str(folder / STATE))

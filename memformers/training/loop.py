@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from memformers.common.fields import Checked, NonNegativeInt, Range
 from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
-from memformers.models.config import MemorySizes
-from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.sizes import MemorySizes
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
@@ -118,7 +117,8 @@ class TrainingState(Checked):
             window.compression_grad_norm += compression_norm
             window.compressions += reconstruction_loss > 0
             window.compression_grads += compression_norm > 0
-        window.mem_len, window.c_mem_len = self.memory.mem_len, self.memory.c_mem_len
+        window.mem_len = self.memory.mem_len
+        window.c_mem_len = self.memory.n_slots
 
 
 def train_steps(
@@ -144,7 +144,7 @@ def train_steps(
     if ranks.parallel == "ddp":
         # A compression function has no gradient in a segment that compresses nothing, and a custom memory's
         # parameters may have none while the memory is empty.
-        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
+        idle = bool(model.transformer.compressions) or ":" in model.config.model
         forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     learning_rate = learning_rate_schedule(config, config.tokens - state.extended_at)
     model.train()
@@ -240,19 +240,22 @@ def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Mem
     """``memory`` with only the newest ``share`` of the keys that the ``sizes`` of each layer allow: first
     positions, in groups that leave together, then slots, which are older."""
 
-    def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        pairs = zip(tensors, lengths, strict=bool(tensors))
-        return tuple(x if n >= len(x) else x[len(x) - n :].clone() for x, n in pairs)
+    def newest(tensor: Tensor, length: int) -> Tensor:
+        return tensor if length >= len(tensor) else tensor[len(tensor) - length :].clone()
 
-    mem, slots, slot_inputs = [], [], []
-    for size, positions in zip(sizes, memory.mem, strict=bool(memory.mem)):
-        keys = int(share * size.keys)
-        is_whole = keys >= size.mem_len  # then those that wait for a whole slot are kept too
-        mem.append(len(positions) if is_whole else keys - keys % size.group)
-        slots.append(max(keys - size.mem_len, 0))
-        slot_inputs.append(slots[-1] * size.compression_rate)
-    c_mem, inputs = newest(memory.c_mem, slots), newest(memory.slot_inputs, slot_inputs)
-    return Memory(newest(memory.mem, mem), c_mem, memory.valid, inputs, memory.before)
+    layers = []
+    for size, layer in zip(sizes, memory.layers, strict=bool(memory.layers)):
+        n_keys = int(share * size.keys)
+        mem = layer.mem
+        if n_keys < size.mem_len:  # else those that wait for a whole slot are kept too
+            mem = newest(mem, n_keys - n_keys % size.group)
+        n_slots = max(n_keys - size.mem_len, 0)
+        slots = newest(layer.slots, n_slots)
+        bptt_inputs = None
+        if layer.bptt_inputs is not None:
+            bptt_inputs = newest(layer.bptt_inputs, n_slots * size.compression_rate)
+        layers.append(replace(layer, mem=mem, slots=slots, bptt_inputs=bptt_inputs))
+    return replace(memory, layers=tuple(layers))
 
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:

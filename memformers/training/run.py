@@ -24,8 +24,8 @@ from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.evaluation.evaluate import LOSES_TEXT
-from memformers.models.base import memory_facts
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
+from memformers.models.facts import memory_facts
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
@@ -185,7 +185,7 @@ def build_model(
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
-    model.transformer.recompute = config.step.activation_checkpointing
+    model.transformer.activation_checkpointing = config.step.activation_checkpointing
     if initial is not None:
         try:
             model.load_state_dict(initial.state_dict())

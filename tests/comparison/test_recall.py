@@ -11,7 +11,7 @@ from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, layer_reach, paper_ablation
-from memformers.models.base import memory_facts
+from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
 from memformers.runs.folder import alone_in, read_metrics

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memformers import AdaptiveConfig, CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, train
-from memformers.models.base import memory_facts, operations
+from memformers.models.facts import memory_facts, operations
 from memformers.models.config import SETTING_MODELS, ModelName
 from tests.builders import SMALL, small_lm
 from tests.texts import tokens

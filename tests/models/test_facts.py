@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memformers import CustomMemory, MemoryLM, MemorySizes, ModelConfig
-from memformers.models.base import memory_facts
+from memformers.models.facts import memory_facts
 
 BYTES = 4
 TINY = ModelConfig(vocab_size=13, d_model=8, heads=2, d_ff=8)

@@ -17,7 +17,7 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
-from memformers.models.base import MemoryStack
+from memformers.models.stack import MemoryStack
 from memformers.models.documents import first_visible_key, n_masked_slots, valid_afterwards
 from memformers.models.memory import UNBOUNDED, compress_memory, truncate_memory
 from tests.builders import layer_parts, small_lm

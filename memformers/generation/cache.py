@@ -1,0 +1,212 @@
+"""Cached keys and values: a value beside the memory, for reading a segment a few tokens at a time."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memformers.generation.fingerprint import Fingerprint
+from memformers.models.attention import (
+    RelativeMultiHeadAttention,
+    folded,
+    is_unmodified,
+    linear,
+    product,
+)
+from memformers.models.layers import MemoryLayer
+from memformers.models.memory import LayerMemory, Memory
+from memformers.models.stack import MemoryStack
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of a layer's slots, memory and running segment, in order of time, and what attention
+    to them needs. Keys and distances are transposed, since a row times a plain matrix is fast everywhere, in
+    every precision."""
+
+    layer: MemoryLayer
+    maps: Sequence[Callable[[Tensor], Tensor]]
+    """The maps to query, key and value: one, two or three functions."""
+    terms: dict[str, Tensor]
+    """The kernel's r ``[H, K, E]``, u, and s or v, for the longest attention."""
+    r_descending: Tensor
+    """r by descending distance, ``[H, E, K]``: a shorter past needs its end."""
+    key: Tensor
+    """``[B, H, E, K]``, with room for the whole segment."""
+    value: Tensor
+    """``[B, H, K, E]``."""
+    n_keys: int = 0
+    """How many of the keys are there: C + M + i before token i of the segment."""
+    n_slots: int = 0
+    """C, how many of them are slots'."""
+
+    @classmethod
+    def build(cls, layer: MemoryLayer, longest: int, batch: int) -> "LayerCache":
+        """An empty cache of ``batch`` streams, for attention over at most ``longest`` keys."""
+        attention = layer.self_attn
+        terms = attention.distance_terms(longest)
+        r_descending = terms["r"].flip(1).mT.contiguous()  # [H, E, K]
+        H, E, _ = r_descending.shape
+        none = r_descending.new_empty(batch, H, 0, E)
+        if layer.shift is None:
+            maps = stacked([attention.query, attention.key, attention.value])
+        else:  # keys and values are projected from other inputs than queries
+            maps = [*stacked([attention.query]), *stacked([attention.key, attention.value])]
+        return cls(layer, maps, terms, r_descending, none.mT, none)
+
+    def restart(self, past: LayerMemory, segment_len: int, kept_slots: int, n_kept: int) -> None:
+        """Begin a segment of S tokens after ``past``, of which the first ``kept_slots`` and the newest
+        ``n_kept`` positions have their keys here: the newest slots so far, and the newest keys."""
+        new = torch.cat((past.slots[kept_slots:], past.mem[: past.mem_len - n_kept]))  # [·, B, D]
+        B, H, _, E = self.value.shape
+        room = self.value.new_zeros(B, H, segment_len, E)
+        key = value = room[:, :, :0]
+        if len(new):
+            z = self.layer.attention_input(new)
+            _, key, value = self.project(z, z)
+        slots = slice(self.n_slots - kept_slots, self.n_slots)
+        recent = slice(self.n_keys - n_kept, self.n_keys)
+        self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
+        self.value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], room), dim=2)
+        self.n_slots = past.n_slots
+        self.n_keys = past.n_slots + past.mem_len
+
+    def project(self, z: Tensor, kv_input: Tensor) -> Tensor:
+        """What queries, and keys and values are made of, normalized, ``[t, B, D]`` each, to all three: ``[3,
+        B, H, t, E]``."""
+        t, B, D = z.shape
+        H = self.layer.self_attn.heads
+        outputs = [self.maps[0](z), *(project(kv_input) for project in self.maps[1:])]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)  # [t, B, 3D]
+        return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)
+
+    def attend(self, x: Tensor, kv_input: Tensor, key_start: Tensor | None) -> Tensor:
+        """Append the keys of the next inputs, made of ``kv_input [t, B, D]``, and attend from ``x [t, B, D]``
+        to all keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``."""
+        attention = self.layer.self_attn
+        z = self.layer.attention_input(x)
+        query, key, value = self.project(z, z if kv_input is x else self.layer.attention_input(kv_input))
+        begin = self.n_keys
+        end = begin + len(x)
+        self.key[..., begin:end] = key.mT
+        self.value[:, :, begin:end] = value
+        self.n_keys = end
+
+        first = 0
+        window = self.layer.window
+        if window is not None:  # of several positions, each has its own, in key_start
+            first = max(begin + 1 - window, 0)
+            key_start = None if key_start is None else (key_start - first).clamp(min=0)
+        keys = self.key[..., first:end]  # [B, H, E, K]
+        values = self.value[:, :, first:end]  # [B, H, K, E]
+        if len(x) == 1:
+            attended = self.attend_one(query, keys, values, key_start)
+        else:
+            attended = attention.attend_by_head(query, keys.mT, values, key_start=key_start)
+        return linear(attention.output, attended.permute(2, 0, 1, 3).flatten(2))  # [t, B, D]
+
+    def attend_one(self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None) -> Tensor:
+        """What the naive kernel computes for ``query [B, H, 1, E]`` over ``key [B, H, E, K]`` and ``value
+        [B, H, K, E]``, by products of rows with plain matrices: ``[B, H, 1, E]``."""
+        (B, H, E, K), u, v, s = key.shape, *map(self.terms.get, ("u", "v", "s"))
+        assert u is not None
+        with_v = query if v is None else query + v[:, None]
+        position = torch.bmm(with_v[:, :, 0].transpose(0, 1), self.r_descending[..., -K:])  # [H, B, K]
+        if s is not None:
+            position = position + s[:, :K].flip(1)[:, None]
+        position = position.transpose(0, 1).reshape(B * H, 1, K)
+        with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
+        scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
+        if key_start is not None:
+            hidden = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
+            scores = scores.masked_fill(hidden, -math.inf)
+        return torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
+
+
+@dataclass
+class KeyCache:
+    """The caches of all layers in a running segment, and what the segment's end needs."""
+
+    fingerprint: Fingerprint
+    """Of the model that computed them."""
+    layers: list[LayerCache]
+    past: Memory
+    """The memory before the segment."""
+    inputs: Tensor
+    """``[n_layers, S, B, D]``: each layer's inputs in the segment, as far as it was read."""
+    n_read: int = 0
+    """How many tokens of the segment have been read."""
+
+    @classmethod
+    def build(cls, model: Any, past: Memory, batch: int) -> "KeyCache":
+        """A cache of what ``model`` computes now, for the segment after ``past``."""
+        transformer: MemoryStack = model.transformer
+        S = model.config.segment_len
+        layers = [
+            LayerCache.build(layer, size.most_keys + S, batch)
+            for layer, size in zip(transformer.memory_layers, transformer.sizes, strict=True)
+        ]
+        none = empty_inputs(transformer, batch)
+        inputs = none.new_empty(len(layers), S, *none.shape[1:])
+        cache = cls(Fingerprint(model), layers, past, inputs)
+        cache.begin(transformer, past, S, has_read=False)
+        return cache
+
+    def begin(
+        self, transformer: MemoryStack, memory: Memory, segment_len: int, *, has_read: bool = True
+    ) -> None:
+        """Begin a segment of S tokens after ``memory``. If the last segment ``has_read``, keys of what it has
+        of the past and of that segment are kept, as far as rules only append."""
+        by_layer = zip(self.layers, transformer.memory_rules, self.past.layers, memory.layers, strict=True)
+        for layer, rule, old, new in by_layer:
+            kept_slots = 0
+            n_kept = 0
+            if has_read and rule.append_only:
+                group = rule.size.group
+                n_new_slots = min(rule.size.n_evicted(old.mem_len + segment_len) // group, new.n_slots)
+                kept_slots = new.n_slots - n_new_slots
+                n_kept = new.mem_len
+            layer.restart(rule.recall(new), segment_len, kept_slots, n_kept)
+        self.past = memory
+        self.n_read = 0
+        self.inputs = torch.empty_like(self.inputs)  # the memory may have views of the last segment's
+
+    def hide_past(self, streams: Tensor) -> None:
+        """Clear the keys and values of ``streams``, boolean ``[B]``, whose document begins with the segment.
+        What it hides may not be finite, and would meet a bias of −∞ or a probability of 0."""
+        for layer in self.layers:
+            for tensor in (layer.key, layer.value):
+                tensor.masked_fill_(streams[:, None, None, None], 0)
+
+
+def attends_to_keys(transformer: MemoryStack) -> bool:
+    """Whether all that layers do with past positions is to attend to their keys, which then can be kept."""
+    if type(transformer).forward is not MemoryStack.forward:
+        return False
+    for layer in transformer.memory_layers:
+        attends_as_usual = (type(layer).forward, type(layer).attend) == (
+            MemoryLayer.forward,
+            MemoryLayer.attend,
+        )
+        if not attends_as_usual or not is_unmodified(layer.self_attn, RelativeMultiHeadAttention):
+            return False
+    return True
+
+
+def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:
+    """``[0, B, D]`` in the dtype and on the device of the weights, which may be sharded."""
+    weight = transformer.weight
+    return torch.empty(0, batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
+
+
+def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
+    """``maps`` as functions of ``[·, in]``: as one, ``[·, out of all]``, where nobody changed them."""
+    linear_maps = [module for module in maps if is_unmodified(module, nn.Linear)]
+    if len(linear_maps) < len(maps):
+        return [partial(linear, module) for module in maps]
+    weights, biases = zip(*(folded(None, module) for module in linear_maps), strict=True)
+    return [partial(product, weight=torch.cat(weights), bias=torch.cat(biases))]

@@ -1,0 +1,190 @@
+"""What a rule is: how the memory of one layer changes with each segment. Your own memory is one, too."""
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from memformers.common.text import UserError
+from memformers.models.config import LENGTHS, ModelConfig, NetworkConfig
+from memformers.models.layers import MemoryLayer
+from memformers.models.memory import LayerMemory, cut
+from memformers.models.registry import NO_SETTINGS, NoSettings
+from memformers.models.sizes import MemorySizes
+
+if TYPE_CHECKING:
+    from memformers.models.stack import MemoryStack
+
+JSON = (int, float, str, tuple, type(None))
+"""The types of a rule's settings: bool is an int."""
+
+
+@dataclass(frozen=True)
+class UpdateContext:
+    """What a rule can know of a segment besides the inputs that it remembers."""
+
+    layer: MemoryLayer
+    """The layer whose memory it is."""
+    x: Tensor
+    """``[S, B, D]``: the layer's inputs without token shift, of which queries are made."""
+    n_valid: Tensor | None
+    """int64 ``[B]``: how many of the newest positions, the segment's included, belong to the document that
+    runs at its end; None for all."""
+
+
+class Window(NamedTuple):
+    """What [`MemoryRule.push`][] makes of past and segment."""
+
+    mem: Tensor
+    """``[M, B, D]``: the newest positions."""
+    slots: Tensor
+    """``[C, B, D]``: the slots so far, zeros before the first position has left ``mem`` and in streams whose
+    document has no slots yet; ``[0, B, D]`` as long as none has left."""
+    evicted: Tensor
+    """``[n, B, D]``: the positions that leave ``mem``, oldest first, zeros where they belong to an earlier
+    document."""
+    belongs: Tensor
+    """Boolean ``[n, B]``: which of them belong to the current document."""
+
+
+class MemoryRule(nn.Module):
+    """What one layer remembers: its newest M inputs as they are, and before them C slots, which a rule fills.
+    Queries attend to all of them and to the segment. Derive your memory from it and define ``update``.
+
+    Optionally:
+
+    - ``Config``: a frozen dataclass of settings, with types, defaults and a text below each. They become
+      options of the command, settings of arms, and ``self.settings``.
+    - ``n_slots``, if C is always the same number and not the setting ``c_mem_len``; or ``sizes(config)``, the
+      [`MemorySizes`][memformers.MemorySizes] of each layer.
+    - ``append_only = True``, if slots, once written, stay as they are and in order: generation then keeps
+      their keys.
+    - ``layer`` or ``stack``, the classes of its layers or of the whole network, if they read in another way.
+
+    Args:
+        size: How much the layer remembers.
+        settings: An instance of ``Config``.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import LayerMemory, MemoryLM, MemoryRule, ModelConfig
+        >>> class Mean(MemoryRule):
+        ...     def update(self, past, x, context):
+        ...         window = self.push(past, x, context)
+        ...         slots = window.slots
+        ...         for evicted in window.evicted:
+        ...             slots = 0.9 * slots + 0.1 * evicted
+        ...         return LayerMemory(window.mem, slots), None
+        >>> model = MemoryLM(ModelConfig(model=Mean, vocab_size=65, mem_len=16, c_mem_len=1))
+        >>> model(torch.randint(65, (64, 2))).memory  # of tokens [S, B]
+        Memory(4 layers, mem_len=16, n_slots=1, streams=2, torch.float32)
+    """
+
+    Config: ClassVar[type] = NoSettings
+    """The frozen dataclass of settings that no other memory has."""
+    n_slots: ClassVar[int | None] = None
+    """C, in slots; None for the setting ``c_mem_len``."""
+    append_only: ClassVar[bool] = False
+    """Whether slots, once written, stay as they are and in order, so that cached keys stay valid."""
+    remembers: ClassVar[bool] = True
+    """Whether anything is remembered at all."""
+    layer: ClassVar[type[MemoryLayer]] = MemoryLayer
+    """The class of its layers."""
+    stack: ClassVar["type[MemoryStack] | None"] = None
+    """The class of the whole network; None for [`MemoryStack`][memformers.models.stack.MemoryStack]."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if problem := problem_of_settings(cls.Config):
+            raise UserError(f"{cls.__qualname__}.Config{problem}.")
+
+    def __init__(self, size: MemorySizes, settings: Any = NO_SETTINGS):
+        super().__init__()
+        self.size = size
+        self.settings = settings
+
+    @property
+    def mem_len(self) -> int:
+        """M, in positions."""
+        return self.size.mem_len
+
+    @property
+    def c_mem_len(self) -> int:
+        """C, in slots."""
+        return self.size.c_mem_len
+
+    @classmethod
+    def sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+        """How much each layer of the network of ``config`` remembers."""
+        sizes = []
+        by_layer = zip(*map(config.per_layer, LENGTHS), strict=True)
+        for mem_len, c_mem_len, rate in by_layer:
+            n_slots = c_mem_len if cls.n_slots is None else cls.n_slots
+            sizes.append(MemorySizes(mem_len, n_slots, rate))
+        return sizes
+
+    @classmethod
+    def may_shift(cls) -> bool:
+        """Whether its network reads, and its layers attend, as built-in ones do, so that a token shift is
+        possible."""
+        attends_as_usual = (cls.layer.forward, cls.layer.attend) == (MemoryLayer.forward, MemoryLayer.attend)
+        return cls.stack is None and attends_as_usual
+
+    @classmethod
+    def build(cls, config: NetworkConfig) -> Sequence["MemoryRule"]:
+        """The rule of each layer of the network of ``config``."""
+        return [cls(size, config.memory_config) for size in config.memory_sizes]
+
+    def resize(self, config: NetworkConfig, size: MemorySizes) -> None:
+        """Remember as much as ``size`` says, in the network of ``config``."""
+        self.size = size
+
+    def update(
+        self, past: LayerMemory, x: Tensor, context: UpdateContext
+    ) -> tuple[LayerMemory, Tensor | None]:
+        """The memory after a segment of inputs ``x [S, B, D]``, after a token shift if there is one; and a
+        loss to be added to the language model's, a scalar, None for none."""
+        raise UserError(f"{type(self).__qualname__} must define update(self, past, x, context).")
+
+    def recall(self, past: LayerMemory) -> LayerMemory:
+        """The memory ``past`` as the layer reads it."""
+        return past
+
+    def push(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> Window:
+        """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them.
+        Nothing of an earlier document is left in slots and evicted positions."""
+        n_past = past.mem_len + len(x)
+        n_evicted = max(n_past - self.mem_len, 0)
+        age = torch.arange(n_past, n_past - n_evicted, -1, device=x.device)[:, None]  # [n, 1], 1: the newest
+        n_valid = context.n_valid
+        if n_valid is None:
+            belongs = (age > 0).expand(n_evicted, x.shape[1])
+        else:
+            belongs = age <= n_valid  # [n, B]
+        evicted = cut((past.mem, x), 0, n_evicted).where(belongs[..., None], 0.0)
+        slots = past.slots
+        if self.c_mem_len and (n_evicted or len(slots)):
+            n_missing = self.c_mem_len - len(slots)  # at first, and while memory grows in training
+            slots = torch.cat((x.new_zeros(n_missing, *x.shape[1:]), slots))
+            if n_valid is not None:
+                slots = slots.where((n_valid > n_past)[:, None], 0.0)
+        return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs)
+
+
+def problem_of_settings(config: Any) -> str:
+    """Why ``config`` can't be the settings of a memory, as the end of a sentence; empty if it can."""
+    parameters: Any = getattr(config, "__dataclass_params__", None)
+    if not is_dataclass(config) or not parameters.frozen:
+        return " is not a frozen dataclass; write @dataclass(frozen=True) above it"
+    shared = {field.name for field in fields(ModelConfig)}
+    for field in fields(config):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if default is MISSING:
+            return f": {field.name} has no default"
+        if not isinstance(default, JSON):
+            return f": {field.name}={default!r} can't be written to config.json"
+        if field.name in shared:
+            return f": {field.name} is a setting of all models; rename it"
+    return ""

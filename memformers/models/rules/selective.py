@@ -1,0 +1,120 @@
+"""A memory of the newest positions, and of older ones that no newer one resembles."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memformers.common.fields import Count, check_arguments
+from memformers.models.config import LENGTHS, NetworkConfig
+from memformers.models.layers import MemoryLayer
+from memformers.models.memory import LayerMemory, cut
+from memformers.models.rules.base import MemoryRule, UpdateContext
+from memformers.models.sizes import Length, MemorySizes, Rate
+from memformers.models.stack import MemoryStack
+
+ROUNDING = 10_000
+"""Similarities that differ by less than one part in this are equal: copies are, but for rounding."""
+
+
+class SelectiveRule(MemoryRule):
+    """Remember the newest M inputs of a layer, and C older ones unchanged, in place of slots: of those that
+    leave the newest M, the C that are least similar to any newer one ([`select_novel`][]). When n positions
+    leave, the oldest ⌈n / c⌉ kept ones expire. If segments are multiples of c, a layer therefore sees at most
+    M + c·C positions back, as with slots; in segments of one token, a call each, the newest M + C stay (a
+    ``Stepper`` remembers whole segments). Nothing is learned.
+
+    Args:
+        size: M and C, and as ``compression_rate`` how many positions leave for each kept one that expires.
+    """
+
+    def __init__(self, size: MemorySizes, settings: object = None):
+        super().__init__(size)
+        self.expiry_rate = size.compression_rate
+
+    @classmethod
+    def sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+        """The newest ``mem_len`` positions, and ``c_mem_len`` older ones."""
+        by_layer = zip(*map(config.per_layer, LENGTHS), strict=True)
+        return [MemorySizes(M, C, c if C else 1, slot_positions=1) for M, C, c in by_layer]
+
+    def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
+        """The newest M of ``past`` and ``x [S, B, D]``, and of all older ones the C most novel; no loss."""
+        recent = (past.mem, x)
+        n_evicted = max(past.mem_len + len(x) - self.mem_len, 0)
+        mem = cut(recent, n_evicted)
+        if not n_evicted or not self.c_mem_len:
+            return LayerMemory(mem, past.slots), None
+
+        # Kept positions expire, the oldest first, as long as there is no free place.
+        n_free = self.c_mem_len - past.n_slots
+        n_expired = -(-n_evicted // self.expiry_rate) - n_free
+        kept = past.slots[max(n_expired, 0) :]
+
+        # What is kept is chosen by what attention sees of it.
+        everything = torch.cat((kept, *recent)).detach()  # [C + M + S, B, D]
+        with torch.no_grad():
+            key = context.layer.compute(context.layer.attention_input, everything)
+        chosen = select_novel(key, len(kept) + n_evicted, self.c_mem_len, context.n_valid)  # [C, B]
+        slots = everything.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
+        return LayerMemory(mem, slots), None
+
+
+class SelectiveTransformer(MemoryStack):
+    """A Transformer-XL whose layers also keep ``c_mem_len`` older positions that no newer one resembles
+    ([`SelectiveRule`][]), for ``expiry_rate`` positions that leave one expires. ``layer`` and ``mem_len`` are
+    as in [`TransformerXL`][].
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, MemoryLayer, RelativeMultiHeadAttention
+        >>> from memformers import SelectiveTransformer
+        >>> layer = MemoryLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1)
+        >>> stack, memory = SelectiveTransformer(layer, n_layers=2, mem_len=16, c_mem_len=8), None
+        >>> for _ in range(4):
+        ...     output, memory, _ = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
+        >>> memory.mem_len, memory.n_slots
+        (16, 8)
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        layer: MemoryLayer | Sequence[MemoryLayer],
+        n_layers: Count,
+        mem_len: Length,
+        c_mem_len: Length,
+        expiry_rate: Rate = 4,
+    ):
+        size = MemorySizes(mem_len, c_mem_len, expiry_rate, slot_positions=1)
+        super().__init__(layer, n_layers, [SelectiveRule(size) for _ in range(n_layers)])
+
+
+def select_novel(key: Tensor, n: int, n_kept: int, n_valid: Tensor | None) -> Tensor:
+    """The indices ``[n_kept, B]``, in order, of those of the oldest n positions of ``key [t, B, D]`` that are
+    least similar to a newer one: whose largest cosine with any newer one is smallest, after the mean of all
+    is subtracted. Only the newest ``n_valid [B]`` are of the current document, all if it is None."""
+    t = len(key)
+    position = torch.arange(t, device=key.device)
+    first = 0 if n_valid is None else (t - n_valid)[:, None]
+    belongs = position >= first  # [B, t] or [t]
+
+    # Cosines with the mean of the document subtracted.
+    key = key.transpose(0, 1).to(torch.promote_types(key.dtype, torch.float32))  # [B, t, D]
+    if n_valid is not None:
+        key = key.where(belongs[..., None], 0.0)
+    mean = key.sum(1, keepdim=True) / belongs.sum(-1)[..., None, None]
+    key = F.normalize(key - mean, dim=2)
+    is_newer = (position[:n, None] < position) & belongs[..., None, :]  # [B, n, t] or [n, t]
+    with torch.autocast("cpu" if key.is_meta else key.device.type, enabled=False):
+        similarity = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
+    similarity = similarity.masked_fill(~belongs[..., :n], 2.0)  # of earlier documents, the last to be chosen
+
+    # Copies are equally similar but for rounding: the newer one stays, whatever else is in the batch. No two
+    # ranks are equal, so no stable sort is needed, which ONNX doesn't have. NaN is chosen last of all.
+    rounded = (ROUNDING * similarity.nan_to_num(nan=3.0)).round().long()
+    rank = rounded * n + position[:n].flip(0)  # [B, n]
+    return rank.topk(min(n_kept, n), largest=False).indices.sort().values.T
