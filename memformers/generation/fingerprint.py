@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memformers.models.attention import PLAIN_WEIGHTS
 from memformers.models.base import all_modules
+from memformers.models.hooks import PLAIN_WEIGHTS
 
 SAMPLE = 37
 """Into how many parts of one length a tensor is cut, in each of which one number is compared. It is prime:

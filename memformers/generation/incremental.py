@@ -14,16 +14,12 @@ from torch import Tensor, nn
 from memformers.common.fields import Count, check_value
 from memformers.common.text import UserError
 from memformers.generation.fingerprint import Fingerprint
-from memformers.models.attention import (
-    RelativeMultiHeadAttention,
-    folded,
-    is_hooked,
-    is_unmodified,
-    linear,
-    product,
-)
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.base import MemoryStack, all_modules, eval_mode
 from memformers.models.core import MemoryCore
+from memformers.models.fast_linear import linear, product
+from memformers.models.fused_norm import folded
+from memformers.models.hooks import is_hooked, is_unmodified
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import Memory, check_memory, check_streams

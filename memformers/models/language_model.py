@@ -11,9 +11,9 @@ from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.models import vocabulary
-from memformers.models.attention import linear
 from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
+from memformers.models.fast_linear import linear
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory, check_streams
 from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax, TokenLosses

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from memformers.common.fields import Count, Probability, check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import naive
-from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import NO_MEMORY, GateName, MemorySizes, Norm, check_gate
+from memformers.models.fast_linear import linear
+from memformers.models.fused_norm import attend_with_memory, can_fold
+from memformers.models.hooks import is_unmodified
 
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` to memory and segment: ``[S, B, D]``."""
@@ -193,9 +196,9 @@ class MemoryLayer(nn.Module):
         if keys is None:
             keys = x if self.shift is None else self.shift(x, None, None)
         norm = None if self.norm == "post" else self.norm_self_attn
-        if past and mask is None and self.self_attn.can_fold(norm):
+        if past and mask is None and can_fold(self.self_attn, norm):
             context = torch.cat(past) if len(past) > 1 else past[0]  # cat would copy a single one
-            return self.self_attn.forward_with_memory(x, keys, context, norm, key_start)
+            return attend_with_memory(self.self_attn, norm, x, keys, context, key_start)
         key = self.attention_input(torch.cat((*past, keys)))
         query = key[len(key) - len(x) :] if keys is x else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)
