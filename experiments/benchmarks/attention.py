@@ -16,7 +16,7 @@ from experiments.benchmarks.measuring import (
     relative_error,
 )
 from memformers.kernels import blocked, flash, naive, sdpa
-from memformers.models.attention import sinusoids
+from memformers.models.sinusoids import sinusoids
 
 B, H, S, E = 2, 8, 512, 64
 P = 16  # position features

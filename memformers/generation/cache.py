@@ -1,6 +1,5 @@
 """Cached keys and values: a value beside the memory, for reading a segment a few tokens at a time."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from memformers.generation.fingerprint import Fingerprint
-from memformers.models.attention import (
-    RelativeMultiHeadAttention,
-    folded,
-    is_unmodified,
-    linear,
-    product,
-)
+from memformers.kernels.one_query import attend_one_query
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.fast_linear import linear, product
+from memformers.models.fused_norm import folded
+from memformers.models.hooks import is_unmodified
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import LayerMemory, Memory
 from memformers.models.stack import MemoryStack
@@ -104,27 +101,22 @@ class LayerCache:
         keys = self.key[..., first:end]  # [B, H, E, K]
         values = self.value[:, :, first:end]  # [B, H, K, E]
         if len(x) == 1:
-            attended = self.attend_one(query, keys, values, key_start)
+            attended = self._attend_one_query(query, keys, values, key_start)
         else:
             attended = attention.attend_by_head(query, keys.mT, values, key_start=key_start)
         return linear(attention.output, attended.permute(2, 0, 1, 3).flatten(2))  # [t, B, D]
 
-    def attend_one(self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None) -> Tensor:
-        """What the naive kernel computes for ``query [B, H, 1, E]`` over ``key [B, H, E, K]`` and ``value
-        [B, H, K, E]``, by products of rows with plain matrices: ``[B, H, 1, E]``."""
-        (B, H, E, K), u, v, s = key.shape, *map(self.terms.get, ("u", "v", "s"))
-        assert u is not None
-        with_v = query if v is None else query + v[:, None]
-        position = torch.bmm(with_v[:, :, 0].transpose(0, 1), self.r_descending[..., -K:])  # [H, B, K]
-        if s is not None:
-            position = position + s[:, :K].flip(1)[:, None]
-        position = position.transpose(0, 1).reshape(B * H, 1, K)
-        with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
-        scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
-        if key_start is not None:
-            hidden = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
-            scores = scores.masked_fill(hidden, -math.inf)
-        return torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
+    def _attend_one_query(
+        self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None
+    ) -> Tensor:
+        """Attention of ``query [B, H, 1, E]`` to the newest keys ``[B, H, E, K]`` and values ``[B, H, K, E]``:
+        ``[B, H, 1, E]``."""
+        K = key.shape[3]
+        s = self.terms.get("s")
+        return attend_one_query(
+            query, key, value, self.r_descending[..., -K:], u=self.terms["u"], v=self.terms.get("v"),
+            s=None if s is None else s[:, :K], key_start=key_start,
+        )  # fmt: skip
 
 
 @dataclass

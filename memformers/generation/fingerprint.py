@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memformers.models.attention import PLAIN_WEIGHTS
+from memformers.models.hooks import PLAIN_WEIGHTS
 from memformers.models.stack import all_modules
 
 SAMPLE = 37

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from memformers.common.fields import Count, check_value
 from memformers.common.text import UserError
 from memformers.generation.cache import KeyCache, attends_to_keys, empty_inputs
-from memformers.models.attention import is_hooked
 from memformers.models.core import MemoryCore
+from memformers.models.hooks import is_hooked
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, check_memory, check_streams
 from memformers.models.stack import all_modules, eval_mode

@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from memformers.common.fields import Count, check_arguments, check_value
 from memformers.common.text import UserError
-from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import CompressionStart, NetworkConfig
+from memformers.models.hooks import is_unmodified
 from memformers.models.layers import MemoryLayer
 
 

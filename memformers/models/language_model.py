@@ -11,8 +11,8 @@ from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.models import vocabulary
-from memformers.models.attention import linear
 from memformers.models.config import ModelConfig
+from memformers.models.fast_linear import linear
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory, check_streams
 from memformers.models.stack import build_transformer, initialise_weights

@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from memformers.common.fields import Count, Probability, check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import naive
-from memformers.models.attention import RelativeMultiHeadAttention, is_unmodified, linear
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import GateName, Norm, check_gate
+from memformers.models.fast_linear import linear
+from memformers.models.fused_norm import attend_with_memory, can_fold
+from memformers.models.hooks import is_unmodified
 from memformers.models.memory import LayerMemory
 
 
@@ -214,9 +217,9 @@ class MemoryLayer(nn.Module):
         this order, all normalized first in pre-norm: ``[S, B, D]``."""
         context = [] if past is None else [part for part in (past.slots, past.mem) if len(part)]
         norm = None if self.norm == "post" else self.norm_self_attn
-        if context and mask is None and self.self_attn.can_fold(norm):
-            keys = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
-            return self.self_attn.forward_with_memory(x, kv_input, keys, norm, key_start)
+        if context and mask is None and can_fold(self.self_attn, norm):
+            joined = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
+            return attend_with_memory(self.self_attn, norm, x, kv_input, joined, key_start)
         key = self.attention_input(torch.cat((*context, kv_input)))  # [K, B, D]
         query = key[len(key) - len(x) :] if kv_input is x else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)

@@ -13,7 +13,7 @@ from experiments.scaling import OnGPU, Operations, count, full_inputs, held, los
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import replace_nested
 from memformers.data.streams import Segment
-from memformers.models import attention
+from memformers.models import sinusoids
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig, preset_names
@@ -64,7 +64,7 @@ def test_the_operations_and_bytes_are_those_worked_out_by_hand():
 
 @pytest.mark.parametrize("changes", CASES)
 def test_operations_activations_and_memories_are_those_of_a_step_that_runs(changes):
-    attention._TABLES.clear()  # of other tests, which are longer
+    sinusoids._TABLES.clear()  # of other tests, which are longer
     config = training(**changes)
     lm, kept = MemoryLM(config.model), []
     tokens, full = full_inputs(lm, config.batch_size)

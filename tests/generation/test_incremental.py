@@ -90,7 +90,7 @@ def test_a_users_layer_and_feed_forward_network_decode_as_the_forward_pass():
 
 @torch.no_grad()
 def test_few_rows_of_a_large_weight_and_a_hooked_head_are_as_in_the_forward_pass(monkeypatch):
-    monkeypatch.setattr("memformers.models.attention.MIN_SLICED_WEIGHT", 1)
+    monkeypatch.setattr("memformers.models.fast_linear.MIN_SLICED_WEIGHT", 1)
     lm, text = small_lm("compressive").eval(), tokens(60, 1)
     lm.head.register_forward_pre_hook(lambda module, inputs: (3 * inputs[0],))
     torch.testing.assert_close(read_on(Stepper(lm, 1), text), read(lm, text)[0])

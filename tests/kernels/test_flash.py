@@ -9,7 +9,7 @@ import torch
 from memformers import MemoryLM, ModelConfig, RelativeMultiHeadAttention
 from memformers.kernels import flash, naive, sdpa
 from memformers.kernels.naive import causal_mask
-from memformers.models.attention import sinusoids
+from memformers.models.sinusoids import sinusoids
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import TOLERANCE, compare, first_keys, kept_by, random_inputs
 

@@ -14,8 +14,8 @@ from memformers import (
     TransformerXLLayer,
 )
 from memformers.kernels.naive import causal_mask
-from memformers.models import attention as attention_module
-from memformers.models.attention import sinusoids
+from memformers.models import sinusoids as sinusoids_module
+from memformers.models.sinusoids import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
 from tests.kernels.test_kernels import one_score_at_a_time
 from tests.texts import EXACT, tokens
@@ -100,7 +100,7 @@ def test_sinusoids_are_the_papers():
 
 
 def test_a_table_of_sinusoids_that_was_made_in_inference_mode_is_good_for_training(monkeypatch):
-    monkeypatch.setattr(attention_module, "_TABLES", {})
+    monkeypatch.setattr(sinusoids_module, "_TABLES", {})
     lm, memory = small_lm("transformer-xl"), None
     with torch.inference_mode():
         lm(tokens(7), lm(tokens(7)).memory)

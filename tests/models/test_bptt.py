@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 from memformers.models.compressive import recompute_newest_slots
+
 from memformers.models.memory import Memory
 from tests.builders import small_lm
 from tests.texts import gradients, read, same, tokens

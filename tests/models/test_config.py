@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memformers import AdaptiveConfig, CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, train
-from memformers.models.facts import memory_facts, operations
 from memformers.models.config import SETTING_MODELS, ModelName
+from memformers.models.facts import memory_facts, operations
 from tests.builders import SMALL, small_lm
 from tests.texts import tokens
 

@@ -17,9 +17,9 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
-from memformers.models.stack import MemoryStack
 from memformers.models.documents import first_visible_key, n_masked_slots, valid_afterwards
 from memformers.models.memory import UNBOUNDED, compress_memory, truncate_memory
+from memformers.models.stack import MemoryStack
 from tests.builders import layer_parts, small_lm
 from tests.texts import documents, kept, read, tokens
 

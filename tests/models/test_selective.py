@@ -3,9 +3,9 @@ test_contract.py."""
 
 import pytest
 import torch
+from memformers.models.selective import least_like_newer
 
 from memformers import MemoryLM, ModelConfig
-from memformers.models.selective import least_like_newer
 from tests.builders import fill_zeros
 from tests.texts import gradients, read, same
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper, TransformerXLLayer
 from memformers.evaluation.conformance import SMALL
+from memformers.models.fused_norm import attend_with_memory, can_fold
 from memformers.models.layers import MemoryLayer
 from tests import texts
 from tests.builders import fill_zeros
@@ -199,12 +200,12 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
     attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, positions=positions))
     attention.query = nn.Linear(12, 12, bias=bias)
     norm = fill_zeros(nn.LayerNorm(12)) if norm else None
-    assert attention.can_fold(norm)
+    assert can_fold(attention, norm)
     x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12, requires_grad=True)
     key_start = torch.randint(0, M + 1, (2, S))
     context = torch.cat((past, x)) if norm is None else norm(torch.cat((past, x)))
     plain = attention(query=context[M:], key=context, value=context, key_start=key_start)
-    folded = attention.forward_with_memory(x, x, past, norm, key_start)
+    folded = attend_with_memory(attention, norm, x, x, past, key_start)
     learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
     weight = torch.randn_like(plain)
     same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))

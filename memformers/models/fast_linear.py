@@ -1,0 +1,38 @@
+"""Linear maps of one or two rows on all cores, for generation on a CPU. PyTorch multiplies so few rows on a
+single core; as a batched product with slices of the weight, it uses all."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memformers.models.hooks import is_unmodified
+
+MAX_ROWS = 2
+"""With more, PyTorch's own product uses all cores."""
+N_SLICES = 4
+"""The matrices into which a weight is cut."""
+MIN_SLICED_WEIGHT = 1 << 17
+"""The smallest weight for which slices are faster, in numbers: half a MiB in float32, more than a core's
+cache."""
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """``module(x)``, ``[·, in]`` to ``[·, out]``; without gradient by [`product`][], if nobody changed it."""
+    if torch.is_grad_enabled() or not is_unmodified(module, nn.Linear):
+        return module(x)
+    return product(x, module.weight, module.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x [·, in]`` times ``weight [out, in]``, plus ``bias [out]``: ``[·, out]``. Few rows times a large
+    float32 weight on a CPU are computed by slices of the weight."""
+    d_in = x.shape[-1]
+    is_few = x.numel() <= MAX_ROWS * d_in
+    is_large = weight.numel() >= MIN_SLICED_WEIGHT and len(weight) % N_SLICES == 0
+    if not is_few or not is_large or x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.linear(x, weight, bias)
+    rows = x.reshape(-1, d_in)  # [n, in]
+    slices = weight.view(N_SLICES, -1, d_in)  # [4, out / 4, in]
+    sliced = torch.bmm(rows.expand(N_SLICES, *rows.shape), slices.mT)  # [4, n, out / 4]
+    out = sliced.transpose(0, 1).reshape(*x.shape[:-1], len(weight))  # [·, out]
+    return out if bias is None else out + bias
