@@ -4,10 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memformers.common.fields import Range as Range
     from memformers.convert.labml import from_labml as from_labml
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
     from memformers.convert.transfo_xl import load_weights as load_weights
     from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
+    from memformers.data.tokenizer import ByteTokenizer as ByteTokenizer
+    from memformers.evaluation.conformance import assert_conforms as assert_conforms
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from memformers.models.config import CoreConfig as CoreConfig
     from memformers.models.config import MemorySizes as MemorySizes
     from memformers.models.config import ModelConfig as ModelConfig
+    from memformers.models.config import NetworkConfig as NetworkConfig
     from memformers.models.core import CoreOutput as CoreOutput
     from memformers.models.core import MemoryCore as MemoryCore
     from memformers.models.custom_memory import CustomMemory as CustomMemory
@@ -47,9 +51,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "common.fields": ("Range",),
     "convert.labml": ("from_labml",),
     "convert.transfo_xl": ("from_transfo_xl", "load_weights"),
     "data.tokenize_corpus": ("prepare_ids",),
+    "data.tokenizer": ("ByteTokenizer",),
+    "evaluation.conformance": ("assert_conforms",),
     "generation.generate": ("generate",),
     "generation.incremental": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),
@@ -58,7 +65,7 @@ _NAMES = {
         "MeanCompression",
     ),
     "models.compressive": ("CompressiveTransformer",),
-    "models.config": ("AdaptiveConfig", "CoreConfig", "MemorySizes", "ModelConfig"),
+    "models.config": ("AdaptiveConfig", "CoreConfig", "MemorySizes", "ModelConfig", "NetworkConfig"),
     "models.core": ("CoreOutput", "MemoryCore"),
     "models.custom_memory": ("CustomMemory",),
     "models.language_model": ("LMOutput", "MemoryLM"),

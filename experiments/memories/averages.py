@@ -9,9 +9,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from memformers import CustomMemory, MemorySizes
-from memformers.common.fields import Range
-from memformers.models.config import NetworkConfig
+from memformers import CustomMemory, MemorySizes, NetworkConfig, Range
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
-from memformers.models.config import NetworkConfig
+from memformers import (
+    CustomMemory,
+    MemorySizes,
+    NetworkConfig,
+    RelativeMultiHeadAttention,
+    TransformerXLLayer,
+)
 
 
 class InfiniLayer(TransformerXLLayer):

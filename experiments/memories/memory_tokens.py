@@ -12,21 +12,26 @@ training loop that calls it with ``through_memory=True``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention
-from memformers.common.fields import Count
-from memformers.models.config import NetworkConfig
-from memformers.models.memory import Memory
+from memformers import (
+    CustomMemory,
+    Memory,
+    MemorySizes,
+    NetworkConfig,
+    Range,
+    RelativeMultiHeadAttention,
+)
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of the memory."""
 
-    tokens_of_memory: Count = 8
+    tokens_of_memory: Annotated[int, Range(1)] = 8
     """The number of memory tokens, m."""
 
 

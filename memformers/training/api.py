@@ -223,8 +223,7 @@ def evaluate(
         ValueError: For a text that the tokenizer can't encode, or in which nothing can be predicted.
 
     Examples:
-        >>> from memformers import MemoryLM, ModelConfig, evaluate
-        >>> from memformers.data.tokenizer import ByteTokenizer
+        >>> from memformers import ByteTokenizer, MemoryLM, ModelConfig, evaluate
         >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
         >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
         >>> numbers["tokens"]
