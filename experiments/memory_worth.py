@@ -24,7 +24,6 @@ from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
-from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.memory_ablation import (
     choose_streams,
@@ -34,6 +33,7 @@ from memformers.evaluation.memory_ablation import (
 )
 from memformers.report.arms import Measure
 from memformers.runs.folder import UNTOUCHED, Arm
+from memformers.runs.load import load_checkpoint
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 

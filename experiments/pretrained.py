@@ -14,12 +14,12 @@ from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.files import atomic_dir, write_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.text import UserError
-from memformers.convert.load import load_checkpoint
 from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
 from memformers.report.markdown import TEMPLATES
+from memformers.runs.load import load_checkpoint
 from memformers.training.api import evaluate, train
 from memformers.training.callbacks import EVALUATION_STREAMS
 from memformers.training.config import TrainConfig, read_train_config

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
     from memformers.convert.transfo_xl import load_weights as load_weights
     from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
+    from memformers.data.tokenizer import ByteTokenizer as ByteTokenizer
+    from memformers.evaluation.conformance import assert_conforms as assert_conforms
     from memformers.generation.generate import generate as generate
     from memformers.generation.stepper import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -59,6 +61,8 @@ _NAMES = {
     "convert.labml": ("from_labml",),
     "convert.transfo_xl": ("from_transfo_xl", "load_weights"),
     "data.tokenize_corpus": ("prepare_ids",),
+    "data.tokenizer": ("ByteTokenizer",),
+    "evaluation.conformance": ("assert_conforms",),
     "generation.generate": ("generate",),
     "generation.stepper": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),

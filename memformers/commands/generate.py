@@ -12,13 +12,13 @@ from memformers.common.fields import Checked, NonNegativeInt
 from memformers.common.machine import choose_device
 from memformers.common.processes import Stopped, StopSignals
 from memformers.common.text import Progress, UserError
-from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.corpus_reader import read_text
 from memformers.data.tokenizer import Tokenizer
 from memformers.generation.generate import Sampling, TextStream, make_generator
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import import_memory
+from memformers.runs.load import load_checkpoint, load_packaged
 
 
 @dataclass(frozen=True, kw_only=True)

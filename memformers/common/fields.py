@@ -22,13 +22,25 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a number, as a part of its annotation: ``Annotated[float, Range(0, below=1)]``. NaN is in
-    no range; ``below=math.inf`` is for finite numbers."""
+    """The range of a number in a config, as a part of its annotation. NaN is in no range; ``below=math.inf``
+    is for finite numbers.
+
+    Examples:
+        >>> from typing import Annotated
+        >>> from memformers import Range
+        >>> Share = Annotated[float, Range(0, below=1)]  # 0 ≤ x < 1
+        >>> 0.0 in Range(0, below=1), 1.0 in Range(0, below=1)
+        (True, False)
+    """
 
     least: float = -math.inf
+    """The smallest number in the range."""
     most: float = math.inf
+    """The largest number in the range."""
     above: float | None = None
+    """Numbers in the range are greater; None for no such bound."""
     below: float | None = None
+    """Numbers in the range are less; None for no such bound."""
 
     def __contains__(self, number: float) -> bool:
         inside = self.above is None or number > self.above

@@ -1,1 +1,1 @@
-"""Weights of labml-nn's and Hugging Face's models for ours, and trained models with their tokenizers."""
+"""Weights of other programs' models for ours: labml-nn's, the original Transformer-XL's, Hugging Face's."""

@@ -35,13 +35,15 @@ class Tokenizer(ABC):
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
     @abstractmethod
-    def bytes_of(self, tokens: "Tensor | Ids") -> bytes: ...
+    def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
+        """The bytes of the text of ``tokens [n]``."""
 
     def first_text(self, text: str) -> str:
         """The start of ``text`` that its first token stands for."""
         return self.bytes_of(self.ids(text)[:1]).decode("utf-8", errors="replace")
 
     def to_json(self) -> Any:
+        """What is saved as ``tokenizer.json``."""
         return {"tokenizer": self.name, "vocabulary": self.vocabulary}
 
     def ids_within(self, parts: Sequence[tuple[str, str, str]]) -> list[Ids]:
@@ -53,11 +55,13 @@ class Tokenizer(ABC):
         return True
 
     def encode(self, text: str) -> "Tensor":
+        """The tokens of ``text`` for a model, int64 ``[n]``; UserError as for ``ids``."""
         import torch
 
         return torch.from_numpy(self.ids(text).astype(np.int64))
 
     def decode(self, tokens: "Tensor") -> str:
+        """The text of ``tokens [n]``."""
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
 
     def decoder(self) -> Callable[[int], str]:
@@ -68,7 +72,7 @@ class Tokenizer(ABC):
         return lambda token: decoder.decode(self.bytes_of(torch.tensor([token])))
 
     def terminate(self, text: str) -> str:
-        """The end of a text as this tokenizer needs it."""
+        """``text`` with the terminator that this tokenizer expects."""
         return text
 
     @property
@@ -113,7 +117,16 @@ class CharacterTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One token for each of the 256 bytes."""
+    """One token for each of the 256 bytes of UTF-8.
+
+    Examples:
+        >>> from memformers import ByteTokenizer
+        >>> tokenizer = ByteTokenizer()
+        >>> tokenizer.encode("naïve")
+        tensor([110,  97, 195, 175, 118, 101])
+        >>> tokenizer.decode(tokenizer.encode("naïve"))
+        'naïve'
+    """
 
     name = "byte"
     vocab_size = 256

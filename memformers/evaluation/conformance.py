@@ -55,8 +55,21 @@ def conformance(model: str | type[MemoryRule], **settings: Any) -> Iterator[tupl
 
 
 def assert_conforms(model: str | type[MemoryRule], **settings: Any) -> None:
-    """Raise AssertionError, with a line for each check of [`conformance`][] that failed; arguments and other
-    errors are the same."""
+    """Raise AssertionError unless a memory satisfies what ``memformers check`` checks, with a line for each
+    check that failed.
+
+    Args:
+        model: The memory, as ``model`` of a [`memformers.ModelConfig`][].
+        settings: Other settings of this config; by default, a small network.
+
+    Raises:
+        AssertionError: For a memory that fails a check.
+        ValueError: For settings with which no network can be built.
+
+    Examples:
+        >>> from memformers import assert_conforms
+        >>> assert_conforms("selective", mem_len=4)
+    """
     if failed := [f"{name}: {problem}" for name, _, problem in conformance(model, **settings) if problem]:
         raise AssertionError("\n".join(failed))
 

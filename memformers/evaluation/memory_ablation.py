@@ -20,7 +20,6 @@ from torch import Tensor
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean, mean_of_groups
 from memformers.common.text import Progress, UserError
-from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.recall_stream import NO_QUESTION
 from memformers.data.sources import CorpusSpec
@@ -34,6 +33,7 @@ from memformers.models.memory import Memory
 from memformers.models.sizes import MemorySizes
 from memformers.models.stack import eval_mode
 from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, flatten
+from memformers.runs.load import load_checkpoint
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
 MAX_STREAMS = 16

@@ -16,13 +16,12 @@ from transformers.utils import can_return_tuple
 
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
-from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.integrations.huggingface_decoding import Decoding, group_by_padding
 from memformers.integrations.huggingface_tokenizer import MemformerTokenizer, tokenizer_of
-from memformers.models import vocabulary
 from memformers.models.config import ModelConfig
-from memformers.models.language_model import MemoryLM
+from memformers.models.language_model import MemoryLM, build_embedding, build_head, init_vocabulary
 from memformers.models.memory import Memory, check_memory
+from memformers.runs.load import load_checkpoint, load_packaged
 
 SETTINGS = tuple(field.name for field in fields(ModelConfig))
 
@@ -119,9 +118,9 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
     @torch.no_grad()
     def _draw_tokens(self, first: int) -> None:
         """Draw the weights of the tokens from ``first`` on as a new model does."""
-        embed = vocabulary.build_embedding(self.model.config)
-        head = vocabulary.build_head(self.model.config)
-        vocabulary.initialise_vocabulary(embed, head)
+        embed = build_embedding(self.model.config)
+        head = build_head(self.model.config)
+        init_vocabulary(embed, head)
         # The embedding comes last, since a tied head has its weights.
         for module, drawn in ((self.model.head, head), (self.model.embed, embed)):
             for name, weight in module.named_parameters():

@@ -62,7 +62,14 @@ class AdaptiveConfig(Checked):
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The settings of a network with memory, without its input and output layers."""
+    """The settings of a network with memory, without its input and output layers: what [`ModelConfig`][] and
+    [`CoreConfig`][] have in common, and what a memory is built from.
+
+    Examples:
+        >>> from memformers import NetworkConfig
+        >>> NetworkConfig(n_layers=3, mem_len=(16, 16, 64)).per_layer("mem_len")
+        (16, 16, 64)
+    """
 
     model: ModelName | str = "transformer-xl"
     """The memory: none (transformer); each layer's latest inputs (transformer-xl); those and older ones,

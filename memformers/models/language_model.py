@@ -10,13 +10,13 @@ from torch.utils._pytree import _register_namedtuple
 from memformers.common.fields import check_arguments
 from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
-from memformers.models import vocabulary
+from memformers.models.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax, Clusters, adaptive_losses
 from memformers.models.config import ModelConfig
 from memformers.models.fast_linear import linear
 from memformers.models.io import Pretrained
+from memformers.models.losses import TokenLosses, token_losses
 from memformers.models.memory import Memory, check_streams
 from memformers.models.stack import build_transformer, initialise_weights
-from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax, TokenLosses
 
 
 class LMOutput(NamedTuple):
@@ -76,15 +76,15 @@ class MemoryLM(Pretrained):
         super().__init__()
         self.config = config if config.vocab_size else replace(config, vocab_size=config.n_tokens)
         self.vocab_size = config.n_tokens
-        self.embed = vocabulary.build_embedding(config)
+        self.embed = build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
-        self.head = vocabulary.build_head(config)
+        self.head = build_head(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw fresh weights, those of f_c last: from one seed, models start alike in all that they share."""
-        vocabulary.initialise_vocabulary(self.embed, self.head)
+        init_vocabulary(self.embed, self.head)
         initialise_weights(self.transformer)
 
     def forward(
@@ -127,9 +127,9 @@ class MemoryLM(Pretrained):
         # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
         may_choose = not torch.compiler.is_compiling()
         if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
-            scores = vocabulary.adaptive_losses(head, embed, hidden, targets, by_token=by_token)
+            scores = adaptive_losses(head, embed, hidden, targets, by_token=by_token)
         else:
-            scores = vocabulary.token_losses(self.predict(hidden), targets, by_token=by_token)
+            scores = token_losses(self.predict(hidden), targets, by_token=by_token)
         return LMScores(scores, memory, loss)
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -160,3 +160,36 @@ class MemoryLM(Pretrained):
             raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
         if tokens.device != (device := self.transformer.weight.device):
             raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")
+
+
+def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
+    if config.embedding == "adaptive":
+        return AdaptiveEmbedding(clusters_of(config), config.d_model)
+    return nn.Embedding(config.n_tokens, config.d_model)
+
+
+def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
+    if config.embedding == "adaptive":
+        return AdaptiveSoftmax(
+            clusters_of(config),
+            config.d_model,
+            tie_weights=config.adaptive.tie_weights,
+            tie_projections=config.adaptive.tie_projections,
+        )
+    return nn.Linear(config.d_model, config.n_tokens)
+
+
+def clusters_of(config: ModelConfig) -> Clusters:
+    adaptive = config.adaptive
+    return Clusters(config.n_tokens, adaptive.cutoffs, adaptive.div_val, config.d_embed)
+
+
+def init_vocabulary(embed: nn.Module, head: nn.Module) -> None:
+    """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
+    for module, std in ((embed, 0.3), (head, 0.02)):
+        if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=std)
+    if isinstance(head, nn.Linear):
+        nn.init.zeros_(head.bias)

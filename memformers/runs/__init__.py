@@ -1,1 +1,1 @@
-"""The files of a run, folders that are written atomically, and reading of finished runs."""
+"""What is in the folder of a run: its files, reading them back, loading its model, exporting its metrics."""

@@ -16,7 +16,6 @@ from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
 from memformers.common.text import Progress, UserError, counted
-from memformers.convert.load import load_checkpoint
 from memformers.data.kept_text import count_texts
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, new_folder, read_metrics
+from memformers.runs.load import load_checkpoint
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
@@ -223,8 +223,7 @@ def evaluate(
         ValueError: For a text that the tokenizer can't encode, or in which nothing can be predicted.
 
     Examples:
-        >>> from memformers import MemoryLM, ModelConfig, evaluate
-        >>> from memformers.data.tokenizer import ByteTokenizer
+        >>> from memformers import ByteTokenizer, MemoryLM, ModelConfig, evaluate
         >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
         >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
         >>> numbers["tokens"]

@@ -15,7 +15,6 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import check_manifest, numbered, user_path, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.text import UserError
-from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
@@ -29,6 +28,7 @@ from memformers.models.facts import memory_facts
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
+from memformers.runs.load import load_checkpoint, load_packaged
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, config_as_saved, unused_settings

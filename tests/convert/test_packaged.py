@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from experiments import pretrained
 from memformers import MemoryLM
 from memformers.common.files import check_manifest, read_json
-from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate
 from memformers.models.io import PACKAGED, RECIPE, WEIGHTS, packaged_names
+from memformers.runs.load import load_checkpoint, load_packaged
 from tests.builders import small_lm, small_training
 from tests.processes import run
 

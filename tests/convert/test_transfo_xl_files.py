@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from memformers import from_labml, from_transfo_xl, load_weights
 from memformers.common.files import read_json
-from memformers.convert.load import load_checkpoint
 from memformers.convert.transfo_xl import vocabulary_of
 from memformers.evaluation.evaluate import evaluate
+from memformers.runs.load import load_checkpoint
 from tests.builders import Bomb
 
 FOLDER = Path(__file__).parent / "transfo_xl_wt"

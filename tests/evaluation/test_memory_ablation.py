@@ -23,8 +23,8 @@ from memformers.evaluation.memory_ablation import (
 )
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
+from memformers.models.losses import TokenLosses
 from memformers.models.memory import Memory, compress_memory
-from memformers.models.vocabulary import TokenLosses
 from tests.builders import SMALL, small_lm
 
 TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))

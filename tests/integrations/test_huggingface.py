@@ -16,12 +16,12 @@ from accelerate import cpu_offload
 from accelerate.hooks import remove_hook_from_module
 
 from memformers import MemoryLM, generate
-from memformers.convert.load import load_checkpoint, tokenizer_in
 from memformers.data.builtin import write_play
 from memformers.data.tokenizer import ByteTokenizer, IdTokenizer
 from memformers.data.tokenizers import build_tokenizer
 from memformers.integrations import huggingface
 from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryTrainer
+from memformers.runs.load import load_checkpoint, load_model_tokenizer
 from memformers.training.run import load_initial
 from tests.builders import MODELS, SMALL, small_lm
 from tests.texts import read
@@ -239,7 +239,7 @@ def test_tokens_have_the_same_ids_and_text_in_transformers_and_back(name, tmp_pa
     expected = tokenizer.decode(tokenizer.encode(text))
     assert theirs.decode(theirs(text)["input_ids"]) == expected
     theirs.save_pretrained(tmp_path)
-    ours = tokenizer_in(tmp_path, tokenizer.vocab_size)
+    ours = load_model_tokenizer(tmp_path, tokenizer.vocab_size)
     assert ours.vocab_size == tokenizer.vocab_size
     assert ours.ids(text).tolist() == tokenizer.ids(text).tolist()
     assert ours.decode(tokenizer.encode(text)) == expected

@@ -21,9 +21,9 @@ from memformers.common import files
 from memformers.common.command_line import cli_errors
 from memformers.common.fields import replace_nested
 from memformers.common.files import BROKEN, check_manifest, numbered, read_json, write_json
-from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import CharacterTokenizer
+from memformers.runs.load import load_checkpoint as load_for_use
 from memformers.training.checkpoints import (
     random_states,
     read_checkpoint,

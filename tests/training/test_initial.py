@@ -13,12 +13,12 @@ from memformers.commands.train import Train, parse_train
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.common.text import UserError
-from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
+from memformers.runs.load import load_checkpoint
 from memformers.training import run as run_module
 from memformers.training.config import check_all_used, read_train_config
 from memformers.training.run import build_model, find_text, keep_tokenizer, load_initial

@@ -13,13 +13,13 @@ from memformers import evaluate, train
 from memformers.common import machine
 from memformers.common.files import read_json
 from memformers.common.text import Progress
-from memformers.convert.load import load_checkpoint
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.load import load_checkpoint
 from memformers.training import api, callbacks, distributed
 from memformers.training.callbacks import EVALUATION_STREAMS, Validation, opening
 from memformers.training.config import read_train_config

@@ -30,26 +30,38 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
     return load_with_tokenizer(folder, device)
 
 
+def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The package's model ``name``, in float32 and eval mode on ``device``, and its tokenizer."""
+    model, tokenizer = load_with_tokenizer(packaged(name), device)
+    return model.float(), tokenizer
+
+
 def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
-    tokenizer: Tokenizer
+    # MemoryLM.from_pretrained checks its own files.
     if has_manifest(folder) and TOKENIZER in read_json(folder / MANIFEST).get("files", ()):
         check_manifest(folder, (TOKENIZER,))
+
+    # Whose files they are: Hugging Face's Transformer-XL, or ours, which transformers may have written.
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    if config.get("model_type", "memformers") != "memformers" or (folder / VOCABULARY).is_file():
-        model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
+    is_foreign = config.get("model_type", "memformers") != "memformers"
+    tokenizer: Tokenizer
+    if is_foreign or (folder / VOCABULARY).is_file():
+        model = from_transfo_xl(folder).to(device)
+        tokenizer = vocabulary_of(folder)
     elif has_manifest(folder) or (folder / WEIGHTS).is_file():
         model = MemoryLM.from_pretrained(folder, device)
-        tokenizer = tokenizer_in(folder, model.config.n_tokens)
+        tokenizer = load_model_tokenizer(folder, model.config.n_tokens)
     else:
         raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
+
     if model.config.vocab_size != tokenizer.vocab_size:
         sizes = f"a model of {model.config.vocab_size} tokens and a tokenizer of {tokenizer.vocab_size}"
         raise UserError(f"{folder} has {sizes}; they belong to different trainings.")
     return model, tokenizer
 
 
-def tokenizer_in(folder: Path, vocab_size: int) -> Tokenizer:
+def load_model_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer in ``folder``, without what transformers adds to ``vocab_size`` tokens, as ``<pad>``."""
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.vocab_size > vocab_size:
@@ -57,9 +69,3 @@ def tokenizer_in(folder: Path, vocab_size: int) -> Tokenizer:
         added = [token for token in data["added_tokens"] if token["id"] < vocab_size]
         return SubwordTokenizer(json.dumps(data | {"added_tokens": added}), str(folder / TOKENIZER))
     return tokenizer
-
-
-def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The package's model ``name``, in float32 and eval mode on ``device``, and its tokenizer."""
-    model, tokenizer = load_with_tokenizer(packaged(name), device)
-    return model.float(), tokenizer
