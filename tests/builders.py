@@ -9,12 +9,11 @@ import torch
 
 from memformers import (
     CompressiveTransformer,
-    CompressiveTransformerLayer,
     Conv1dCompression,
     FeedForward,
+    MemoryLayer,
     RelativeMultiHeadAttention,
     TransformerXL,
-    TransformerXLLayer,
 )
 from memformers.common.fields import replace_nested
 from memformers.comparison.recall import SETTINGS, RecallSetup
@@ -54,13 +53,38 @@ def layer_parts(norm: Norm = "pre", **attention: Any) -> dict[str, Any]:
     }
 
 
-def small_xl(n_layers: int = 2, norm: Norm = "pre") -> TransformerXL:
-    return fill_zeros(TransformerXL(TransformerXLLayer(**layer_parts(norm)), n_layers))
+def small_xl(n_layers: int = 2, norm: Norm = "pre", mem_len: int = 0) -> TransformerXL:
+    return fill_zeros(TransformerXL(MemoryLayer(**layer_parts(norm)), n_layers, mem_len))
 
 
-def small_compressive(norm: Norm = "pre") -> CompressiveTransformer:
-    layer = CompressiveTransformerLayer(**layer_parts(norm), compress=Conv1dCompression(3, 12))
-    return fill_zeros(CompressiveTransformer(layer, 2))
+def small_compressive(norm: Norm = "pre", mem_len: int = 0, c_mem_len: int = 0) -> CompressiveTransformer:
+    """Two layers with slots of three positions."""
+    layer = MemoryLayer(**layer_parts(norm))
+    return fill_zeros(CompressiveTransformer(layer, 2, mem_len, c_mem_len, Conv1dCompression(3, 12)))
+
+
+MINE = """
+from memformers import LayerMemory, MemoryRule, MemorySizes
+
+
+class Mine(MemoryRule):
+    @classmethod
+    def sizes(cls, config):
+        return [MemorySizes(3, 1, 40)] * config.n_layers
+
+    def update(self, past, x, context):
+        window = self.push(past, x, context)
+        return LayerMemory(window.mem, window.slots + STEP), None
+"""
+
+
+def write_memory(path: Path | str, head: str = "STEP = 1", tail: str = "") -> Path:
+    """Write the file of a user's memory ``Mine``, in a folder that need not exist: three positions, and one
+    slot, to which each segment adds what the lines ``head`` define as ``STEP``. It ends with ``tail``."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{head}\n{MINE}{tail}", encoding="utf-8")
+    return path
 
 
 class Bomb:
