@@ -64,13 +64,11 @@ def small_compressive(norm: Norm = "pre", mem_len: int = 0, c_mem_len: int = 0) 
 
 
 MINE = """
-from memformers import LayerMemory, MemoryRule, MemorySizes
+from memformers import LayerMemory, MemoryRule
 
 
 class Mine(MemoryRule):
-    @classmethod
-    def sizes(cls, config):
-        return [MemorySizes(3, 1, 40)] * config.n_layers
+    n_slots = 1
 
     def update(self, past, x, context):
         window = self.push(past, x, context)
@@ -79,8 +77,9 @@ class Mine(MemoryRule):
 
 
 def write_memory(path: Path | str, head: str = "STEP = 1", tail: str = "") -> Path:
-    """Write the file of a user's memory ``Mine``, in a folder that need not exist: three positions, and one
-    slot, to which each segment adds what the lines ``head`` define as ``STEP``. It ends with ``tail``."""
+    """Write the file of a user's memory ``Mine``, in a folder that need not exist: the newest ``mem_len``
+    inputs, and one slot, to which each segment adds what the lines ``head`` define as ``STEP``. It ends with
+    ``tail``."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{head}\n{MINE}{tail}", encoding="utf-8")
