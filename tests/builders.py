@@ -58,8 +58,32 @@ def small_xl(n_layers: int = 2, norm: Norm = "pre", mem_len: int = 0) -> Transfo
 
 
 def small_compressive(norm: Norm = "pre", mem_len: int = 0, c_mem_len: int = 0) -> CompressiveTransformer:
+    """Two layers with slots of three positions."""
     layer = MemoryLayer(**layer_parts(norm))
     return fill_zeros(CompressiveTransformer(layer, 2, mem_len, c_mem_len, Conv1dCompression(3, 12)))
+
+
+MINE = """
+from memformers import LayerMemory, MemoryRule
+
+
+class Mine(MemoryRule):
+    n_slots = 1
+
+    def update(self, past, x, context):
+        window = self.push(past, x, context)
+        return LayerMemory(window.mem, window.slots + STEP), None
+"""
+
+
+def write_memory(path: Path | str, head: str = "STEP = 1", tail: str = "") -> Path:
+    """Write the file of a user's memory ``Mine``, in a folder that need not exist: the newest ``mem_len``
+    inputs, and one slot, to which each segment adds what the lines ``head`` define as ``STEP``. It ends with
+    ``tail``."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{head}\n{MINE}{tail}", encoding="utf-8")
+    return path
 
 
 class Bomb:

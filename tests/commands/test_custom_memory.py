@@ -7,27 +7,16 @@ import pytest
 
 from memformers.common.files import read_json
 from memformers.models import registry
-from tests.builders import SMALL_RUN
+from tests.builders import SMALL_RUN, write_memory
 from tests.processes import run
-
-MINE = """
-from memformers import CustomMemory, MemorySizes
-class Mine(CustomMemory):
-    @classmethod
-    def memory_sizes(cls, config):
-        return [MemorySizes(3, 1, 40)] * config.n_layers
-    def grow(self, layer, slots, evicted, belongs):
-        return slots + 1
-"""
 
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch, tmp_path, quick_runs):
     """What forgets which memories were named, as another process does."""
     monkeypatch.chdir(tmp_path)
-    Path("a b").mkdir()
     Path("elsewhere").mkdir()
-    Path("a b/my.memory.py").write_text(MINE)
+    write_memory("a b/my.memory.py")
     built_in = {name: kind for name, kind in registry.MODELS.items() if ":" not in name}
 
     def forget():
@@ -69,6 +58,6 @@ def test_a_training_is_extended_from_another_folder(forget, monkeypatch):
 
 
 def test_another_file_of_the_same_name_is_refused(forget):
-    Path("elsewhere/my.memory.py").write_text(MINE)
+    write_memory("elsewhere/my.memory.py")
     run("check", "a b/my.memory.py:Mine")
     assert run("check", "elsewhere/my.memory.py:Mine").says("would have the same name")

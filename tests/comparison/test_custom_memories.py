@@ -7,17 +7,8 @@ from memformers.comparison import text
 from memformers.comparison.text import CompareConfig, compare
 from memformers.models import registry
 from memformers.report import plotting
-from tests.builders import small_training
+from tests.builders import small_training, write_memory
 
-MINE = """
-from memformers import CustomMemory, MemorySizes
-class Mine(CustomMemory):
-    @classmethod
-    def memory_sizes(cls, config):
-        return [MemorySizes(3, 1, 40)] * config.n_layers
-    def grow(self, layer, slots, evicted, belongs):
-        return slots + 1
-"""
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 200
 
 
@@ -37,9 +28,8 @@ def forget(monkeypatch):
 
 def test_memories_in_any_folder_are_compared_and_resumed_from_elsewhere(forget, tmp_path, monkeypatch):
     folder = tmp_path / "thesis.v2"
-    (folder / "a b").mkdir(parents=True)
-    (folder / "mine.py").write_text(MINE)
-    (folder / "a b" / "my.memory.py").write_text(MINE)
+    write_memory(folder / "mine.py")
+    write_memory(folder / "a b" / "my.memory.py")
     (folder / "text.txt").write_text(TEXT)
     (tmp_path / "link").symlink_to(folder)
     training = small_training(model="compressive", tokens=128, data=str(folder / "text.txt"))

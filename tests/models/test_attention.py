@@ -7,6 +7,7 @@ import torch
 
 from memformers import (
     GRUGate,
+    MemoryLayer,
     RelativeMultiHeadAttention,
     TransformerXL,
 )
