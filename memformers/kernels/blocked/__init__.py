@@ -48,7 +48,7 @@ class Terms:
         self.key = key
         self.key_start = key_start
 
-        # What queries are multiplied with: with s, its 1 / √E is in s, as it is in u and v.
+        # Of u, v, s and queries, which are small, instead of scores: what is summed is divided by √E before.
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.u = u.to(self.dtype) * self.scale
