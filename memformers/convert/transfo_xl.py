@@ -183,15 +183,15 @@ def normalize_names(source: Mapping[str, Tensor]) -> tuple[State, bool]:
     """The state dict by the original's names, without the fixed sinusoids' rates, and whether the original
     wrote it; UserError for the weights of another model, or without a head."""
     state = strip_prefix(source)
-    is_original = not any(name.startswith("transformer.word_emb.") for name in state)
+    is_original = not has_name(state, r"transformer\.word_emb\.")
     if not is_original:
         state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
-    if not any(re.match(r"layers\..*\.dec_attn\.", name) for name in state):
+    if not has_name(state, r"layers\..*\.dec_attn\."):
         names = abbreviate(list(state)) or "nothing"
         raise UserError(
             f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {names}."
         )
-    if not any(name.startswith("crit.") for name in state):
+    if not has_name(state, r"crit\."):
         raise UserError("the weights have no head, crit.…; use those of a TransfoXLLMHeadModel, for example.")
     state.pop("pos_emb.inv_freq", None)
     quantized = [f"{name} is {x.dtype}" for name, x in state.items() if not x.is_floating_point()]
@@ -200,11 +200,15 @@ def normalize_names(source: Mapping[str, Tensor]) -> tuple[State, bool]:
     return state, is_original
 
 
+def has_name(state: State, pattern: str) -> bool:
+    return any(re.match(pattern, name) for name in state)
+
+
 def merge_shared(state: State) -> dict[str, bool]:
     """Remove what the softmax shares with the embedding, which is equal or, in transformers' safetensors, not
     there. Returns what is tied ([`memformers.AdaptiveConfig`][]). A u and v for all layers become those of
     every layer."""
-    n_tables = count_tables(state)
+    n_tables = len(table_names(state))
     tables = []
     for i in range(n_tables):
         tables.append((f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight"))
@@ -238,8 +242,8 @@ def count_layers(state: State) -> int:
     return 1 + max(numbers)
 
 
-def count_tables(state: State) -> int:
-    return sum(name.startswith("word_emb.emb_layers.") for name in state)
+def table_names(state: State) -> list[str]:
+    return sorted(name for name in state if name.startswith("word_emb.emb_layers."))
 
 
 def count_rare_clusters(state: State) -> int:
@@ -273,8 +277,7 @@ def build_config(state: State, config: Config, is_original: bool, ties: dict[str
     # Sizes: u is [H, E], the first feed-forward layer [d_ff, D], a table of word vectors [words, width].
     u = "layers.0.dec_attn.r_w_bias"
     layer1 = "layers.0.pos_ff.CoreNet.0.weight"
-    tables = sorted(name for name in state if name.startswith("word_emb.emb_layers."))
-    tables = tables or ["word_emb.emb_layers.0.weight"]
+    tables = table_names(state) or ["word_emb.emb_layers.0.weight"]
     check_matrices(state, [u, layer1, *tables])
     n_heads = len(state[u])
     d_ff, d_model = state[layer1].shape
