@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from memformers.models.memory import (
 from memformers.models.registry import lookup
 from memformers.models.rules.base import MemoryRule, UpdateContext
 from memformers.models.sizes import MemorySizes
+
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
 
 
 class SegmentCache(Protocol):
@@ -109,6 +112,11 @@ class MemoryStack(nn.Module):
         after = self.with_documents(memory, remembered, doc_starts, len(x))
         total = torch.stack(losses).sum() if losses else x.new_zeros(())
         return self.norm(x), after if through_memory else after.detach(), total
+
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def read_cached(
         self, x: Tensor, memory: Memory, cache: "SegmentCache", doc_starts: Tensor | None
