@@ -67,7 +67,7 @@ class MemoryLM(Pretrained):
         >>> model, memory = MemoryLM(ModelConfig(model="compressive", vocab_size=65)), None
         >>> for segment in torch.randint(65, (256, 2)).split(64):  # [S, B] each
         ...     logits, memory, auxiliary_loss = model(segment, memory)
-        >>> logits.shape, memory.mem_len, memory.c_mem_len
+        >>> logits.shape, memory.mem_len, memory.n_slots
         (torch.Size([64, 2, 65]), 64, 48)
     """
 

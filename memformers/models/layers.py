@@ -250,8 +250,8 @@ class MemoryLayer(nn.Module):
         return x if self.norm == "post" else self.norm_self_attn(x)
 
     def compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """``function(*inputs)``, which uses parts of this layer outside of its ``forward``. If the layer is
-        sharded (FSDP2), its weights are gathered, as they are for ``forward``."""
+        """``function(*inputs)``, from tensors to one of any shape, which uses parts of this layer outside of
+        its ``forward``. If the layer is sharded (FSDP2), its weights are gathered, as for ``forward``."""
         if hasattr(type(self), "unshard") and "_compute" not in vars(self):
             from torch.distributed.fsdp import register_fsdp_forward_method
 

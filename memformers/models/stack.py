@@ -50,7 +50,22 @@ class SegmentCache(Protocol):
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights, each with one of
     ``rules``, which say what it remembers; in pre-norm a final norm. Raises ValueError unless there
-    are as many."""
+    are as many.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, MemoryLayer, MemorySizes, MemoryStack
+        >>> from memformers import RelativeMultiHeadAttention, TransformerXLRule
+        >>> layer = MemoryLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1)
+        >>> rules = [TransformerXLRule(MemorySizes(mem_len)) for mem_len in (16, 48)]
+        >>> stack, memory = MemoryStack(layer, 2, rules), None
+        >>> for _ in range(4):
+        ...     output, memory, _ = stack(torch.randn(16, 3, 64), memory)  # [S, B, D]
+        >>> memory
+        Memory(2 layers, mem_len=16|48, n_slots=0, streams=3, torch.float32)
+    """
 
     @check_arguments
     def __init__(

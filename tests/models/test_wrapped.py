@@ -213,10 +213,10 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(model, monkeypatch):
-    from memformers.models import base
+    from memformers.models import stack
 
-    named, real = [], base.checkpoint
-    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
+    named, real = [], stack.checkpoint
+    monkeypatch.setattr(stack, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
     core, x, of_both = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
     for recompute in (False, True):
         core.transformer.activation_checkpointing = recompute
