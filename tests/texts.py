@@ -2,6 +2,8 @@
 
 import torch
 
+from memformers import LayerMemory, Memory
+from memformers.models.rules.base import UpdateContext
 from tests.builders import SMALL
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -47,6 +49,24 @@ def same(got, wanted):
         torch.testing.assert_close(a, b, **EXACT)
 
 
+def memory_of(mem, slots=None, n_valid=None, **parts):
+    """A memory of layers with these ``mem [M, B, D]``, ``slots [C, B, D]`` and other ``parts``, one each."""
+    layers = []
+    for i, positions in enumerate(mem):
+        own = {name: tensors[i] for name, tensors in parts.items()}
+        layers.append(LayerMemory(positions, positions[:0] if slots is None else slots[i], **own))
+    return Memory(tuple(layers), n_valid)
+
+
+def updated(rules, memory, inputs, n_valid=None):
+    """What ``rules`` that need no layer make of ``memory`` and each layer's ``inputs [S, B, D]``."""
+    layers = memory.layers or [LayerMemory.nothing(x) for x in inputs]
+    after = []
+    for rule, past, x in zip(rules, layers, inputs, strict=True):
+        after.append(rule.update(past, x, UpdateContext(None, x, n_valid))[0])
+    return Memory(tuple(after))
+
+
 def kept(memory):
     """All tensors ``[·, B, D]`` of a memory."""
-    return [x for tensors in memory.parts.values() for x in tensors]
+    return [x for layer in memory.layers for x in layer.tensors().values()]

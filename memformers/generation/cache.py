@@ -109,8 +109,7 @@ class LayerCache:
     def _attend_one_query(
         self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None
     ) -> Tensor:
-        """Attention of ``query [B, H, 1, E]`` to the newest keys ``[B, H, E, K]`` and values ``[B, H, K, E]``:
-        ``[B, H, 1, E]``."""
+        """Attention of ``query [B, H, 1, E]`` to ``key [B, H, E, K]`` and ``value [B, H, K, E]``."""
         K = key.shape[3]
         s = self.terms.get("s")
         return attend_one_query(

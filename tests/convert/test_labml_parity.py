@@ -31,8 +31,9 @@ def test_a_model_agrees_over_four_segments_in_logits_memories_losses_and_gradien
         tokens, targets = torch.randint(config.vocab_size, (2, S, B))
         their_logits, their_memory, their_part = theirs(tokens, their_memory)
         logits, our_memory, part = ours(tokens, our_memory)
-        our_results = logits, our_memory.mem, our_memory.c_mem, part
-        same(our_results, (their_logits, *their_memory, their_part))
+        mem = [layer.mem for layer in our_memory.layers]
+        c_mem = [layer.slots for layer in our_memory.layers if layer.n_slots]
+        same((logits, mem, c_mem, part), (their_logits, *their_memory, their_part))
         compressions += bool(part > 0)
         our_loss = our_loss + part + F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         their_loss = their_loss + their_part + F.cross_entropy(their_logits.flatten(0, 1), targets.flatten())

@@ -24,8 +24,10 @@ from memformers.evaluation.memory_ablation import (
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.losses import TokenLosses
-from memformers.models.memory import Memory, compress_memory
+from memformers.models.memory import Memory
+from memformers.models.rules.compressive import CompressiveRule
 from tests.builders import SMALL, small_lm
+from tests.texts import memory_of, updated
 
 TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))
 
@@ -41,7 +43,8 @@ class Ignores(nn.Module):
 
     def forward(self, inputs, memory, targets):
         losses = targets + self.more
-        memory = Memory((torch.randn(5, inputs.shape[1], 2),), (torch.randn(4, inputs.shape[1], 2),))
+        B = inputs.shape[1]
+        memory = memory_of([torch.randn(5, B, 2)] * 2, [torch.randn(4, B, 2)] * 2)
         return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
@@ -100,6 +103,12 @@ DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 90)
 """Of TEXT; 21 tokens fill the memories, and two of these documents have fewer than a segment of 7 beyond."""
 
 
+def joined(memory, other):
+    """The positions of one memory and the slots of another."""
+    mem = [layer.mem for layer in memory.layers]
+    return memory_of(mem, [layer.slots for layer in other.layers])
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("documents", "streams", "counted"), [((), 16, 10), (DOCUMENTS, 6, 20)])
 def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(documents, streams, counted):
@@ -124,13 +133,13 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
             inputs, targets = part[:-1], part[1:]
             if start >= warm_up:
                 counts[i] += len(targets)
-                zeros = Memory(*(tuple(map(torch.zeros_like, x)) for x in (past.mem, past.c_mem)))
+                zeros = past.map(torch.zeros_like)
                 changed = {
                     "plain": past,
-                    "slots zeroed": Memory(past.mem, zeros.c_mem),
-                    "slots swapped": Memory(past.mem, other.c_mem),
-                    "memory zeroed": Memory(zeros.mem, past.c_mem),
-                    "memory swapped": Memory(other.mem, past.c_mem),
+                    "slots zeroed": joined(past, zeros),
+                    "slots swapped": joined(past, other),
+                    "memory zeroed": joined(zeros, past),
+                    "memory swapped": joined(other, past),
                 }
                 for name, memory in changed.items():
                     sums[name][i] += lm(inputs, memory, targets).scores.losses.sum().item()
@@ -154,6 +163,15 @@ S, M, C, RATE = 8, 16, 5, 4
 EDGES = (0, 8, 16, 24, 32, 40, 48, 96)
 
 
+class Holds(nn.Module):
+    """An f_c whose slots hold the first number of each of their positions."""
+
+    compression_rate = RATE
+
+    def forward(self, mem):
+        return rearrange(mem[..., 0], "(n c) b -> n b c", c=RATE)
+
+
 class Copies(nn.Module):
     """Stands for a model whose memory is its tokens, and whose slots hold ``RATE`` tokens each: it answers
     with what was last set in what it is given, and with nothing where that isn't in it."""
@@ -167,8 +185,8 @@ class Copies(nn.Module):
         )
 
     def forward(self, tokens, memory, targets):
-        slots = [rearrange(x, "n b c -> (n c) b") for x in memory.c_mem]
-        past = torch.cat([*slots, *(x[..., 0] for x in memory.mem), tokens])
+        slots = [rearrange(layer.slots, "n b c -> (n c) b") for layer in memory.layers]
+        past = torch.cat([*slots, *(layer.mem[..., 0] for layer in memory.layers), tokens])
         start = len(past) - len(tokens)
         answers = torch.full_like(tokens, -1)
         for b in range(tokens.shape[1]):
@@ -181,8 +199,7 @@ class Copies(nn.Module):
                     answers[place - start, b] = known.get(token - first_ask, -1)
         inputs = torch.zeros(*tokens.shape, RATE, dtype=torch.long)
         inputs[..., 0] = tokens
-        compress = [lambda old: rearrange(old[..., 0], "(n c) b -> n b c", c=RATE)]
-        memory, _ = compress_memory(memory, [inputs], compress, self.config.memory_sizes)
+        memory = updated([CompressiveRule(M, C, Holds(), loss="none")], memory, [inputs])
         scores = TokenLosses(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
         return LMScores(scores, memory, torch.zeros(()))
 

@@ -1,13 +1,14 @@
 """Reading with kept keys against the forward pass, which reads every segment with its whole memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from memformers import CoreConfig, MemoryCore, MemorySizes, Stepper, TransformerXL, TransformerXLLayer
-from memformers.models.memory import Memory
+from memformers import CoreConfig, MemoryCore, MemoryLayer, Stepper, TransformerXL
 from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
 from tests.texts import EXACT, documents, kept, read, read_on, same, tokens
 
@@ -17,8 +18,8 @@ exact = pytest.mark.usefixtures("float64")
 
 def same_memory(got, wanted):
     same([x for x in kept(got) if len(x)], [x for x in kept(wanted) if len(x)])
-    assert (got.valid is None) == (wanted.valid is None)
-    assert got.valid is None or torch.equal(got.valid, wanted.valid)
+    assert (got.n_valid is None) == (wanted.n_valid is None)
+    assert got.n_valid is None or torch.equal(got.n_valid, wanted.n_valid)
 
 
 @exact
@@ -39,12 +40,12 @@ def same_memory(got, wanted):
 def test_any_documents_in_any_portions_after_any_memory(
     model, positions, norm, shape, same_length, portions, begins, done
 ):
-    """Logits, the memory, its ``valid``, and the running segment."""
+    """Logits, the memory, its ``n_valid``, and the running segment."""
     same_length = same_length and model == "transformer-xl" and shape["mem_len"] > 0
     lm = small_lm(model, **shape, positions=positions, norm=norm, same_length=same_length, n_layers=1).eval()
     before = 2 * shape["segment_len"]
     *_, memory = read(lm, tokens(before, 3), documents(before, 3))
-    memory = Memory(memory.mem, memory.c_mem).reset(torch.tensor(done)) if any(done) else memory
+    memory = replace(memory, n_valid=None).reset(torch.tensor(done)) if any(done) else memory
     T = sum(portions)
     text, doc_starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
     wanted, *_ = read(lm, text, doc_starts, memory)
@@ -56,8 +57,8 @@ def test_any_documents_in_any_portions_after_any_memory(
         starts = doc_starts[part] if doc_starts[part].any() else None
         logits, end = decoder.read(text[part], starts)[-1], end + portion
         torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
-    if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
-        after = Memory(after.mem, after.c_mem)
+    if after.n_valid is not None and decoder.memory().n_valid is None:  # nothing began, nothing was reset
+        after = replace(after, n_valid=None)
     same_memory(decoder.memory(), after)
     assert torch.equal(decoder.running, text[whole:])
 
@@ -69,22 +70,19 @@ def test_a_model_without_memory_reads_its_newest_segment_again():
     same([*read_on(Stepper(lm, 2), text), Stepper(lm, 2).read(text)[-1]], [*wanted, wanted[-1]])
 
 
-class HalfLayer(TransformerXLLayer):
-    """A user's layer: each sum is half of its input."""
+class HalfLayer(MemoryLayer):
+    """A user's layer, whose feed-forward network reads half of its input."""
 
-    def forward(self, x, mem=None, c_mem=None, mask=None, key_start=None, *, cached=None):
-        past = [] if mem is None else [mem]
-        x = x / 2 + (cached(x) if cached else self.attend(x, past, mask, key_start))
-        return x / 2 + self.feed_forward(self.norm_ff(x))
+    def joined(self, x, y, gate):
+        return super().joined(x / 2, y, gate)
 
 
 @exact
 def test_a_users_layer_and_feed_forward_network_decode_as_the_forward_pass():
     lm, text = small_lm("transformer-xl"), tokens(40)
     network = nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12))
-    parts = layer_parts(positions="sinusoidal") | {"feed_forward": network, "size": MemorySizes(5)}
-    layer = HalfLayer(**parts)
-    lm.transformer = fill_zeros(TransformerXL(layer, 2)).eval()
+    layer = HalfLayer(**layer_parts(positions="sinusoidal") | {"feed_forward": network})
+    lm.transformer = fill_zeros(TransformerXL(layer, 2, mem_len=5)).eval()
     torch.testing.assert_close(read_on(Stepper(lm, 2), text), read(lm, text)[0], **EXACT)
 
 
@@ -146,7 +144,7 @@ def test_a_stepper_reads_in_eval_mode_keeps_each_modules_mode_and_gives_copies()
     assert torch.equal(torch.get_rng_state(), random)
     assert not first.requires_grad
     memory = stepper.memory()
-    stepper.memory().mem[0].zero_()
+    stepper.memory().layers[0].mem.zero_()
     again = Stepper(core, 2)
     assert torch.equal(again.read(x), first)
     output = stepper.step(x[0])
@@ -170,8 +168,6 @@ def test_what_cannot_be_decoded_is_an_error():
     for model, batch, other in ((lm, 3, memory), (lm, 2, longer), (small_lm("transformer"), 2, memory)):
         with pytest.raises(ValueError, match="mem"):
             Stepper(model, batch, other)
-    lm.transformer = TransformerXL(
-        TransformerXLLayer(**layer_parts(max_positions=11), size=MemorySizes(5)), 2
-    )
+    lm.transformer = TransformerXL(MemoryLayer(**layer_parts(max_positions=11)), 2, mem_len=5)
     with pytest.raises(ValueError, match=r"at most max_positions=11.* got 12 positions"):
         Stepper(lm, 2)

@@ -26,7 +26,7 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model, 
         program = torch.onnx.export(lm, (text[:6], memory), dynamo=True, verbose=False)
     program.save(tmp_path / "model.onnx")
     exported = ReferenceEvaluator(str(tmp_path / "model.onnx"))
-    state = [*kept(memory), memory.valid]
+    state = [*kept(memory), memory.n_valid]
     for part in text.split(6):
         with torch.no_grad():
             wanted = lm(part, memory)
@@ -35,4 +35,4 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model, 
         numbers = {name: x.numpy() for name, x in named}
         logits, *state, _ = map(torch.as_tensor, exported.run(None, numbers))
         torch.testing.assert_close(logits, wanted.logits)
-        torch.testing.assert_close(state, [*kept(memory), memory.valid])
+        torch.testing.assert_close(state, [*kept(memory), memory.n_valid])

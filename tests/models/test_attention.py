@@ -7,18 +7,16 @@ import torch
 
 from memformers import (
     GRUGate,
-    Memory,
-    MemorySizes,
+    MemoryLayer,
     RelativeMultiHeadAttention,
     TransformerXL,
-    TransformerXLLayer,
 )
 from memformers.kernels.naive import causal_mask
 from memformers.models import sinusoids as sinusoids_module
 from memformers.models.sinusoids import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
 from tests.kernels.test_kernels import one_score_at_a_time
-from tests.texts import EXACT, tokens
+from tests.texts import EXACT, memory_of, tokens
 
 
 @pytest.mark.usefixtures("float64")
@@ -57,9 +55,9 @@ MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2,
      (lambda: attention(positions="sinusoidal", clamp_len=0), "clamp_len=0"),
      (lambda: attention(position_features=4), "position_fe"),
      (lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
-     (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
-     (lambda: TransformerXLLayer(**layer_parts("post"), gate="gru"), "post"),
-     (lambda: TransformerXL(small_xl().layers, 3), "3 layers"),
+     (lambda: MemoryLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
+     (lambda: MemoryLayer(**layer_parts("post"), gate="gru"), "post"),
+     (lambda: TransformerXL(list(small_xl().layers), 3, 0), "3 layers"),
      (lambda: attend(mask=MASK.float()), "boolean mask"), (lambda: attend(mask=MASK[:, 1:]), r"\[3, 7, 1\]"),
      (lambda: attend(mask=MASK | True), "future"), (lambda: attend(mask=MASK & False), "no visible key"),
      *((lambda x=x: attend(key_start=x), "key_start") for x in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
@@ -77,19 +75,21 @@ def test_what_attention_and_layers_can_not_be_built_of_or_called_with_is_an_erro
 
 @pytest.mark.usefixtures("float64")
 def test_a_mask_hides_beside_what_a_document_and_a_window_do():
-    stack, x, past = small_xl(), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
+    stack, x, past = small_xl(mem_len=3), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
     doc_starts = torch.zeros(4, 2, dtype=torch.bool)
     doc_starts[2, 0] = True
-    memory = Memory(past, valid=torch.tensor([3, 1]))
-    stack.resize([MemorySizes(3, window=3)] * 2)
+    memory = memory_of(past, n_valid=torch.tensor([3, 1]))
+    for layer in stack.layers:
+        layer.window = 3
     mask = torch.ones(4, 7, dtype=torch.bool).tril(3)[..., None].repeat(1, 1, 2)
     mask[3, 5] = False
     wanted = mask & torch.ones(4, 7, dtype=torch.bool).triu(1)[..., None]  # 3 keys each
     wanted[2:, :5, 0] = False
     wanted[:, :2, 1] = False
     output, *_ = stack(x, memory, mask, doc_starts=doc_starts)
-    stack.resize([MemorySizes(3)] * 2)
-    torch.testing.assert_close(output, stack(x, Memory(past), wanted)[0], **EXACT)
+    for layer in stack.layers:
+        layer.window = None
+    torch.testing.assert_close(output, stack(x, memory_of(past), wanted)[0], **EXACT)
 
 
 def test_sinusoids_are_the_papers():
@@ -112,8 +112,8 @@ def test_a_table_of_sinusoids_that_was_made_in_inference_mode_is_good_for_traini
 @pytest.mark.usefixtures("float64")
 def test_the_gate_is_that_of_the_paper():
     gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
-    w_r, w_z, w_g = gate.of_output.weight.chunk(3)
-    u_r, u_z = gate.of_input.weight.chunk(2)
+    w_r, w_z, w_g = gate.W.weight.chunk(3)
+    u_r, u_z = gate.U.weight.chunk(2)
     r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
-    h = torch.tanh(y @ w_g.T + (r * x) @ gate.of_reset.weight.T)
+    h = torch.tanh(y @ w_g.T + (r * x) @ gate.U_g.weight.T)
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)

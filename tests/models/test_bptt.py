@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from memformers.models.compressive import recompute_newest_slots
 
-from memformers.models.memory import Memory
+from memformers import Memory
 from tests.builders import small_lm
-from tests.texts import gradients, read, same, tokens
+from tests.texts import gradients, memory_of, read, same, tokens
 
 SIZES = {"segment_len": 6, "mem_len": 6, "c_mem_len": 8, "compression_rate": 3}
 """Each segment but the first becomes two slots."""
@@ -16,6 +15,14 @@ COMPRESSIONS = ["conv", "dilated"]
 
 def lm_of(bptt=1, **changes):
     return small_lm("compressive", **(SIZES | {"bptt": bptt} | changes))
+
+
+def mem_of(memory):
+    return [layer.mem for layer in memory.layers]
+
+
+def slots_of(memory):
+    return [layer.slots for layer in memory.layers]
 
 
 def segments(n):
@@ -38,18 +45,16 @@ def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compress
     lm, texts, targets = lm_of(bptt, compression=compression), segments(6), segments(1)[0]
     memory, kept = Memory(), [[], []]
     for text in texts[:-1]:
-        past, (_, inputs) = memory, lm.transformer.read(lm.embed(text), memory)
+        past = memory
         memory = lm(text, memory).memory
-        if past.mem:  # six positions, all of which this segment has compressed
-            for layer, old in enumerate(past.mem):
-                kept[layer].append(old)
-            assert all(map(torch.equal, memory.mem, inputs))
+        for layer, old in enumerate(past.layers):  # six positions, all of which this segment has compressed
+            kept[layer].append(old.mem)
     c_mem = []
     for layer, f_c in enumerate(lm.transformer.compressions):
         slots = [f_c(old) for old in kept[layer]]
-        assert torch.allclose(torch.cat(slots), memory.c_mem[layer], rtol=0, atol=1e-12)
+        assert torch.allclose(torch.cat(slots), memory.layers[layer].slots, rtol=0, atol=1e-12)
         c_mem.append(torch.cat([x.detach() for x in slots[:-bptt]] + slots[-bptt:]))
-    wanted = loss_of(lm, texts[-1], Memory(memory.mem, tuple(c_mem)), targets)
+    wanted = loss_of(lm, texts[-1], memory_of(mem_of(memory), c_mem), targets)
     loss = loss_of(lm, texts[-1], memory, targets)
     torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-10)
     same(gradients(lm, loss), gradients(lm, wanted))
@@ -64,9 +69,8 @@ def test_slots_are_made_anew_as_they_were_remembered(lengths, compression):
     lm, memory = lm_of(4, compression=compression, **lengths), Memory()
     for text in segments(6):
         memory = lm(text, memory).memory
-        if any(map(len, memory.slot_inputs)):
-            layers = lm.transformer.layers
-            same(map(recompute_newest_slots, layers, memory.c_mem, memory.slot_inputs), memory.c_mem)
+        for rule, layer in zip(lm.transformer.rules, memory.layers, strict=True):
+            same([rule.recall(layer).slots], [layer.slots])
 
 
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
@@ -78,7 +82,7 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
             p.mul_(-3.0)  # the slots that are remembered are of f_c as it was
     plain = lm_of(0)
     plain.load_state_dict(lm.state_dict())
-    wanted = plain(texts[-1], Memory(memory.mem, memory.c_mem)).logits
+    wanted = plain(texts[-1], memory_of(mem_of(memory), slots_of(memory))).logits
     assert not torch.allclose(lm(texts[-1], memory).logits, wanted, rtol=0, atol=1e-4)
     lm.train(when != "eval")
     with torch.set_grad_enabled(when != "no_grad"):
@@ -88,11 +92,12 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
 @pytest.mark.parametrize(
     ("bptt", "change", "word"),
     [(0, lambda x: x, "at most 0"), (2, lambda x: x[:-1], "some of 6 slots"),
-     (2, lambda x: torch.cat((x, x)), "at most 12"), (2, lambda x: x[:, :1], "slot_inputs of layer 0")],
+     (2, lambda x: torch.cat((x, x)), "at most 12"), (2, lambda x: x[:, :1], "bptt_inputs of layer 0")],
 )  # fmt: skip
 def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, word):
     memory = read(lm_of(2), tokens(24))[2]
-    wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(map(change, memory.slot_inputs)))
+    inputs = [change(layer.bptt_inputs) for layer in memory.layers]
+    wrong = memory_of(mem_of(memory), slots_of(memory), bptt_inputs=inputs)
     with pytest.raises(ValueError, match=word):
         lm_of(bptt)(segments(1)[0], wrong)
     with pytest.raises(ValueError, match="at most 6"):

@@ -1,6 +1,7 @@
 """Compression functions against PyTorch's; what they learn from, against the formulas."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,8 +17,6 @@ from memformers import (
     DilatedConvCompression,
     MaxCompression,
     MeanCompression,
-    Memory,
-    MemorySizes,
 )
 from tests.builders import fill_zeros, small_compressive, small_lm
 from tests.texts import EXACT, documents, gradients, read, tokens
@@ -57,16 +56,21 @@ def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c)
     assert all(p.grad.any() for p in f_c.parameters())
 
 
-SIZE = MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)
 X = torch.randn(9, 2, 12)
-MAPPED = nn.Sequential(MaxCompression(3), nn.Linear(12, 12))
+
+
+class WithRate(nn.Sequential):
+    """A user's f_c, which says how many positions it makes a slot of."""
+
+    compression_rate = 3
+
+
+MAPPED = WithRate(MaxCompression(3), nn.Linear(12, 12))
 
 
 def stack_of(compress, *loss):
     """A stack of two layers with copies of this f_c."""
-    layer = copy.deepcopy(small_compressive().layers[0])
-    layer.compress, layer.size = compress, SIZE
-    return fill_zeros(CompressiveTransformer(layer, 2, *loss))
+    return fill_zeros(CompressiveTransformer(small_compressive().layers[0], 2, 5, 4, compress, *loss))
 
 
 def loss_of(stack):
@@ -86,12 +90,13 @@ def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, sett
     loss = losses[-1] if auxiliary else F.cross_entropy(logits.flatten(0, 1), text.flatten())
     assert loss > 0
     for (name, _), grad in zip(lm.named_parameters(), gradients(lm, loss), strict=True):
-        assert bool(grad.any()) == ((".compress." in name) == auxiliary), name
+        assert bool(grad.any()) == ((".f_c." in name) == auxiliary), name
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_attention_loss_compares_content_attention_over_memories_and_slots(norm):
-    layer = small_compressive(norm=norm).layers[0]
+    stack = small_compressive(norm=norm)
+    layer, f_c = stack.layers[0], stack.rules[0].f_c
     h, mem, norm = torch.randn(5, 2, 12), torch.randn(6, 2, 12), layer.attention_input
 
     def content_attention(context):
@@ -99,9 +104,9 @@ def test_the_attention_loss_compares_content_attention_over_memories_and_slots(n
         query, key, value = (map(norm(x)).unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for map, x in of)
         return (query @ key.mT / 2.0).softmax(-1) @ value
 
-    wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
-    torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
-    assert AttentionReconstructionLoss([layer])([h], [mem[:0]]) == 0
+    wanted = (content_attention(mem) - content_attention(f_c(mem))).square().mean()
+    torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem], [f_c(mem)]), wanted)
+    assert AttentionReconstructionLoss([layer])([h], [mem[:0]], [mem[:0]]) == 0
 
 
 @pytest.mark.usefixtures("float64")
@@ -112,9 +117,9 @@ def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_the
 
     def loss(stream, valid):
         alone = memory.streams([stream])
-        return lm(text[:, [stream]], Memory(alone.mem, alone.c_mem, torch.tensor([valid]))).auxiliary_loss
+        return lm(text[:, [stream]], replace(alone, n_valid=torch.tensor([valid]))).auxiliary_loss
 
-    past = Memory(memory.mem, memory.c_mem, valid)
+    past = replace(memory, n_valid=valid)
     together = lm(text, past, doc_starts=documents(6, 5, (0, 1), (4, 2))).auxiliary_loss
     # Stream 1 has just begun and stream 2 does within; of the 6 positions of memory that become two slots,
     # streams 3 and 4 have 4 and 3, and so one whole slot each.
@@ -134,8 +139,9 @@ ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompre
      (lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), "dilations"),
      (lambda: stack_of(MAPPED, "squares"), "squares"),
      (lambda: stack_of(MAPPED, "none"), "Sequential"),
-     (lambda: AttentionReconstructionLoss(small_compressive().layers)([X], [X, X]), "got 1"),
-     (lambda: loss_of(stack_of(nn.Identity())), "Identity.forward")],
+     (lambda: AttentionReconstructionLoss(small_compressive().layers)([X], [X, X], [X, X]), "got 1"),
+     (lambda: stack_of(nn.Identity()), "compression_rate"),
+     (lambda: loss_of(stack_of(WithRate())), "WithRate.forward")],
 )  # fmt: skip
 def test_a_compression_that_can_not_be_or_learn_is_an_error(do, word):
     with pytest.raises(ValueError, match=word):

@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.evaluation.conformance import SMALL, assert_conforms
+from memformers.models.layers import MemoryLayer
 from memformers.models.registry import load_class
 from tests.builders import fill_zeros
 from tests.texts import documents, gradients, kept, read, same, tokens
@@ -18,10 +19,17 @@ MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
 Averages = load_class(f"{MEMORIES}/averages.py:Averages")
 
 
+class OwnLayer(MemoryLayer):
+    """A layer of a user, which may attend in any way, so that its keys are not cached."""
+
+    def attend(self, *inputs):
+        return super().attend(*inputs)
+
+
 class ReadsAgain(Averages):
     """The same memory, without keys that are kept."""
 
-    keeps_keys = False
+    layer = OwnLayer
 
 
 XL, COMPRESSIVE = {"model": "transformer-xl"}, {"model": "compressive"}
@@ -31,7 +39,7 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None,
 DILATED = {"compression": "dilated", "compression_start": "mean"}
 MAX = {"compression": "max", "compression_loss": "none"}
 SHIFT = {"token_shift": True}
-OWN_WAY = ("infini", "memory tokens")  # of reading or attending
+OWN_WAY = ("infini", "memory tokens", "averages, read again")  # of reading or attending
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
@@ -128,7 +136,7 @@ def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_t
         return F.cross_entropy(logits.flatten(0, 1), text.flip(1).flatten())
 
     wanted = gradients(lm, loss([20], False))
-    lm.transformer.recompute = recompute
+    lm.transformer.activation_checkpointing = recompute
     same(gradients(lm, loss([5, 1, 3, 7, 4], True)), wanted)
     cut = gradients(lm, loss([5, 1, 3, 7, 4], False))
     assert not all(map(torch.allclose, cut, wanted))
@@ -146,7 +154,7 @@ def test_nothing_of_an_old_document_reaches_a_new_one(name):
         new, wanted = ([], [])
         for results, read_text in ((new, text), (wanted, other)):
             logits, losses, memory = read(lm, read_text, doc_starts)
-            results += [logits[begin:], *losses[2:], memory.valid]
+            results += [logits[begin:], *losses[2:], memory.n_valid]
             results += gradients(lm, logits[begin:].square().sum() + torch.stack(losses[2:]).sum())
         same(new, wanted)
         assert not torch.equal(text, other)
@@ -218,7 +226,7 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
         ours, theirs = lm(text, memory, **starts), exported(text, got, **starts)
         memory, got = ours.memory, theirs.memory
         same(*([x.logits, x.auxiliary_loss, *kept(x.memory)] for x in (theirs, ours)))
-        assert torch.equal(got.valid, memory.valid)
+        assert torch.equal(got.n_valid, memory.n_valid)
 
 
 @pytest.mark.usefixtures("float64")

@@ -8,33 +8,32 @@ import pytest
 import torch
 from torch import nn
 
-from memformers import CompressiveTransformer, CustomMemory, Memory, MemoryLM, MemorySizes, ModelConfig
+from memformers import CompressiveRule, LayerMemory, Memory, MemoryLM, MemoryRule, ModelConfig
 from memformers.models import registry
+from memformers.models.config import applies_to
 from memformers.models.registry import import_path, name_of, register_memory
 from tests.builders import SMALL
 from tests.texts import documents, read, tokens
 
 MINE = """
 from dataclasses import dataclass
-import torch
 from torch import nn
-from memformers import CustomMemory, MemorySizes
+from memformers import CompressiveRule, LayerMemory, MemoryRule
 @dataclass(frozen=True)
 class Settings:
     decay: float = 0.9
-class Averages(CustomMemory):
+class Averages(MemoryRule):
     Config = Settings
-    @classmethod
-    def memory_sizes(cls, config):
-        return [MemorySizes(M, 1, 40) for M in config.per_layer("mem_len")]
-    def grow(self, layer, slots, evicted, belongs):
-        assert len(evicted)
-        for x in evicted:
-            slots = self.settings.decay * slots + (1 - self.settings.decay) * x
-        return slots
+    n_slots = 1
+    def update(self, past, x, context):
+        window = self.push(past, x, context)
+        slot = window.slots
+        for evicted in window.evicted:
+            slot = self.settings.decay * slot + (1 - self.settings.decay) * evicted
+        return LayerMemory(window.mem, slot), None
 class Adds(Averages):
-    def __init__(self, config, self_attn, feed_forward):
-        super().__init__(config, self_attn, feed_forward)
+    def __init__(self, size, settings):
+        super().__init__(size, settings)
         self.map = nn.Linear(12, 12)
         nn.init.constant_(self.map.bias, -3.0)
 """
@@ -73,7 +72,7 @@ def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it
     forget()
     with pytest.raises(ValueError, match="only if you name it"):
         MemoryLM.from_pretrained("saved")
-    loaded = MemoryLM.from_pretrained("saved", model=type(lm.transformer))
+    loaded = MemoryLM.from_pretrained("saved", model=type(lm.transformer.rules[0]))
     assert loaded.config == config
     assert torch.equal(read(loaded, text)[0], read(lm, text)[0])
     forget()
@@ -86,74 +85,64 @@ def test_the_slot_is_what_its_formula_says_in_each_document():
     network, memory, x = MemoryLM(config).transformer, Memory(), torch.randn(20, 2, 12)
     begins = documents(20, 2, (7, 1))
     for part, starts in zip(x.split(5), begins.split(5), strict=True):
-        memory, _ = network.remember(memory, [part] * 2, starts, 5)
+        memory = network.remember(memory.reset(starts[0]), [part] * 2, starts, 5)
     for stream, begin in ((0, 0), (1, 7)):
         average = torch.zeros(12)
         for one in x[begin:17, stream]:
             average = 0.75 * average + 0.25 * one
-        torch.testing.assert_close(memory.c_mem[1][0, stream], average)
-    assert torch.equal(memory.mem[0], x[17:])
-    empty = Memory.empty(replace(config, mem_len=30), 2)  # less than the rate of 40; nothing leaves
+        torch.testing.assert_close(memory.layers[1].slots[0, stream], average)
+    assert torch.equal(memory.layers[0].mem, x[17:])
+    config = replace(config, mem_len=30, compression_rate=40)  # nothing leaves
+    empty = Memory.empty(config, 2)
     assert empty.mem_len == 30
-    assert MemoryLM(replace(config, mem_len=30))(tokens(5), empty).memory.mem_len == 30
-    assert MemoryLM(replace(config, mem_len=30))(tokens(5)).memory.c_mem == ()
+    assert MemoryLM(config)(tokens(5), empty).memory.mem_len == 30
+    assert MemoryLM(config)(tokens(5)).memory.n_slots == 0
 
 
 def test_what_a_memory_sets_in_its_constructor_stays():
     lm = MemoryLM(config_of(model="mine.py:Adds"))
     for _ in range(2):
-        assert (lm.transformer.map.bias == -3).all()
+        assert all((rule.map.bias == -3).all() for rule in lm.transformer.rules)
         lm.reset_parameters()
 
 
 WRONG = '''
 import torch
-from dataclasses import dataclass
-from memformers import MemorySizes, CustomMemory
+from dataclasses import replace
+from memformers import CompressiveRule, LayerMemory, MemoryRule, MemorySizes, MemoryStack
 
 class Nothing: ...
-class Empty(CustomMemory): ...
-class Sized(CustomMemory):
+class Empty(MemoryRule): ...
+class Few(MemoryRule):
     @classmethod
-    def memory_sizes(cls, config): return [MemorySizes(2, 2, 4)] * config.n_layers
-class Few(Sized):
-    @classmethod
-    def memory_sizes(cls, config): return [3]
-class Grows(Sized):
-    def grow(self, layer, slots, evicted, belongs): return slots.repeat(2, 1, 1)
-class Fails(Sized):
-    def grow(self, layer, slots, evicted, belongs): return slots + undefined
-class Bare(Sized):
-    def update_memory(self, memory, inputs, doc_starts): return memory, 0.5
-class Silent(Sized):
-    def update_memory(self, memory, inputs, doc_starts): ...
-class Closed(Sized):
+    def sizes(cls, config): return [3]
+class Grows(MemoryRule):
+    def update(self, past, x, context): return LayerMemory(torch.cat((past.mem, x)), x[:0]), None
+class Slots(MemoryRule):
+    def update(self, past, x, context): return LayerMemory(x[:0], torch.cat((past.slots, x))), None
+class Fails(MemoryRule):
+    def update(self, past, x, context): return past + undefined, None
+class Bare(MemoryRule):
+    def update(self, past, x, context): return past, 0.5
+class Silent(MemoryRule):
+    def update(self, past, x, context): ...
+class Plain(MemoryRule):
+    def update(self, past, x, context): return x, None
+class Closed(MemoryRule):
     def __init__(self): super().__init__()
-class Longer(Sized):
-    def update_memory(self, memory, inputs, doc_starts):
-        return type(memory)(tuple(inputs)), inputs[0].new_zeros(())
-class Short(Sized):
-    def grow(self, layer, slots, evicted, belongs): return slots
-    def read(self, x, *args, **kwargs):
-        output, inputs = super().read(x, *args, **kwargs)
-        return output[1:], inputs
-class Swapped(Sized):
-    def __init__(self, *parts):
-        super().__init__(*parts)
-        self.layers[0].shift = None
 '''  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("settings", "word"),
     [*(({"model": f"wrong.py:{name}"}, word) for name, word in {
-        "torch": "does not name a class", "Nothing": "Nothing", "Few": "Few.memory_sizes",
-        "Grows": "Grows.grow", "Bare": "Bare.update_memory", "Longer": "Longer.update_memory",
-        "Silent": "Silent.update_memory to return a memory and a loss, got NoneType",
-        "Closed": "Closed.__init__ must take config", "Empty": "Empty must define memory_sizes",
-        "Sized": "defines neither grow", "": "name its file and class",
-        "Short": "Short.read"}.items()),
-     ({"model": "wrong.py:Swapped", "token_shift": True}, "Swapped.__init__ replaces the layers"),
+        "torch": "does not name a class", "Nothing": "Nothing", "Few": "Few.sizes to return 2 MemorySizes",
+        "Grows": r"mem from Grows.update has length \d+, where this model keeps at most 5",
+        "Slots": "slots from Slots.update has length 7, where this model keeps at most 4",
+        "Bare": "Bare.update returned 0.5", "Plain": "a LayerMemory from Plain.update, got a Tensor",
+        "Silent": "Silent.update to return a LayerMemory and a loss or None, got NoneType",
+        "Closed": r"Closed.__init__ must take \(size, settings\)", "Empty": "Empty must define update",
+        "": "name its file and class"}.items()),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
      ({"model": "broken.py:Mean"}, "SyntaxError"),
      ({"model": "mine.py:Averages", "memory_config": {"dekay": 0.5}}, "dekay"),
@@ -175,19 +164,25 @@ def test_what_fails_in_the_users_code_goes_through():
         read(MemoryLM(config_of(model="wrong.py:Fails")), tokens(28))
 
 
-def test_grow_gets_all_slots_also_after_a_growing_memory_has_cut_them():
-    class Counts(CustomMemory):
-        @classmethod
-        def memory_sizes(cls, config):
-            return [MemorySizes(2, 4, 8)] * config.n_layers
+def test_a_rule_gets_all_slots_also_of_a_memory_that_has_fewer():
+    class Counts(MemoryRule):
+        def update(self, past, x, context):
+            window = self.push(past, x, context)
+            return LayerMemory(window.mem, window.slots + 1), None
 
-        def grow(self, layer, slots, evicted, belongs):
-            return slots + 1
-
-    stack, x = MemoryLM(config_of(model=Counts)).transformer, torch.randn(4, 2, 12)
+    stack = MemoryLM(config_of(model=Counts, mem_len=2, c_mem_len=4)).transformer
+    x = torch.randn(4, 2, 12)
     memory = stack(x)[1]
-    short = replace(memory, c_mem=tuple(slots[-2:] for slots in memory.c_mem))
-    assert stack(x, short)[1].c_mem[0][:, 0, 0].tolist() == [1, 1, 2, 2]
+    layers = tuple(replace(layer, slots=layer.slots[-2:]) for layer in memory.layers)
+    slots = stack(x, Memory(layers))[1].layers[0].slots
+    assert slots[:, 0, 0].tolist() == [1, 1, 2, 2]
+
+
+def test_lengths_that_change_nothing_are_refused_by_the_command():
+    """Whether a memory uses them is seen from its sizes."""
+    assert applies_to("mem_len", name_of("mine.py:Averages"))
+    assert not applies_to("c_mem_len", name_of("mine.py:Averages"))
+    assert not applies_to("memory_warmup", name_of("mine.py:Averages"))
 
 
 def frozen(name, **default):
@@ -195,15 +190,13 @@ def frozen(name, **default):
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
-    [({"uses": ("heads",)}, "heads"), ({"Config": type("Config", (), {"decay": 0.9})}, "frozen"),
-     ({"Config": frozen("dtype", dtype=torch.float32)}, "dtype"),
-     ({"Config": frozen("heads", heads=2)}, "heads"), ({"Config": frozen("decay")}, "default"),
-     ({"memory_sizes": lambda self, config: []}, "class method")],
+    ("settings", "word"),
+    [(type("Config", (), {"decay": 0.9}), "frozen"), (frozen("dtype", dtype=torch.float32), "dtype"),
+     (frozen("heads", heads=2), "heads"), (frozen("decay"), "default")],
 )  # fmt: skip
-def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(body, word):
+def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(settings, word):
     with pytest.raises(ValueError, match=f"Mine.*{word}"):
-        type("Mine", (CustomMemory,), body)
+        type("Mine", (MemoryRule,), {"Config": settings})
 
 
 def test_two_classes_of_one_name_are_told_apart():
@@ -212,7 +205,7 @@ def test_two_classes_of_one_name_are_told_apart():
     assert name_of("mine.py:Averages") == name_of(f"{Path.cwd()}/mine.py:Averages") == "mine.py:Averages"
     with pytest.raises(ValueError, match="the same name"):
         name_of("other/mine.py:Averages")
-    with pytest.raises(ValueError, match="CustomMemory"):
+    with pytest.raises(ValueError, match="MemoryRule"):
         register_memory(nn.Linear)
-    assert ModelConfig(model=CompressiveTransformer, bptt=1) == ModelConfig(model="compressive", bptt=1)
+    assert ModelConfig(model=CompressiveRule, bptt=1) == ModelConfig(model="compressive", bptt=1)
     assert ModelConfig(model=register_memory(registry.load_class("package.module:Averages"))).mem_len == 64

@@ -13,18 +13,9 @@ from memformers.comparison.experiment import run_experiment
 from memformers.comparison.text import CompareConfig
 from memformers.models import registry
 from memformers.models.registry import import_memory, import_path, load_class, name_of
+from tests import builders
 from tests.processes import finish
 
-MINE = """
-import neighbour
-from memformers import CustomMemory, MemorySizes
-class Mine(CustomMemory):
-    @classmethod
-    def memory_sizes(cls, config):
-        return [MemorySizes(3, 1, 40)] * config.n_layers
-    def grow(self, layer, slots, evicted, belongs):
-        return slots + neighbour.STEP
-"""
 NAME_EACH = """
 import sys
 from memformers.models.registry import MODELS, import_memory, import_path
@@ -68,11 +59,9 @@ def forget(monkeypatch, tmp_path):
     forget()
 
 
-def write_memory(path, source=MINE):
+def write_memory(path, head="import neighbour\nSTEP = neighbour.STEP", tail=""):
     """Write a memory, and the neighbour that it imports."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(source)
+    path = builders.write_memory(path, head, tail)
     path.with_name("neighbour.py").write_text("STEP = 0.5\n")
     return path
 
@@ -157,7 +146,7 @@ def test_a_link_to_a_file_without_the_ending_py_is_a_memory(tmp_path):
 
 
 def test_another_process_imports_a_package_from_any_folder(tmp_path):
-    relative = MINE.replace("import neighbour", "from . import neighbour")
+    relative = "from . import neighbour\nSTEP = neighbour.STEP"
     paths = {}
     for file, module in PACKAGES.items():
         write_memory(Path("lib.d", file), relative)
@@ -171,9 +160,7 @@ def test_another_process_imports_a_package_from_any_folder(tmp_path):
 @pytest.mark.parametrize("run", [["package.v2/script.py"], ["-m", "script"], ["-m", "package.script"]])
 def test_another_process_imports_the_class_of_a_program(run, tmp_path):
     inside = "package" if "package.script" in run else "package.v2"
-    script = write_memory(
-        f"{inside}/script.py", MINE.replace("import neighbour", "neighbour = None") + SHOW_PATH
-    )
+    script = write_memory(f"{inside}/script.py", "STEP = 1", SHOW_PATH)
     cwd = "package.v2" if run[-1] == "script" else "."
     name, *paths = lines_of(*run, cwd=cwd)
     assert name == ("package.script:Mine" if inside == "package" else "script.py:Mine")

@@ -7,22 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memformers import CustomMemory, MemoryLM, MemorySizes, ModelConfig
+from memformers import LayerMemory, MemoryLM, MemoryRule, MemorySizes, ModelConfig
 from memformers.models.facts import memory_facts
+from tests.texts import kept
 
 BYTES = 4
 TINY = ModelConfig(vocab_size=13, d_model=8, heads=2, d_ff=8)
 
 
-class Decaying(CustomMemory):
+class Decaying(MemoryRule):
     """A user's memory: one slot for all that has left, and c says nothing about its positions."""
 
     @classmethod
-    def memory_sizes(cls, config):
+    def sizes(cls, config):
         return [MemorySizes(5, 1, 4)] * config.n_layers
 
-    def grow(self, layer, slots, evicted, belongs):
-        return 0.9 * slots + 0.1 * evicted.mean(0, keepdim=True)
+    def update(self, past, x, context):
+        window = self.push(past, x, context)
+        slots = 0.9 * window.slots + 0.1 * window.evicted.sum(0, keepdim=True)
+        return LayerMemory(window.mem, slots if len(window.evicted) else past.slots), None
 
 
 def random_config(seed):
@@ -57,10 +60,10 @@ def held_by(config):
             memory = model(torch.randint(13, (config.segment_len, 1)), memory).memory
         if i < cycle + 40:  # until all slots are filled
             continue
-        lengths = memory.lengths(config.n_layers)
-        keys.append(sum(M + C for M, C in lengths))
-        vectors.append(sum(len(x) for tensors in memory.parts.values() for x in tensors))
-        reaches.append([M + c * C for (M, C), c in zip(lengths, rates, strict=True)])
+        keys.append(sum(layer.mem_len + layer.n_slots for layer in memory.layers))
+        vectors.append(sum(map(len, kept(memory))))
+        by_layer = zip(memory.layers, rates, strict=True)
+        reaches.append([layer.mem_len + rate * layer.n_slots for layer, rate in by_layer])
     return keys, vectors, [max(reach) for reach in zip(*reaches, strict=True)]
 
 
@@ -83,7 +86,7 @@ def test_facts_are_the_mean_and_the_most_of_what_is_held(seed):
     [(8, 12, 4, 12, 12), (6, 11, 3, 9, 9), (7, 12, 4, 12, 10.5), (64, 32, 9, 32, 28), (6, 0, 4, 2, 1)],
 )
 def test_positions_that_wait_for_a_whole_slot_are_counted(segment_len, mem_len, rate, most, mean):
-    size = MemorySizes(mem_len, 3, rate)
+    size = MemorySizes(mem_len, 3, rate, slot_positions=rate)
     assert (size.most_positions(segment_len), size.mean_positions(segment_len)) == (most, mean)
 
 

@@ -3,9 +3,9 @@ test_contract.py."""
 
 import pytest
 import torch
-from memformers.models.selective import least_like_newer
 
 from memformers import MemoryLM, ModelConfig
+from memformers.models.rules.selective import select_novel
 from tests.builders import fill_zeros
 from tests.texts import gradients, read, same
 
@@ -15,7 +15,7 @@ TINY = {"vocab_size": 7, "d_model": 8, "heads": 2, "n_layers": 1, "d_ff": 8, "se
 @pytest.mark.parametrize("newest", [None, (9, 14, 4, 20)])
 def test_what_is_kept_is_least_like_any_newer_position_of_its_document(newest):
     key, n, n_kept = torch.randn(14, 4, 8), 9, 4
-    chosen = least_like_newer(key, n, n_kept, None if newest is None else torch.tensor(newest))
+    chosen = select_novel(key, n, n_kept, None if newest is None else torch.tensor(newest))
     for b in range(4):
         first = 14 - min((newest or (14,) * 4)[b], 14)
         centred = key[first:, b] - key[first:, b].mean(0)
@@ -33,8 +33,8 @@ def test_what_is_kept_is_chosen_in_float32_under_autocast_too():
     newer = torch.randn(99, 1, 64)
     key = torch.cat((newer + 0.1 * torch.randn_like(newer), newer))
     with torch.autocast("cpu", torch.bfloat16):
-        chosen = least_like_newer(key, 99, 50, None)
-    assert torch.equal(chosen, least_like_newer(key, 99, 50, None))
+        chosen = select_novel(key, 99, 50, None)
+    assert torch.equal(chosen, select_novel(key, 99, 50, None))
 
 
 @pytest.mark.parametrize("token_shift", [False, True])
@@ -48,7 +48,7 @@ def test_a_kept_position_stays_as_it_was_and_one_that_was_dropped_stays_away(tok
     rows = torch.cat((x[:1], x[1:] + layer.shift.w * x[:-1])) if token_shift else x
     for i, part in enumerate(x.split(5)):
         _, memory, _ = lm.transformer(part, memory)
-        distances = [(row - rows).abs().sum((1, 2)) for row in (memory.c_mem or [()])[0]]
+        distances = [(row - rows).abs().sum((1, 2)) for row in memory.layers[0].slots]
         assert all(d.min() < 1e-9 for d in distances)
         read = {int(d.argmin()) for d in distances}
         assert len(read) == (4 if i else 0)

@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers import Memory, MemoryLM, MemorySizes, ModelConfig, TransformerXL, TransformerXLLayer
+from memformers import Memory, MemoryLayer, MemoryLM, ModelConfig, TransformerXL
 from memformers.evaluation.conformance import SMALL
 from memformers.models.compression import AttentionReconstructionLoss
-from memformers.models.layers import MemoryLayer
 from memformers.training.loop import shortened
 from tests.builders import fill_zeros
 from tests.models.test_contract import CONFIGS, OWN_WAY
@@ -31,9 +30,9 @@ def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded,
     """Those of the running segment and those in memory; in a layer that remembers no position too."""
     calls, attend = [], MemoryLayer.attend
 
-    def recorded(layer, x, past, mask, key_start, keys):
-        calls.append((x, keys))
-        return attend(layer, x, past, mask, key_start, keys)
+    def recorded(layer, x, kv_input, *others):
+        calls.append((x, kv_input))
+        return attend(layer, x, kv_input, *others)
 
     lm, text = lm_of(**settings), tokens(40)
     monkeypatch.setattr(MemoryLayer, "attend", recorded)
@@ -45,7 +44,8 @@ def test_keys_of_positions_are_the_same_wherever_segments_end(settings, bounded,
             x, keys = (torch.cat(parts) for parts in zip(*calls[i::2], strict=True))
             before = F.pad(x[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[..., None], 0.0)
             same([keys], [x + layer.shift.w * before])
-            same([memory.mem[i], memory.before[i]], [keys[40 - len(memory.mem[i]) :], x[-1:]])
+            kept = memory.layers[i]
+            same([kept.mem, kept.shift_state], [keys[40 - kept.mem_len :], x[-1:]])
 
 
 @pytest.mark.parametrize("settings", [XL, BPTT, {"model": "transformer"}])
@@ -73,7 +73,7 @@ def test_at_zero_every_model_is_the_model_without_it(name):
         for layer in lm.transformer.memory_layers if token_shift else ():
             torch.nn.init.zeros_(layer.shift.w)
         logits, losses, memory = read(lm, text, starts)
-        of_both.append([logits, *losses, *memory.mem])
+        of_both.append([logits, *losses, *(layer.mem for layer in memory.layers)])
         shifts = [x for n, x in lm.named_parameters() if n.endswith(".shift.w")]
         assert len(shifts) == 2 * token_shift
     same(*of_both)
@@ -81,15 +81,15 @@ def test_at_zero_every_model_is_the_model_without_it(name):
 
 def test_a_layer_alone_shifts_as_if_nothing_came_before():
     layer, x = lm_of(model="transformer").transformer.memory_layers[0], torch.randn(6, 2, 12)
-    same([layer(x)], [layer(x, keys=x + layer.shift.w * F.pad(x[:-1], (0, 0, 0, 0, 1, 0)))])
-    assert not torch.equal(layer(x), layer(x, keys=x))
+    same([layer(x)], [layer(x, kv_input=x + layer.shift.w * F.pad(x[:-1], (0, 0, 0, 0, 1, 0)))])
+    assert not torch.equal(layer(x), layer(x, kv_input=x))
 
 
 def test_a_stack_of_layers_with_and_without_a_shift_keeps_their_newest_input():
     first, second = (lm_of(mem_len=16, token_shift=on).transformer.layers[0] for on in (False, True))
     parts = {"d_model": 12, "self_attn": second.self_attn, "feed_forward": second.feed_forward}
-    shifted = TransformerXLLayer(**parts, dropout_prob=0.0, size=MemorySizes(16), token_shift=True)
-    stack, x = TransformerXL([first, shifted], 2).eval(), torch.randn(16, 2, 12)
+    shifted = MemoryLayer(**parts, dropout_prob=0.0, token_shift=True)
+    stack, x = TransformerXL([first, shifted], 2, 16).eval(), torch.randn(16, 2, 12)
     start, memory, _ = stack(x[:7])
     same([torch.cat((start, stack(x[7:], memory)[0]))], [stack(x)[0]])
     mask = torch.ones(6, 6, 1, dtype=torch.bool).tril()
@@ -101,15 +101,17 @@ def test_a_stack_of_layers_with_and_without_a_shift_keeps_their_newest_input():
 def test_the_newest_input_is_joined_checked_and_kept_with_a_memory(settings):
     lm, later = lm_of(**settings), tokens(18, 3)
     memory = read(lm, tokens(36, 3), documents(36, 3, (20, 1), (35, 2)))[2]
-    assert [len(x) for x in memory.before] == [1, 1]
+    assert [len(layer.shift_state) for layer in memory.layers] == [1, 1]
     joined = Memory.join([memory.streams([0]), memory.streams(slice(1, 3))])
     same([read(lm, later, memory=joined)[0]], [read(lm, later, memory=memory)[0]])
-    with pytest.raises(ValueError, match="before has length 1 in layer 0, where this model keeps at most 0"):
+    with pytest.raises(
+        ValueError, match="shift_state of layer 0 has length 1, where this model keeps at most 0"
+    ):
         lm_of(**settings, token_shift=False)(later, memory)
-    with pytest.raises(ValueError, match=r"also needs the newest input of each layer, memory\.before"):
-        lm(later, replace(memory, before=()))
+    with pytest.raises(ValueError, match=r"also needs the newest input of layer 0, its shift_state"):
+        lm(later, replace(memory, layers=tuple(replace(x, shift_state=None) for x in memory.layers)))
     half = shortened(memory, 0.5, lm.config.memory_sizes)
-    assert half.before is memory.before
+    assert all(a.shift_state is b.shift_state for a, b in zip(half.layers, memory.layers, strict=True))
 
 
 def test_the_reconstruction_loss_is_of_shifted_memories_and_teaches_only_the_compression():
@@ -117,9 +119,16 @@ def test_the_reconstruction_loss_is_of_shifted_memories_and_teaches_only_the_com
     memory = Memory()
     for part in torch.randn(4, 6, 2, 12):
         old, (_, memory, loss) = memory, stack(part, memory)
-    _, inputs = stack.read(part, old)
-    same([loss], [AttentionReconstructionLoss(stack.layers)(inputs, old.mem)])
+    inputs = []
+    hooks = [layer.register_forward_pre_hook(lambda _, x: inputs.append(x[0])) for layer in stack.layers]
+    stack(part, old)
+    for hook in hooks:
+        hook.remove()
+    mem = [layer.mem for layer in old.layers]
+    c_mem = [rule.f_c(x) for rule, x in zip(stack.rules, mem, strict=True)]
+    same([loss], [AttentionReconstructionLoss(stack.layers)(inputs, mem, c_mem)])
     grads = torch.autograd.grad(loss, list(stack.parameters()), allow_unused=True)
     names = [name for name, _ in stack.named_parameters()]
-    learned = {name.split(".")[2] for name, x in zip(names, grads, strict=True) if x is not None}
-    assert learned == {"compress"}
+    learned = [name for name, x in zip(names, grads, strict=True) if x is not None]
+    assert learned
+    assert all(name.startswith("rules.") and ".f_c." in name for name in learned)

@@ -21,7 +21,7 @@ PLACES = (
     *(f"transformer.layers.0.self_attn.{name}" for name in ("query", "key", "value", "output", "position")),
     "transformer.layers.0.feed_forward.layer1", "transformer.layers.1.feed_forward.layer2", "encode",
 )  # fmt: skip
-F_C = "transformer.layers.0.compress.conv"
+F_C = "transformer.rules.0.f_c.conv"
 
 
 def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
@@ -170,7 +170,7 @@ def test_hooks_of_both_passes_are_called_once_a_segment(place):
 def test_a_changed_convolution_of_a_compression_is_called_and_learns(compression, change):
     core, x = core_of("compressive", compression=compression), torch.randn(24, 2, 5)
     plain, _ = read(core, x)
-    place = F_C if compression == "conv" else "transformer.layers.0.compress.dilated.1"
+    place = F_C if compression == "conv" else "transformer.rules.0.f_c.dilated.1"
     changed = replaced(core, place, CHANGES[change])
     output, loss = read(core, x)
     assert torch.allclose(output, plain) == (change in ("old weight norm", "weight norm"))

@@ -1,5 +1,6 @@
 """What a rule is: how the memory of one layer changes with each segment. Your own memory is one, too."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -134,8 +135,17 @@ class MemoryRule(nn.Module):
 
     @classmethod
     def build(cls, config: NetworkConfig) -> Sequence["MemoryRule"]:
-        """The rule of each layer of the network of ``config``."""
-        return [cls(size, config.memory_config) for size in config.memory_sizes]
+        """The rule of each layer of the network of ``config``. Raises ValueError for a constructor that
+        doesn't take ``(size, settings)``."""
+        init = f"{cls.__qualname__}.__init__"
+        try:
+            inspect.signature(cls).bind(config.memory_sizes[0], config.memory_config)
+        except TypeError as error:
+            raise UserError(f"{init} must take (size, settings): {error}.") from None
+        rules = [cls(size, config.memory_config) for size in config.memory_sizes]
+        if "size" not in vars(rules[0]):
+            raise UserError(f"{init} must start with super().__init__(size, settings).")
+        return rules
 
     def resize(self, config: NetworkConfig, size: MemorySizes) -> None:
         """Remember as much as ``size`` says, in the network of ``config``."""
