@@ -341,8 +341,17 @@ def memory_costs() -> str:
     for memory in ALL_MEMORIES:
         name = Markup(f"`{memory.model}`")
         n_bytes = "0" if memory.state == "0" else f"4 * {memory.state}"
-        body.append([memory.name, name, source_of(memory), memory.idea, formula(memory.keys), formula(n_bytes)])
-    head = ["memory", "`--model`", "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+        body.append(
+            [memory.name, name, source_of(memory), memory.idea, formula(memory.keys), formula(n_bytes)]
+        )
+    head = [
+        "memory",
+        "`--model`",
+        "source",
+        "what each layer remembers",
+        "keys per layer",
+        "bytes per stream",
+    ]
     return table([Markup(name) for name in head], body)
 
 
