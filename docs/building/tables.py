@@ -339,20 +339,13 @@ def memory_costs() -> str:
     """Each memory's name, how it is named, and what it costs."""
     body = []
     for memory in ALL_MEMORIES:
-        name = Markup(f"`{memory.model}`")
-        n_bytes = "0" if memory.state == "0" else f"4 * {memory.state}"
-        body.append(
-            [memory.name, name, source_of(memory), memory.idea, formula(memory.keys), formula(n_bytes)]
-        )
-    head = [
-        "memory",
-        "`--model`",
-        "source",
-        "what each layer remembers",
-        "keys per layer",
-        "bytes per stream",
-    ]
-    return table([Markup(name) for name in head], body)
+        model = Markup(f"`{memory.model}`")
+        n_keys = formula(memory.keys)
+        n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
+        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes])
+    option = Markup("`--model`")
+    head = ["memory", option, "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+    return table(head, body)
 
 
 def source_of(memory: ListedMemory) -> str:

@@ -1,5 +1,5 @@
-"""Every memory satisfies what all memories must; what tables say of it is true; and those of papers compute what
-the papers' equations say."""
+"""Every memory satisfies what all memories must, and what tables say of it is true. Those of papers compute
+what the papers' equations say."""
 
 import pytest
 import torch
