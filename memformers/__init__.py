@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memformers.common.fields import Count as Count
     from memformers.common.fields import Range as Range
     from memformers.convert.labml import from_labml as from_labml
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "common.fields": ("Count", "Range"),
+    "common.fields": ("Range",),
     "convert.labml": ("from_labml",),
     "convert.transfo_xl": ("from_transfo_xl", "load_weights"),
     "data.tokenize_corpus": ("prepare_ids",),

@@ -11,26 +11,26 @@ training loop that calls it with ``through_memory=True``.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from memformers import (
-    Count,
     LayerMemory,
     Memory,
     MemoryRule,
     MemorySizes,
     MemoryStack,
     NetworkConfig,
+    Range,
     UpdateContext,
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    tokens_of_memory: Count = 8
+    tokens_of_memory: Annotated[int, Range(1)] = 8
     """The number of memory tokens, m."""
 
 
