@@ -53,8 +53,8 @@ def memory_of(mem, slots=None, n_valid=None, **parts):
     """A memory of layers with these ``mem [M, B, D]``, ``slots [C, B, D]`` and other ``parts``, one each."""
     layers = []
     for i, positions in enumerate(mem):
-        own = {name: tensors[i] for name, tensors in parts.items()}
-        layers.append(LayerMemory(positions, positions[:0] if slots is None else slots[i], **own))
+        named = {name: tensors[i] for name, tensors in parts.items()}
+        layers.append(LayerMemory(positions, positions[:0] if slots is None else slots[i], **named))
     return Memory(tuple(layers), n_valid)
 
 

@@ -1,4 +1,5 @@
-"""Write the tables, commands and source lines into the pages of docs/, and draw the figures of the results.
+"""Write the tables, commands and source lines into README and the pages of docs/, and draw the figures of the
+results.
 
 ``python -m docs.building`` writes what is old; ``make docs-tables`` calls it.
 """
@@ -14,7 +15,7 @@ def written() -> dict[Path, str]:
     """The pages and figures, by their paths, as they should be. Raises ValueError for a page that asks for
     what is not there."""
     texts = {ROOT / f"docs/results/figures/{name}.svg": svg(draw) for name, draw in FIGURES.items()}
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         try:
             texts[page] = filled(page.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from docs.building.results import ROOT, Seeds, about, experiments, kib, mean, rows, seeds, stored, table_of
+from experiments.memories import ALL_MEMORIES, ListedMemory
 from memformers.common.intervals import Mean, paired
 from memformers.models.config import ModelConfig
 from memformers.models.facts import memory_facts
@@ -325,6 +326,40 @@ def commands() -> str:
     return "```sh\n" + "\n".join(lines) + "\n```"
 
 
+# All memories
+
+
+def memory_ideas() -> str:
+    """Each memory's name, source and idea."""
+    body = [[memory.name, source_of(memory), memory.idea] for memory in ALL_MEMORIES]
+    return table(["memory", "source", "what each layer remembers"], body)
+
+
+def memory_costs() -> str:
+    """Each memory's name, how it is named, and what it costs."""
+    body = []
+    for memory in ALL_MEMORIES:
+        model = Markup(f"`{memory.model}`")
+        n_keys = formula(memory.keys)
+        n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
+        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes])
+    option = Markup("`--model`")
+    head = ["memory", option, "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+    return table(head, body)
+
+
+def source_of(memory: ListedMemory) -> str:
+    """A link to the paper of a memory, if it has one."""
+    if not memory.paper:
+        return DASH
+    return Markup(f"[{memory.paper}](https://arxiv.org/abs/{memory.arxiv})")
+
+
+def formula(code: str) -> str:
+    """A formula in Python, as it is printed: 4·n·(M + C)·D."""
+    return code.replace(" * ", "·")
+
+
 MAZES = ("t-maze-24", "t-maze-60", "t-maze-80")
 OF_ABLATION = (
     ("correct beyond", "answers about values set 192 to 384 tokens ago"),
@@ -362,6 +397,6 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands)
+                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs)
 }  # fmt: skip
 TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}

@@ -151,13 +151,13 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_two_ways_out(tmp_path, 
 
 OWN = """
 from dataclasses import dataclass
-from memformers import CustomMemory, MemorySizes
+from memformers import MemoryRule, MemorySizes
 @dataclass(frozen=True)
 class Settings:
     data: str = "x"
-class Two(CustomMemory):
+class Two(MemoryRule):
     @classmethod
-    def memory_sizes(cls, config):
+    def sizes(cls, config):
         return [MemorySizes(4), MemorySizes(8)]
 class Named(Two):
     Config = Settings

@@ -79,7 +79,7 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
     setting = replace(tiny_recall(), train=replace_nested(tiny_recall().train, device="auto"))
     assert run_in(done / "compressive") == setting.run("compressive")
     frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
-    compressions = {name for name in frozen if ".compress." in name}
+    compressions = {name for name in frozen if ".f_c." in name}
     assert compressions
     assert {name for name, pair in frozen.items() if torch.equal(*pair)} == compressions
     assert not any(torch.equal(*learned[name]) for name in compressions)

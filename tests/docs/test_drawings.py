@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from docs.building.drawings import DRAWINGS, LABEL, compressed, exactly, reached, rolled, svg
-from memformers.models.config import MemorySizes
+from memformers.models.sizes import MemorySizes
 from tests.builders import COMPARED, small_lm
 from tests.texts import read
 

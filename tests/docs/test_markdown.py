@@ -7,7 +7,7 @@ from docs.building.pages import TEX, mathml, with_terms
 from docs.building.results import ROOT
 
 LOSS = "docs.plain.compressive.reconstruction_loss"
-SEEN = "memformers.models.base.MemoryStack.visible_past_keys"
+SEEN = "memformers.models.documents.visible_past_keys"
 
 
 def beside(text, *marks):
@@ -39,10 +39,10 @@ def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_th
      (f'source {LOSS} from "return" to "def"', "no line with 'def'"), (f"source {LOSS} until", "not under"),
      ("table gone", "no table 'gone'"), ("run gone", "no 'gone'"),
      (beside("a ①", '① "gone"'), "'gone' in 0 lines; ① needs a text of one line"),
-     (beside("a ①", '① "slots"'), "'slots' in 2 lines; ① needs a text of one line"),
+     (beside("a ①", '① "in_slots"'), "'in_slots' in 3 lines; ① needs a text of one line"),
      (beside("a ①"), f"① needs both a text and a line, .* beside '{SEEN}'"),
-     (beside("a", '① "slots ="'), f"① needs both a text and a line, .* beside '{SEEN}'"),
-     (beside("a", '1 "slots ="'), "'1' is not understood; write ①"),
+     (beside("a", '① "in_slots ="'), f"① needs both a text and a line, .* beside '{SEEN}'"),
+     (beside("a", '1 "in_slots ="'), "'1' is not understood; write ①"),
      ("<div>\n<!-- table reach -->\n\nmore", "no end")],
 )  # fmt: skip
 def test_a_page_can_not_outlive_what_it_shows_and_a_mark_has_a_text_and_a_line(page, reason):
@@ -60,9 +60,9 @@ def test_what_is_written_into_a_page_replaces_what_was_there():
 
 
 def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
-    page = filled(beside("a ① and b ②", '② "return valid"', '① "slots = "', '① "+ slots"'))
-    assert '    slots = (valid - mem_len).div(rate, rounding_mode="floor")  # ①\n' in page
-    assert "    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)  # ②①\n```" in page
+    page = filled(beside("a ① and b ②", '② "return n_valid"', '① "in_slots = "', '① "+ n_visible"'))
+    assert "    in_slots = n_valid - mem_len  # [B]  # ①\n" in page
+    assert "    return n_valid.clamp(0, mem_len) + n_visible_slots  # ②①\n```" in page
 
 
 def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():

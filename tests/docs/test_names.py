@@ -255,7 +255,7 @@ def attributes_of(kind):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_an_attribute_of_a_public_class_exists(page):
-    """As in `Memory.valid`."""
+    """As in `Memory.n_valid`."""
     missing = set()
     for span in spans(page):
         for name, attribute in re.findall(r"\b([A-Z]\w+)\.([a-z_]\w*)", span):

@@ -18,7 +18,7 @@ from tests.processes import finish
 
 FOLDER = ROOT / "docs/plain"
 NAMES = {
-    r"^transformer\.": "", r"layers\.(\d+)\.compress\.conv\.": r"compress.\1.",
+    r"^transformer\.": "", r"rules\.(\d+)\.f_c\.conv\.": r"compress.\1.",
     r"\.self_attn\.": ".attention.", r"\.norm_self_attn\.": ".norm1.", r"\.norm_ff\.": ".norm2.",
     r"\.layer1\.": ".0.", r"\.layer2\.": ".2.",
 }  # fmt: skip
@@ -69,9 +69,9 @@ def test_a_plain_model_equals_the_package_to_1e_12(plain, model):
         assert_same(logits, plain_logits)
         assert_same(our_loss, torch.as_tensor(sum(auxiliary), dtype=torch.float64))
         if model == "compressive":
-            assert_same([*zip(our_memory.c_mem, our_memory.mem, strict=True)], their_memory)
+            assert_same([(layer.slots, layer.mem) for layer in our_memory.layers], their_memory)
         else:
-            assert_same([*our_memory.mem], their_memory)
+            assert_same([layer.mem for layer in our_memory.layers], their_memory)
         # Squares of logits, so that gradients are large enough to differ.
         (logits.square().mean() + our_loss).backward()
         (plain_logits.square().mean() + sum(auxiliary)).backward()

@@ -114,7 +114,7 @@ def test_the_state_of_a_stream_is_what_a_model_keeps(model):
     lm = small_lm(model, mem_len=4, c_mem_len=4, segment_len=4, compression_rate=2, n_layers=3).eval()
     *_, memory = read(lm, torch.randint(9, (40, 1)))
     keys = 4 + 4 * (model == "compressive")
-    size = sum(part.nbytes for part in (*memory.mem, *memory.c_mem))
+    size = sum(layer.mem.nbytes + layer.slots.nbytes for layer in memory.layers)
     assert cost_of_keys({KEYS: keys}, 3, lm.config.d_model) == f"{keys} · {kib(size)}"
 
 

@@ -132,11 +132,11 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
         "train on my own text": "how-to/train", "evaluate in Python": "quick-start",
         "evaluate a long text": "how-to/evaluate", "learning rate": "how-to/train",
     }  # fmt: skip
-    asked = [*guides, *questions, *ascii_lowercase, "truncate_memory", "MemoryLM"]
+    asked = [*guides, *questions, *ascii_lowercase, "visible_past_keys", "MemoryLM"]
     command = ["node", ROOT / "tests/docs/search.js", *files, *asked]
     hits = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert all(hits.pop(letter) for letter in ascii_lowercase)  # words of every beginning are in the index
-    assert hits.pop("truncate_memory")[0] == "api/memformers.models.memory.html"
+    assert hits.pop("visible_past_keys")[0] == "api/memformers.models.documents.html"
     assert "api/MemoryLM.html" in hits.pop("MemoryLM")
     for question, page in questions.items():  # a newcomer's, each answered by one of the first pages
         assert f"{page}.html" in hits.pop(question)[:4]

@@ -69,7 +69,7 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     lm, kept = MemoryLM(config.model), []
     tokens, full = full_inputs(lm, config.batch_size)
     memory = Memory(())
-    while (memory.mem_len, memory.c_mem_len) != (full.mem_len, full.c_mem_len):
+    while (memory.mem_len, memory.n_slots) != (full.mem_len, full.n_slots):
         with torch.no_grad():
             memory = lm(tokens, memory).memory
     hooks = saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
@@ -77,7 +77,8 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
         loss(lm, tokens, memory, config)
     with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
         train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
-    memories, counts = (*memory.mem, *memory.c_mem), count(config)
+    memories = [x for layer in memory.layers for x in (layer.mem, layer.slots)]
+    counts = count(config)
     assert counts["operations"] == counter.total
     assert counts["kept"] == held(kept, but=(*lm.parameters(), *memories))
     assert counts["memories"] == held(memories)

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, end_rank, process_group
 from memformers.training.loop import TrainingState
@@ -29,7 +28,8 @@ def train_in_double(path: Path, config: TrainConfig, ranks: Distributed) -> None
     state = TrainingState(build_optimizers(model, config))
     segments = segments_of(config, documents=DOCUMENTS if config.text.document_separator else ())
     records = train_here(model, config, segments, state=state, ranks=ranks)
-    tensors = model.state_dict() | {n: ranks.all_streams(x) for n, x in memory_tensors(state.memory).items()}
+    memory = {name: ranks.all_streams(x) for name, x in state.memory.tensors().items()}
+    tensors = model.state_dict() | memory
     losses = [record["loss.train"] for record in records]
     save_file(tensors | {"losses": torch.tensor(losses, dtype=torch.float64)}, path)
 

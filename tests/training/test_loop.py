@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memformers import AdaptiveConfig, CustomMemory, MemoryLM, MemorySizes, kernels
+from memformers import AdaptiveConfig, LayerMemory, MemoryLM, MemoryRule, kernels
 from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
 from memformers.training import run as run_module
@@ -22,7 +22,7 @@ from memformers.training.loop import NotFiniteError, TrainingState, clip, shorte
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_lm, small_training
-from tests.texts import kept
+from tests.texts import kept, memory_of
 from tests.training.runs import DOCUMENTS, finding, segments_of, train_here, train_run
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
@@ -113,33 +113,35 @@ def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, len
     assert [record["memory.length"] for record in records] == lengths
 
 
-@pytest.mark.parametrize(("uses", "first"), [(("mem_len", "memory_warmup"), 4), (("mem_len",), 8)])
-def test_a_custom_memory_grows_if_it_says_so(uses, first):
-    class Newest(CustomMemory):
-        @classmethod
-        def memory_sizes(cls, config):
-            return [MemorySizes(config.mem_len, 0, 40)] * config.n_layers  # 40: no slot, no group
+def test_a_users_memory_has_its_whole_length_from_the_start():
+    class Newest(MemoryRule):
+        n_slots = 0
 
-    Newest.uses = uses
+        def update(self, past, x, context):
+            window = self.push(past, x, context)
+            return LayerMemory(window.mem, window.slots), None
+
     config = small_training(tokens=64 * 4, memory_warmup=0.5, log_every=1, model="transformer-xl", mem_len=8)
     config = replace(config, model=replace(config.model, model=Newest))
     records = train_here(build_model(config), config, regular(config))
-    assert [record["memory.length"] for record in records] == [first, 8, 8, 8]
+    assert [record["memory.length"] for record in records] == [8, 8, 8, 8]
 
 
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
-    layers, memory = lm.config.memory_sizes, Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
+    sizes = lm.config.memory_sizes
+    memory = memory_of(counting(8, 8), counting(8, 8), bptt_inputs=counting(8, 8))
     lengths_of = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
                   (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
     for share, lengths in lengths_of:
-        part = shortened(memory, share, layers)
-        assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
-        for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
+        part = shortened(memory, share, sizes)
+        assert (part.mem_len, part.n_slots, len(part.layers[0].bptt_inputs)) == lengths
+        for whole, cut in zip(kept(memory), kept(part), strict=True):
             assert torch.equal(cut, whole[len(whole) - len(cut) :])
-    assert shortened(Memory(()), 0.5, layers) == Memory(())
-    layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
-    assert shortened(Memory(counting(4, 16)), 0.5, layers).lengths(2) == [(2, 0), (8, 0)]
+    assert shortened(Memory(()), 0.5, sizes) == Memory(())
+    sizes = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
+    part = shortened(memory_of(counting(4, 16)), 0.5, sizes)
+    assert [(layer.mem_len, layer.n_slots) for layer in part.layers] == [(2, 0), (8, 0)]
 
 
 @pytest.mark.usefixtures("float64")
@@ -153,10 +155,11 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     for segment, begun in zip(tokens, doc_starts, strict=True):
         memory = lm(segment, memory, doc_starts=begun).memory
     short = shortened(memory, share, lm.config.memory_sizes)
-    assert short.valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
+    assert short.n_valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
     other = deepcopy(short)
-    for x, hidden in [(x, max(len(x) - 6, 0)) for x in other.mem] + [(x, len(x)) for x in other.c_mem]:
-        x[:hidden, 2] = 7.0
+    for layer in other.layers:
+        layer.mem[: max(layer.mem_len - 6, 0), 2] = 7.0
+        layer.slots[:, 2] = 7.0
     assert torch.equal(lm(tokens[0], other).logits, lm(tokens[0], short).logits)
 
 
@@ -202,8 +205,8 @@ def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(m
         assert state.window.loss == pytest.approx(loss.item(), abs=1e-12)
         assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
         check_same(gradients, wanted, 1e-10)
-        assert not any(x.requires_grad for x in state.memory.mem + state.memory.c_mem)
-        check_same(state.memory.mem + state.memory.c_mem, after.mem + after.c_mem, 1e-12)
+        assert not any(x.requires_grad for x in kept(state.memory))
+        check_same(kept(state.memory), kept(after), 1e-12)
 
 
 class NoFloat64(TorchDispatchMode):

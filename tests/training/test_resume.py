@@ -56,8 +56,8 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     for step in steps:
         stop(config, folder, step)
     kept = set(load_file(numbered(folder / "checkpoints")[0] / "memory.safetensors"))
-    assert ("slot_inputs.1" in kept) == ("slots" in name)
-    assert ("valid" in kept) == ("documents" in name)
+    assert ("1.bptt_inputs" in kept) == ("slots" in name)
+    assert ("n_valid" in kept) == ("documents" in name)
     train_run(config, folder, resume=True)
     assert outcome(folder) == outcome(whole)
     lengths = [record["memory.length"] for record in read_metrics(whole) if "memory.length" in record]

@@ -1,0 +1,100 @@
+"""Every memory: those of the package, and those in this folder. The tables of the documentation are made of
+this list, and the tests that all memories must pass run over it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = "experiments/memories"
+
+
+@dataclass(frozen=True)
+class ListedMemory:
+    """What the tables say of a memory.
+
+    Its formulas are of the layers n, the widths D and E of layer and head, the settings M, C and c, and m
+    memory tokens.
+    """
+
+    name: str
+    model: str
+    """What ``--model`` takes in the top folder of a clone."""
+    idea: str
+    """What a layer remembers."""
+    keys: str
+    """How many keys a query sees in each layer besides the segment's, as a formula in Python."""
+    state: str
+    """How many numbers a stream carries from segment to segment, as a formula in Python."""
+    paper: str = ""
+    """Its authors and year, if it is from a paper."""
+    arxiv: str = ""
+    """The number of the paper."""
+
+    @property
+    def import_path(self) -> str:
+        """What ``--model`` takes in any folder."""
+        return f"{ROOT}/{self.model}" if ":" in self.model else self.model
+
+
+ALL_MEMORIES = (
+    ListedMemory(
+        name="no memory",
+        model="transformer",
+        idea="nothing: each segment is read alone",
+        keys="0",
+        state="0",
+        paper="Vaswani et al. 2017",
+        arxiv="1706.03762",
+    ),
+    ListedMemory(
+        name="Transformer-XL",
+        model="transformer-xl",
+        idea="its newest M inputs",
+        keys="M",
+        state="n * M * D",
+        paper="Dai et al. 2019",
+        arxiv="1901.02860",
+    ),
+    ListedMemory(
+        name="Compressive Transformer",
+        model="compressive",
+        idea="its newest M inputs, and C slots, each compressed from c older ones",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Rae et al. 2020",
+        arxiv="1911.05507",
+    ),
+    ListedMemory(
+        name="selective",
+        model="selective",
+        idea="its newest M inputs, and the C older ones that no newer one resembles",
+        keys="M + C",
+        state="n * (M + C) * D",
+    ),
+    ListedMemory(
+        name="exponential average",
+        model=f"{FOLDER}/averages.py:Averages",
+        idea="its newest M inputs, and one average of all older ones",
+        keys="M + 1",
+        state="n * (M + 1) * D",
+    ),
+    ListedMemory(
+        name="Infini-attention",
+        model=f"{FOLDER}/infini.py:InfiniAttention",
+        idea="a matrix for each head, which maps keys to values",
+        keys="0",
+        state="n * (E + 1) * D",
+        paper="Munkhdalai et al. 2024",
+        arxiv="2404.07143",
+    ),
+    ListedMemory(
+        name="memory tokens",
+        model=f"{FOLDER}/memory_tokens.py:MemoryTokens",
+        idea="m vectors, in the first layer alone, which are read and written with each segment",
+        keys="2 * m",
+        state="m * D",
+        paper="Bulatov et al. 2022",
+        arxiv="2207.06881",
+    ),
+)
+"""In the order of the tables."""
