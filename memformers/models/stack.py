@@ -170,8 +170,12 @@ class MemoryStack(nn.Module):
             remembered.append(layer_memory)
         return self.with_documents(memory, remembered, doc_starts, segment_len)
 
-    def _attend(self, layer: MemoryLayer, *inputs: Any) -> Tensor:
+    def _attend(
+        self, layer: MemoryLayer, x: Tensor, past: LayerMemory, mask: Any, key_start: Any, kv_input: Tensor
+    ) -> Tensor:
         """The output ``[S, B, D]`` of ``layer``."""
+        # None says that keys are made of x: a checkpoint calls the layer with other tensors for both.
+        inputs = (x, past, mask, key_start, None if kv_input is x else kv_input)
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, use_reentrant=False)
         return layer(*inputs)

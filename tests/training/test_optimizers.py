@@ -64,4 +64,4 @@ def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps
     assert muon == {n for n in names.values() if n.endswith(".weight") and n.split(".")[-2] in kinds}
     assert adamw == [muon | decaying, others]
     assert decaying | others == set(names.values()) - muon
-    assert decaying == {n for n in names.values() if n == "head.weight" or n.endswith("compress.conv.weight")}
+    assert decaying == {n for n in names.values() if n == "head.weight" or n.endswith("f_c.conv.weight")}
