@@ -9,20 +9,23 @@ from torch import Tensor
 
 from memformers.common.fields import Range, check_arguments
 from memformers.common.text import UserError
-from memformers.convert.transfo_xl import abbreviate, without_prefix
+from memformers.convert.transfo_xl import abbreviate, strip_prefix
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
 Distances = Annotated[int, Range(1, LABML_DISTANCES)]
 RENAMED = (
+    # The language models of labml-nn's experiments.
     (r"^src_embed\.", "embed."),
     (r"^generator\.", "head."),
+    # Attention: u, and for each distance a vector r and a scalar s per head.
     (r"\.self_attn\.(query|key|value)\.linear\.", r".self_attn.\1."),
     (r"(^|\.)layers\.(\d+)\.compress\.", r"\1rules.\2.f_c."),
     (r"\.self_attn\.query_pos_bias$", ".self_attn.u"),
     (r"\.self_attn\.key_pos_embeddings$", ".self_attn.r"),
     (r"\.self_attn\.key_pos_bias$", ".self_attn.s"),
 )
+"""Their names and ours."""
 
 
 @check_arguments
@@ -42,12 +45,14 @@ def from_labml(
         {'layers.0.self_attn.r': [4, 128, 16]}
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
-        wanted = "labml-nn's TransformerXL or CompressiveTransformer, with …self_attn.key_pos_embeddings"
-        raise UserError(f"expected a state dict of {wanted}, got one with {abbreviate(list(state_dict))}.")
+        expected = "labml-nn's TransformerXL or CompressiveTransformer, with …self_attn.key_pos_embeddings"
+        raise UserError(f"expected a state dict of {expected}, got one with {abbreviate(list(state_dict))}.")
     ours = {}
-    for name, tensor in without_prefix(state_dict).items():
+    distances = torch.arange(max_positions)
+    for name, tensor in strip_prefix(state_dict).items():
         if name.endswith(("key_pos_embeddings", "key_pos_bias")):
-            tensor = tensor[LABML_DISTANCES - torch.arange(max_positions)].transpose(0, 1)  # [H, …]
+            tensor = tensor[LABML_DISTANCES - distances]  # [max_positions, H, …]
+            tensor = tensor.transpose(0, 1)  # [H, max_positions, …]
         for pattern, replacement in RENAMED:
             name = re.sub(pattern, replacement, name)
         ours[name] = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -179,7 +179,11 @@ def read_segments(
         read = model(inputs, memory, targets)
         scores = {UNTOUCHED: read.scores}
         scores |= {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
-        by_token = {name: (of.losses.cpu(), of.correct.cpu()) for name, of in scores.items()}
+        by_token = {}
+        for name, token_losses in scores.items():
+            assert token_losses.losses is not None  # a model in eval mode has them
+            assert token_losses.correct is not None
+            by_token[name] = (token_losses.losses.cpu(), token_losses.correct.cpu())
         yield segment, memory, read.auxiliary_loss, by_token
         memory = read.memory
 

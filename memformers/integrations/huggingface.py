@@ -24,6 +24,8 @@ from memformers.models.memory import Memory, check_memory
 from memformers.runs.load import load_checkpoint, load_packaged
 
 SETTINGS = tuple(field.name for field in fields(ModelConfig))
+SIMILAR = 0.8
+"""How similar an unknown name and a setting's are, from 0 to 1, if it may be a slip."""
 
 
 class MemformerConfig(transformers.PreTrainedConfig):
@@ -40,10 +42,13 @@ class MemformerConfig(transformers.PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
+        # transformers accepts any other name, and would keep a misspelled setting.
         for name in kwargs:
-            if near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
-                raise UserError(f"{name}={kwargs[name]!r} is not a setting; did you mean {near[0]!r}?")
-        for name, value in asdict(config_from_dict(ModelConfig, settings, type(self).__name__)).items():
+            matches = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILAR)
+            if matches:
+                raise UserError(f"{name}={kwargs[name]!r} is not a setting; did you mean {matches[0]!r}?")
+        config = config_from_dict(ModelConfig, settings, type(self).__name__)
+        for name, value in asdict(config).items():
             setattr(self, name, value)
         super().__post_init__(**kwargs)
         if self.tie_word_embeddings and self.embedding != "plain":
@@ -77,7 +82,8 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         """As in transformers, but missing and unexpected weights are a ValueError instead of a warning."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(map(str, info[problem])):
+            names = sorted(map(str, info[problem]))
+            if names:
                 raise UserError(f"the weights don't fit config.json: {problem} {', '.join(names[:3])}.")
         return (model, info) if output_loading_info else model
 
@@ -154,8 +160,11 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         """
         n_items = kwargs.pop("num_items_in_batch", None)
         kwargs.pop("tokenizer", None)  # generate passes on the one for stop_strings
-        if unknown := [name for name, x in kwargs.items() if x is not None and x is not False]:
+        unknown = [name for name, x in kwargs.items() if x is not None and x is not False]
+        if unknown:
             raise UserError(f"{', '.join(unknown)}: this model has no such argument.")
+
+        # Within generate: the Steppers of its cache read.
         if isinstance(cache, Decoding):
             if labels is not None or doc_starts is not None:
                 raise UserError(
@@ -164,7 +173,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
                 )
             return CausalLMOutputWithPast(logits=cache.read(input_ids, attention_mask), cache=cache)
 
-        # Read the rows with the same padding together.
+        # Read the rows with the same padding together, each group from its part of the memory.
         self.model.transformer.activation_checkpointing = self.gradient_checkpointing and self.training
         memory = None if cache is None else self._checked(cache, len(input_ids))
         T = input_ids.shape[1]
@@ -173,28 +182,34 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         by_both_ends = self.training and self._may_learn_from_padding()
         for rows, n_left, tokens in group_by_padding(input_ids, attention_mask, by_both_ends=by_both_ends):
             end = n_left + len(tokens)
-            starts = None if doc_starts is None else doc_starts[rows, n_left:end].bool().T
+            starts = None if doc_starts is None else doc_starts[rows, n_left:end].bool().T  # [T', n]
             past = None if memory is None else memory.streams(rows)
             group = self._read_rows(rows, tokens, past, starts)
             groups.append(group)
             logits_by_group.append(F.pad(group.logits, (0, 0, n_left, T - end)))  # [n, T, vocab_size]
-        in_order = torch.cat([group.rows for group in groups]).argsort()
-        logits = torch.cat(logits_by_group)[in_order]  # [B, T, vocab_size]
+        order = torch.cat([group.rows for group in groups]).argsort()
+        logits = torch.cat(logits_by_group)[order]  # [B, T, vocab_size]
 
+        # The loss. A Trainer that computes its own from the logits would leave out the compressions'.
         loss = None
         if labels is not None:
             predicted = predicted_labels(labels, attention_mask)
             loss = self._loss(logits, predicted, groups)
             if n_items is not None:
                 loss = loss * count_items(labels, predicted, n_items) / n_items
-        elif n_items is not None or (self.training and any(g.auxiliary_loss.requires_grad for g in groups)):
+        elif n_items is not None or self._has_auxiliary_gradient(groups):
             raise UserError(
                 "training needs the loss that this model computes from labels, with the compressions' own; "
                 "leave out label_smoothing_factor, compute_loss_func and the like."
             )
+
+        # A memory is for rows that end together: only then can the next ids follow all of them.
         ends_together = len(groups) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
         has_cache = ends_together and use_cache is not False
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=groups[0].memory if has_cache else None)
+
+    def _has_auxiliary_gradient(self, groups: list["RowsOutput"]) -> bool:
+        return self.training and any(group.auxiliary_loss.requires_grad for group in groups)
 
     def _may_learn_from_padding(self) -> bool:
         """Whether the model may have a loss of its own for all positions, those of padding included."""
@@ -214,7 +229,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             segment_starts = None if starts is None else starts[segment]
             output = self.model(tokens[segment], memory, None, segment_starts)
             memory = output.memory
-            logits.append(output.logits)
+            logits.append(output.logits)  # [S, n, vocab_size]
             auxiliary_losses.append(output.auxiliary_loss)
         auxiliary_loss = torch.stack(auxiliary_losses).mean()
         return RowsOutput(rows, torch.cat(logits).transpose(0, 1), memory, auxiliary_loss)
@@ -226,7 +241,10 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         n_predicted = n_by_row.sum().clamp(min=1)
         loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=n_predicted)
         if self.training:
-            weighted = [g.auxiliary_loss * (n_by_row[g.rows].sum() / n_predicted) for g in groups]
+            weighted = []
+            for group in groups:
+                share = n_by_row[group.rows].sum() / n_predicted
+                weighted.append(group.auxiliary_loss * share)
             loss = loss + torch.stack(weighted).sum()
         return loss
 
@@ -246,11 +264,13 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         generation_config.prefill_chunk_size = None
         n_copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
         cache = model_kwargs.get("cache")
+        # What another generate returned: its Steppers go on.
         if isinstance(cache, Decoding):
             if cache.model is not self.model:
                 raise UserError("this cache is of another model; use it with the model that made it.")
             model_kwargs["cache"] = cache.resume(batch_size, n_copies)
             return
+        # A memory, whose rows are copied as transformers copies the prompts; or nothing.
         memory = None
         if cache is not None:
             rows = torch.arange(batch_size, device=self.model.device).repeat_interleave(n_copies)
@@ -277,7 +297,7 @@ def predicted_labels(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
     Trainer that accumulates batches padded on the left needs them so, from its data collator."""
     if attention_mask is None:
         return labels
-    is_id = attention_mask.bool()
+    is_id = attention_mask.bool()  # [B, T]
     follows_id = F.pad(is_id[:, :-1], (1, 0))
     return labels.masked_fill(~is_id | ~follows_id, -100)
 
@@ -317,7 +337,9 @@ class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
         if not model.training:
             return super().compute_loss(model, inputs, return_outputs, **options)
-        memory = self.memory and self.memory.streams(slice(len(inputs["input_ids"])))  # the last has fewer
+        n_rows = len(inputs["input_ids"])
+        # The last batch may have fewer rows.
+        memory = None if self.memory is None else self.memory.streams(slice(n_rows))
         inputs = {**inputs, "cache": memory, "use_cache": True}
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
         self.memory = outputs.cache
@@ -329,21 +351,26 @@ class MemoryTrainer(transformers.Trainer, transformers.TrainerCallback):
 def rows_in_order(ids: Tensor | Sequence[int], batch_size: int, length: int) -> list[dict[str, Tensor]]:
     """A text ``ids [n]`` as rows ``[length]`` for a ``Trainer``, in batches of ``batch_size``: row b of a
     batch continues in row b of the next. Raises ValueError for a text that is too short."""
-    per_stream = len(ids) // batch_size // length * length
-    if not per_stream:
+    ids_per_stream = len(ids) // batch_size // length * length
+    if not ids_per_stream:
         raise UserError(f"expected at least {batch_size * length} ids for a batch, got {len(ids)}.")
-    streams = torch.as_tensor(ids[: batch_size * per_stream]).view(batch_size, per_stream)
-    return [{"input_ids": row, "labels": row} for batch in streams.split(length, dim=1) for row in batch]
+    streams = torch.as_tensor(ids[: batch_size * ids_per_stream]).view(batch_size, ids_per_stream)
+    rows = []
+    for batch in streams.split(length, dim=1):  # [batch_size, length]
+        rows += [{"input_ids": row, "labels": row} for row in batch]
+    return rows
 
 
 def load(folder: str | Path) -> tuple[MemformerForCausalLM, MemformerTokenizer]:
     """Model, in eval mode, and tokenizer for transformers, of a run, a checkpoint, the folder of
     ``save_pretrained`` or a model of the package. Raises ValueError for a folder that holds none, and for
     tokens that are not text."""
-    path, cpu = Path(folder), torch.device("cpu")
+    path = Path(folder)
+    cpu = torch.device("cpu")
     lm, tokenizer = load_checkpoint(path, cpu) if path.exists() else load_packaged(str(folder), cpu)
-    tied = getattr(lm.head, "weight", None) is getattr(lm.embed, "weight", ())
-    model = MemformerForCausalLM(MemformerConfig(**asdict(lm.config), tie_word_embeddings=tied))
+    # An adaptive head or embedding has no single weight.
+    is_tied = getattr(lm.head, "weight", None) is getattr(lm.embed, "weight", ())
+    model = MemformerForCausalLM(MemformerConfig(**asdict(lm.config), tie_word_embeddings=is_tied))
     model.model = lm
     return model.eval(), tokenizer_of(tokenizer)
 

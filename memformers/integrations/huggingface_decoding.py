@@ -42,6 +42,7 @@ class Decoding:
         """Read prompts ``[B, T]``, and then the ids ``[B, t]`` that follow, with an ``attention_mask`` for
         all ids so far: logits ``[B, 1, vocab_size]`` after the last. Raises ValueError for padding after an
         id, and after [`resume`][] for other ids than were read."""
+        # What of the ids is new: a prompt, or all; or, after resume, what follows the ids that were read.
         is_prompt = not self.groups
         if is_prompt:
             self._open_groups(ids, attention_mask)
@@ -52,6 +53,8 @@ class Decoding:
             check_unpadded(attention_mask, ids.shape[1])
             if ids.shape[1] == 1:  # a row that has ended gets padding, which may be outside the vocabulary
                 ids = ids.where(ids < self.model.vocab_size, 0)
+
+        # Each group's Stepper reads its rows, whose logits return to the order of the batch.
         logits = []
         for group in self.groups:
             first = group.n_padding if is_prompt else 0
@@ -81,25 +84,31 @@ class Decoding:
 
     def _unread(self, ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The columns of ``ids [B, T]`` after those that were read; ValueError unless these are the same."""
-        known = torch.cat(self.ids_by_call, dim=1)
-        B, n_known = known.shape
-        has_known = len(ids) == B and ids.shape[1] > n_known
-        if has_known:
-            is_id = (
-                torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-            )
-            expected = torch.ones_like(is_id)
-            for group in self.groups:
-                expected[group.rows, : group.n_padding] = False
-            is_same = (ids[:, :n_known] == known) | ~expected[:, :n_known]
-            has_known = torch.equal(is_id, expected) and bool(is_same.all())
-        if not has_known:
+        read_ids = torch.cat(self.ids_by_call, dim=1)
+        B, n_read = read_ids.shape
+        if not self._continues(read_ids, ids, attention_mask):
             raise UserError(
-                f"expected the {B} rows of {n_known} ids that this cache has read, as in the result's "
+                f"expected the {B} rows of {n_read} ids that this cache has read, as in the result's "
                 f"sequences, and more after them, with their attention_mask, got {[*ids.shape]} other ids; "
                 f"pass these, or no cache."
             )
-        return ids[:, n_known:]
+        return ids[:, n_read:]
+
+    def _continues(self, read_ids: Tensor, ids: Tensor, attention_mask: Tensor | None) -> bool:
+        """Whether ``ids [B, T]`` begin with ``read_ids [B, t]``, T > t, and have the same padding."""
+        B, n_read = read_ids.shape
+        if len(ids) != B or ids.shape[1] <= n_read:
+            return False
+        is_id = torch.ones_like(ids, dtype=torch.bool)  # [B, T]
+        for group in self.groups:
+            is_id[group.rows, : group.n_padding] = False
+        if attention_mask is None:
+            has_same_padding = bool(is_id.all())
+        else:
+            has_same_padding = torch.equal(attention_mask.bool(), is_id)
+        # What is in place of padding doesn't matter.
+        is_same = (ids[:, :n_read] == read_ids) | ~is_id[:, :n_read]
+        return has_same_padding and bool(is_same.all())
 
     def reorder_cache(self, chosen: Tensor) -> None:
         """Continue with the rows ``chosen [B]``, as beam search does within each prompt."""
@@ -112,8 +121,9 @@ class Decoding:
         selected = Decoding(self.model, None)
         selected.ids_by_call = [torch.cat(self.ids_by_call, dim=1)[chosen]]
         for group in self.groups:
-            rows = torch.isin(chosen, group.rows).nonzero()[:, 0]
+            rows = torch.isin(chosen, group.rows).nonzero()[:, 0]  # [n], of the copy
             if len(rows):
+                # group.rows is sorted, and its order is that of the Stepper's streams.
                 streams = torch.searchsorted(group.rows, chosen[rows])
                 stepper = select_streams(group.stepper, streams)
                 selected.groups.append(PaddingGroup(rows, group.n_padding, stepper))
@@ -130,6 +140,7 @@ class Decoding:
 def select_streams(stepper: Stepper, streams: Tensor) -> Stepper:
     """A Stepper of the ``streams [n]`` of this one."""
     selected = Stepper(stepper.model, len(streams), stepper.memory().streams(streams))
+    # The memory ends where the running segment begins.
     if len(stepper.running):
         selected.read(stepper.running[:, streams])
     return selected
@@ -151,16 +162,16 @@ def group_by_padding(
     is_id = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if is_id.shape != ids.shape:
         raise UserError(f"expected attention_mask as {[*ids.shape]}, as the ids, got {[*is_id.shape]}.")
-    left = count_leading_padding(is_id)  # [B]
-    right = count_leading_padding(is_id.flip(1))
+    n_before = count_leading_padding(is_id)  # [B]
+    n_after = count_leading_padding(is_id.flip(1))  # [B]
     T = ids.shape[1]
-    if (left + is_id.sum(1) + right != T).any():
+    if (n_before + is_id.sum(1) + n_after != T).any():
         raise UserError("expected attention_mask with ids in every row, and zeros at its ends only.")
     ids = ids.masked_fill(~is_id, 0)
-    cut = right if by_both_ends else torch.zeros_like(right)
-    for n_left, n_right in torch.stack((left, cut), dim=1).unique(dim=0).tolist():
-        rows = ((left == n_left) & (cut == n_right)).nonzero()[:, 0]
-        yield rows, n_left, ids[rows, n_left : T - n_right].T
+    n_cut = n_after if by_both_ends else torch.zeros_like(n_after)
+    for left, right_cut in torch.stack((n_before, n_cut), dim=1).unique(dim=0).tolist():
+        rows = ((n_before == left) & (n_cut == right_cut)).nonzero()[:, 0]  # [n]
+        yield rows, left, ids[rows, left : T - right_cut].T
 
 
 def count_leading_padding(is_id: Tensor) -> Tensor:

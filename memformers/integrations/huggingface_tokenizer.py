@@ -38,6 +38,7 @@ class MemformerTokenizer(transformers.PreTrainedTokenizerFast):
         if split_special_tokens is None:
             split_special_tokens = self.split_special_tokens
         reader = self
+        # tokenizers reads special tokens all or not at all, so the one for padding needs a reader of its own.
         if not split_special_tokens and self._is_for_padding() and contains((text, text_pair), self.outside):
             reader = self._with_one_special_token(self.outside)
             split_special_tokens = True
@@ -105,6 +106,7 @@ def inner_of(tokenizer: Tokenizer) -> Inner:
 
 
 def inner_of_bytes() -> Inner:
+    # Letters stand for bytes, as in GPT-2. Without merges, each byte is a token.
     inner = Inner(models.BPE(bytes_of_letters(), []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
@@ -113,6 +115,7 @@ def inner_of_bytes() -> Inner:
 
 def inner_of_characters(tokenizer: CharacterTokenizer) -> Inner:
     inner = Inner(word_level(tokenizer))
+    # Each character, line breaks too, is a word.
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     return inner
@@ -120,6 +123,7 @@ def inner_of_characters(tokenizer: CharacterTokenizer) -> Inner:
 
 def inner_of_words(tokenizer: WordTokenizer) -> Inner:
     inner = Inner(word_level(tokenizer))
+    # Each line ends with a token of its own.
     inner.normalizer = normalizers.Replace(Regex("\r\n|\r|\n"), f" {EOS} ")
     # Python's str.split also cuts at four control characters that Unicode doesn't call white space.
     separators = pre_tokenizers.Split(Regex("[\x1c-\x1f]+"), "removed")
@@ -136,5 +140,5 @@ def inner_of_words(tokenizer: WordTokenizer) -> Inner:
 
 
 def word_level(tokenizer: CharacterTokenizer | WordTokenizer) -> models.WordLevel:
-    numbers = {token: number for number, token in enumerate(tokenizer.vocabulary)}
+    numbers = dict(zip(tokenizer.vocabulary, range(tokenizer.vocab_size), strict=True))
     return models.WordLevel(numbers, unk_token=UNKNOWN)

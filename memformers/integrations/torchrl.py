@@ -40,9 +40,12 @@ class MemoryModule(TensorDictModuleBase):
         memory_key: str = "memory",
     ):
         super().__init__()
-        self.core, self.out_keys = core, [out_key, ("next", memory_key)]
+        self.core = core
         self.in_keys = [in_key, memory_key, "is_init"]
-        F, S, D = core.config.d_input or core.config.d_model, core.config.segment_len, core.config.d_model
+        self.out_keys = [out_key, ("next", memory_key)]
+        S = core.config.segment_len
+        D = core.config.d_model
+        F = core.config.d_input or D
         if any(S % size.group for size in core.transformer.sizes):
             raise UserError(
                 f"a memory's shapes must stay the same: expected segment_len={S} to be a multiple of "
@@ -51,6 +54,7 @@ class MemoryModule(TensorDictModuleBase):
         self.lengths = {name: len(tensor) for name, tensor in core.initial(1).tensors().items()}
         del self.lengths[N_VALID]
         self.size = 1 + sum(self.lengths.values()) * D
+        # A memory, the features of the running segment, and their number.
         self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
@@ -63,47 +67,61 @@ class MemoryModule(TensorDictModuleBase):
         for key, transform in needed.items():
             if tensordict.get(key, None) is None:
                 raise UserError(f"the tensordict has no {key!r}; append {transform} to the environment.")
-        x, memory, is_init = (tensordict.get(key) for key in self.in_keys)
+        x, memory, is_init = map(tensordict.get, self.in_keys)
+
+        # Streams of different lengths: each step, or each episode in a window.
         is_window = recurrent_mode()
-        flat, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, memory))
-        is_init = is_init.reshape(-1, x.shape[-2] if is_window else 1)
-        first = torch.cat((torch.ones_like(is_init[:, :1]), is_init[:, 1:]), dim=1)
-        starts = first.flatten().nonzero()[:, 0]  # each episode in a window is a separate stream
-        lengths = starts.diff(append=starts.new_tensor([len(flat)]))
-        parts = pad_sequence(flat.split(lengths.tolist()), batch_first=True)
+        flat = x.reshape(-1, x.shape[-1])  # [steps, F]
+        rows = memory.reshape(-1, memory.shape[-1])  # [steps, N]
+        is_init = is_init.reshape(-1, x.shape[-2] if is_window else 1)  # [windows, T]
+        is_first = torch.cat((torch.ones_like(is_init[:, :1]), is_init[:, 1:]), dim=1)
+        starts = is_first.flatten().nonzero()[:, 0]  # [P]
+        lengths = starts.diff(append=starts.new_tensor([len(flat)]))  # [P]
+        streams = pad_sequence(flat.split(lengths.tolist()), batch_first=True)  # [P, T, F]
+
+        # The tensordict has the memory at the start of each stream; zeros are an empty one.
         rows = rows[starts] if is_window else rows.masked_fill(is_init, 0)
-        output, after = self.read(parts, lengths, rows)
+        output, new_rows = self.read_streams(streams, lengths, rows)
         if not is_window:
-            tensordict.set(self.out_keys[1], after.view_as(memory))
-        is_step = torch.arange(parts.shape[1], device=x.device) < lengths[:, None]
+            tensordict.set(self.out_keys[1], new_rows.view_as(memory))
+        is_step = torch.arange(streams.shape[1], device=x.device) < lengths[:, None]  # [P, T]
         return tensordict.set(self.out_keys[0], output[is_step].view(*x.shape[:-1], -1))
 
-    def read(self, x: Tensor, lengths: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def read_streams(self, x: Tensor, lengths: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Read the first ``lengths [P]`` of features ``x [P, T, F]`` after the memories ``rows [P, N]``:
         outputs ``[P, T, D]`` and new rows. A row is the memory before the running segment, the features of
         that segment, and their number. These are read again, so that all segments start together."""
-        S, (P, T, F) = self.core.config.segment_len, x.shape
-        before, running, clock = rows.split([self.size, (S - 1) * F, 1], dim=1)
-        clock, features = clock.long(), torch.cat((running.view(P, S - 1, F).to(x.dtype), x), dim=1)
+        S = self.core.config.segment_len
+        P, T, F = x.shape
+        packed, running, clock = rows.split([self.size, (S - 1) * F, 1], dim=1)
+        clock = clock.long()  # [P, 1], the number of features in the running segment
         ends = clock + lengths[:, None]  # [P, 1]
-        at = torch.arange(int(ends.max()), device=x.device)
-        place = torch.where(at < clock, at, S - 1 + at - clock).clamp(max=S - 2 + T)  # [P, ·]
-        inputs = features.gather(1, place[..., None].expand(-1, -1, F)).transpose(0, 1)
+
+        # The features of the running segment and the new ones, without the gap between them.
+        features = torch.cat((running.view(P, S - 1, F).to(x.dtype), x), dim=1)  # [P, S − 1 + T, F]
+        steps = torch.arange(int(ends.max()), device=x.device)  # [L]
+        sources = torch.where(steps < clock, steps, S - 1 + steps - clock)  # [P, L]
+        inputs = gather_steps(features, sources.clamp(max=S - 2 + T)).transpose(0, 1)  # [L, P, F]
+
+        # Segment by segment, the streams that have not ended; a memory is kept after a whole segment.
         outputs = []
-        for begin, segment in zip(range(0, len(at), S), inputs.split(S), strict=True):
-            active = (ends[:, 0] > begin).nonzero()[:, 0]
-            output, after, loss = self.core(segment[:, active], self.unpacked(before[active]))
-            output = _WithLoss.apply(output, loss) if loss.requires_grad else output
+        for begin, segment in zip(range(0, len(steps), S), inputs.split(S), strict=True):
+            active = (ends[:, 0] > begin).nonzero()[:, 0]  # [n]
+            output, memory, loss = self.core(segment[:, active], self.unpacked(packed[active]))
+            if loss.requires_grad:
+                output = _WithLoss.apply(output, loss)
             outputs.append(output.new_zeros(len(segment), P, output.shape[2]).index_copy(1, active, output))
-            full = ends[active, 0] >= begin + S
-            if full.any():
-                before = before.index_copy(0, active[full], self.packed(after.streams(full)))
-        place = (clock + torch.arange(T, device=x.device)).clamp(max=len(at) - 1)
-        read = torch.cat(outputs).transpose(0, 1)
-        output = read.gather(1, place[..., None].expand(-1, -1, read.shape[2]))
-        place = (ends - ends % S + torch.arange(S - 1, device=x.device)).clamp(max=len(at) - 1)
-        running = inputs.transpose(0, 1).gather(1, place[..., None].expand(-1, -1, F)).flatten(1)
-        return output, torch.cat((before, running.detach().float(), (ends % S).float()), dim=1)
+            is_full = ends[active, 0] >= begin + S
+            if is_full.any():
+                packed = packed.index_copy(0, active[is_full], self.packed(memory.streams(is_full)))
+
+        # The outputs of the new features, and the features of the segment that runs now.
+        last = len(steps) - 1
+        new_steps = clock + torch.arange(T, device=x.device)  # [P, T]
+        output = gather_steps(torch.cat(outputs).transpose(0, 1), new_steps.clamp(max=last))
+        running_steps = ends - ends % S + torch.arange(S - 1, device=x.device)  # [P, S − 1]
+        running = gather_steps(inputs.transpose(0, 1), running_steps.clamp(max=last)).flatten(1)
+        return output, torch.cat((packed, running.detach().float(), (ends % S).float()), dim=1)
 
     def packed(self, memory: Memory) -> Tensor:
         tensors = memory.tensors()
@@ -119,6 +137,11 @@ class MemoryModule(TensorDictModuleBase):
         for (name, n), part in zip(self.lengths.items(), parts, strict=True):
             tensors[name] = part.unflatten(1, (n, D)).transpose(0, 1).to(dtype)
         return Memory.from_tensors(tensors)
+
+
+def gather_steps(x: Tensor, steps: Tensor) -> Tensor:
+    """The ``steps [P, n]`` of ``x [P, T, F]``: ``[P, n, F]``."""
+    return x.gather(1, steps[..., None].expand(-1, -1, x.shape[2]))
 
 
 class _WithLoss(torch.autograd.Function):

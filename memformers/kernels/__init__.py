@@ -55,16 +55,20 @@ def relative_attention(
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``. ``"auto"``
     takes blocked for large attention on a CPU, naive for small, and sdpa on all other devices. The blocked
     kernel takes no ``mask`` and runs on a CPU only; [`memformers.kernels.flash`][] takes other arguments."""
-    if kernel == "auto" and query.device.type != "cpu":
-        kernel = "sdpa"
-    elif kernel == "auto":
-        is_large = query.shape[:3].numel() * key.shape[2] >= MIN_SCORES_FOR_BLOCKED
-        kernel = "blocked" if is_large and mask is None else "naive"
+    if kernel == "auto":
+        n_scores = query.shape[:3].numel() * key.shape[2]
+        if query.device.type != "cpu":
+            kernel = "sdpa"
+        elif mask is None and n_scores >= MIN_SCORES_FOR_BLOCKED:
+            kernel = "blocked"
+        else:
+            kernel = "naive"
+
     if kernel == "blocked":
         return blocked.relative_attention(
             query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
         )
-    assert kernel != "flash"  # it takes r's factors
+    assert kernel != "flash", "the flash kernel takes the factors of r"
     compute = sdpa.relative_attention if kernel == "sdpa" else naive.relative_attention
     return compute(
         query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob
@@ -72,5 +76,5 @@ def relative_attention(
 
 
 def is_concrete_cpu(x: Tensor) -> bool:
-    """Whether the numbers of ``x``, of any shape, can be read now without waiting for a device."""
+    """Whether the numbers of ``x`` can be read now without waiting for a device."""
     return x.device.type == "cpu" and type(x) is Tensor and not torch.compiler.is_compiling()

@@ -37,14 +37,20 @@ def attention_probabilities(
 ) -> Tensor:  # fmt: skip
     """The softmax of the scores above, ``[B, H, S, K]``, in float32 for half precision, under autocast
     too."""
-    S, K, E = query.shape[2], key.shape[2], query.shape[3]
+    S, E = query.shape[2:]
+    K = key.shape[2]
 
     # A score is an exponent: rounding it to 8 bits would lose more than all other steps together.
     exact = torch.promote_types(query.dtype, torch.float32)
-    query, key, r = query.to(exact), key.to(exact), r.to(exact)
+    query = query.to(exact)
+    key = key.to(exact)
+    r = r.to(exact)
     with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
+        # Terms (a) and (c) of section 3.3, by key: [B, H, S, K].
         content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
-        position = torch.einsum("bhie,hde->bhid", query if v is None else query + v[:, None], r.flip(1))
+        # Terms (b) and (d), by descending distance K−1 … 0: [B, H, S, K].
+        with_v = query if v is None else query + v[:, None]
+        position = torch.einsum("bhie,hde->bhid", with_v, r.flip(1))
     if s is not None:
         position = position + s.flip(1)[:, None]
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
@@ -58,8 +64,8 @@ def attention_probabilities(
 def token_shift(x: Tensor, w: Tensor, starts: Tensor | None) -> Tensor:
     """x_j + w ⊙ x_{j−1}, of which keys and values are made (arXiv 2411.19574): ``x [1 + t, B, D]`` and ``w
     [D]`` to ``[t, B, D]``; x_j where ``starts [t, B]`` is true."""
-    before = x[:-1] if starts is None else x[:-1].masked_fill(starts[..., None], 0)
-    return torch.addcmul(x[1:], w, before)
+    previous = x[:-1] if starts is None else x[:-1].masked_fill(starts[..., None], 0)
+    return torch.addcmul(x[1:], w, previous)
 
 
 def relative_shift(position: Tensor) -> Tensor:

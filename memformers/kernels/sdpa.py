@@ -17,18 +17,30 @@ def relative_attention(
     dropout_prob: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], with the same arguments: ``[B, H, S, E]``."""
-    S, K, E = query.shape[2], key.shape[2], query.shape[3]
-    # A score is an exponent, so its terms are rounded to half precision only once, and small.
+    S, E = query.shape[2:]
+    K = key.shape[2]
+
+    # Position scores in float32: a score is an exponent, and 8 bits of it would be too few.
     exact = torch.promote_types(query.dtype, torch.float32)
-    q, u, r = query.to(exact), u.to(exact), r.to(exact)
+    q = query.to(exact)
+    u = u.to(exact)
+    r = r.to(exact)
     with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-        position = torch.einsum("bhie,hde->bhid", q if v is None else q + v.to(exact)[:, None], r.flip(1))
-    position = position if s is None else position + s.flip(1)[:, None]
+        with_v = q if v is None else q + v.to(exact)[:, None]
+        position = torch.einsum("bhie,hde->bhid", with_v, r.flip(1))  # by descending distance
+    if s is not None:
+        position = position + s.flip(1)[:, None]
+    bias = naive.relative_shift(position) / math.sqrt(E)  # [B, H, S, K]
+
+    # Hidden keys.
     visible = naive.causal_mask(S, K, query.device) if mask is None else mask
     if key_start is not None:
         visible = visible & naive.from_key_start(key_start, K)
-    bias = (naive.relative_shift(position) / math.sqrt(E)).masked_fill(~visible, -math.inf)  # [B, H, S, K]
+    bias = bias.masked_fill(~visible, -math.inf)
+
+    # A constant in all scores of a query changes no probability: without the largest, the others are small,
+    # and rounding them to half precision loses least.
     if exact != query.dtype:
         bias = bias - bias.detach().amax(-1, keepdim=True)
-    with_u, bias = (x.to(query.dtype) for x in (q + u[:, None], bias))
-    return F.scaled_dot_product_attention(with_u, key, value, bias, dropout_prob)
+    with_u = (q + u[:, None]).to(query.dtype)
+    return F.scaled_dot_product_attention(with_u, key, value, bias.to(query.dtype), dropout_prob)

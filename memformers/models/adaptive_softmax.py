@@ -7,6 +7,7 @@ is computed only where it is needed.
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 from memformers.common.text import UserError
 from memformers.models.losses import TokenLosses, upcast
+
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
 
 MAX_LOGITS = 1 << 24
 """The most logits of a rare cluster that are computed at once to see whether a word of it is likelier: 64 MiB
@@ -89,6 +93,11 @@ class AdaptiveEmbedding(nn.Module):
         x = parts[0] if is_single else torch.stack(parts).sum(0)
         return x * math.sqrt(self.d_model)
 
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 
 class AdaptiveSoftmax(nn.Module):
     """Features ``[·, D]`` to log-probabilities ``[·, vocab_size]``, over the whole vocabulary (Grave et al.
@@ -132,6 +141,11 @@ class AdaptiveSoftmax(nn.Module):
             given_cluster = F.log_softmax(self.cluster_logits(c, x, embedding), dim=-1)
             parts.append(given_cluster + clusters[..., c - 1 : c])  # log p(word | c) + log p(c)
         return torch.cat(parts, dim=-1)
+
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with the others' own."""

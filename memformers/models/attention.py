@@ -10,7 +10,7 @@ from memformers.common.fields import Count, Positive, Probability, check_argumen
 from memformers.common.text import UserError
 from memformers.kernels import KernelName, relative_attention
 from memformers.kernels.naive import attention_probabilities
-from memformers.models.attention_inputs import check_shapes, visible_keys
+from memformers.models.attention_inputs import check_kernel, check_shapes, visible_keys
 from memformers.models.config import Positions, check_heads, check_positions, check_rotations, has_rotations
 from memformers.models.flash_positions import attend_by_flash, is_flash_used
 from memformers.models.sinusoids import POSITION_BASE, sinusoid_table
@@ -81,16 +81,16 @@ class RelativeMultiHeadAttention(nn.Module):
         self.query = nn.Linear(d_model, d_model, bias=False)  # W_q
         self.key = nn.Linear(d_model, d_model, bias=False)  # W_k,E
         self.value = nn.Linear(d_model, d_model)  # W_v
-        self.output = nn.Linear(d_model, d_model)
-        self.u = nn.Parameter(torch.empty(heads, d_head))
+        self.output = nn.Linear(d_model, d_model)  # Linear(a)
+        self.u = nn.Parameter(torch.empty(heads, d_head))  # of term (c)
         if positions == "learned":
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
-            self.s = nn.Parameter(torch.empty(heads, max_positions))
+            self.s = nn.Parameter(torch.empty(heads, max_positions))  # in place of term (d)
         else:
             self.position_features = n_features
             self.position_base = position_base
             self.position = nn.Linear(n_features, d_model, bias=False)  # W_k,R
-            self.v = nn.Parameter(torch.empty(heads, d_head))
+            self.v = nn.Parameter(torch.empty(heads, d_head))  # of term (d)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -115,7 +115,11 @@ class RelativeMultiHeadAttention(nn.Module):
         """
         check_shapes(query, key, value, self.d_model)
         mask, key_start = visible_keys(mask, key_start, len(query), len(key), query.shape[1])
-        return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
+        # q = h W_q, k = h̃ W_k,E, v = h̃ W_v (section 3.3).
+        query = self.query(query)  # [S, B, D]
+        key = self.key(key)  # [K, B, D]
+        value = self.value(value)  # [K, B, D]
+        return self.attend(query, key, value, mask, key_start)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_start: Tensor | None
@@ -140,19 +144,21 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's attention of ``query [B, H, S, E]`` to ``key`` and ``value [B, H, K, E]``, with ``mask
         [B or 1, 1, S, K]`` and ``key_start [B, S]``: ``[B, H, S, E]``."""
         dropout_prob = self.dropout_prob if self.training else 0.0
+        # With few position features, r isn't needed: its factors W_k,R and R are.
         if is_flash_used(self, query, dropout_prob):
             return attend_by_flash(
                 self, query, key, value, mask=mask, key_start=key_start, dropout_prob=dropout_prob
             )
-        self._check_kernel(query, mask)
+        check_kernel(self.kernel, query, mask)
+        # Scores (a) to (d) of section 3.3, masked softmax, and sums of values: see kernels/naive.py.
         return relative_attention(
             query, key, value, **self.distance_terms(key.shape[2]), mask=mask, key_start=key_start,
             dropout_prob=dropout_prob, kernel=self.kernel,
         )  # fmt: skip
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
-        """What scores depend on besides queries and keys, for K distances: the kernel's r ``[H, K, E]``, u,
-        and the scheme's s ``[H, K]`` or v."""
+        """What scores depend on besides queries and keys: the kernel's r ``[H, K, E]``, the vectors of the
+        distances 0 … K−1, u ``[H, E]``, and the scheme's s ``[H, K]`` or v ``[H, E]``."""
         if self.positions == "learned":
             if self.max_positions < K:
                 raise UserError(
@@ -160,9 +166,9 @@ class RelativeMultiHeadAttention(nn.Module):
                     f"segment; build with max_positions={K}, use positions='sinusoidal', or shorten either."
                 )
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        # r_d = W_k,R · R_d for each distance once, not for each pair of query and key (appendix B).
-        r = rearrange(self.position(self.sinusoid_table(K)), "k (h e) -> h k e", h=self.heads)  # [H, K, E]
-        return {"r": r, "u": self.u, "v": self.v}
+        # r_d = W_k,R · R_d, once for each distance and not for each pair of query and key (appendix B).
+        r = self.position(self.sinusoid_table(K))  # [K, D]
+        return {"r": rearrange(r, "k (h e) -> h k e", h=self.heads), "u": self.u, "v": self.v}
 
     def sinusoid_table(self, K: int) -> Tensor:
         """R_d, the sinusoids of K distances, in the weights' dtype: ``[K, P]``."""
@@ -176,20 +182,10 @@ class RelativeMultiHeadAttention(nn.Module):
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
-        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, without
-        gradient."""
+        """What each query looks at: attention probabilities ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key
+        [K, B, D]``, without gradient."""
         check_shapes(query, key, key, self.d_model)
         mask, key_start = visible_keys(mask, key_start, len(query), len(key), query.shape[1])
         q = self.by_head(self.query(query))  # [B, H, S, E]
         k = self.by_head(self.key(key))  # [B, H, K, E]
         return attention_probabilities(q, k, **self.distance_terms(len(key)), mask=mask, key_start=key_start)
-
-    def _check_kernel(self, query: Tensor, mask: Tensor | None) -> None:
-        if self.kernel != "blocked":
-            return
-        if mask is not None:
-            raise UserError("kernel='blocked' is causal and takes no mask; use kernel='auto' or 'naive'.")
-        if query.device.type != "cpu":
-            raise UserError(
-                f"kernel='blocked' runs on a CPU, but the model is on {query.device}; use kernel='auto'."
-            )

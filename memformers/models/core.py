@@ -1,6 +1,6 @@
 """A memory transformer from features to features, to be used where a recurrent network is used."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory
 from memformers.models.stack import build_transformer, children_first, initialise_weights, reset_parameters
+
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
 
 
 class CoreOutput(NamedTuple):
@@ -88,6 +91,11 @@ class MemoryCore(Pretrained):
         """
         x = self.dropout(self.encoded(x))  # [S, B, D]
         return CoreOutput(*self.transformer(x, memory, doc_starts=doc_starts, through_memory=through_memory))
+
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def initial(self, batch: int) -> Memory:
         """An empty memory of ``batch`` streams in the shapes of a full one ([`memformers.Memory`][])."""

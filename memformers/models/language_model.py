@@ -1,7 +1,7 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from memformers.models.io import Pretrained
 from memformers.models.losses import TokenLosses, token_losses
 from memformers.models.memory import Memory, check_streams
 from memformers.models.stack import build_transformer, initialise_weights
+
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
 
 
 class LMOutput(NamedTuple):
@@ -64,7 +67,7 @@ class MemoryLM(Pretrained):
         >>> model, memory = MemoryLM(ModelConfig(model="compressive", vocab_size=65)), None
         >>> for segment in torch.randint(65, (256, 2)).split(64):  # [S, B] each
         ...     logits, memory, auxiliary_loss = model(segment, memory)
-        >>> logits.shape, memory.mem_len, memory.c_mem_len
+        >>> logits.shape, memory.mem_len, memory.n_slots
         (torch.Size([64, 2, 65]), 64, 48)
     """
 
@@ -87,6 +90,36 @@ class MemoryLM(Pretrained):
         init_vocabulary(self.embed, self.head)
         initialise_weights(self.transformer)
 
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        targets: None = None,
+        doc_starts: Tensor | None = None,
+        *,
+        through_memory: bool = False,
+    ) -> LMOutput: ...
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | None,
+        targets: Tensor,
+        doc_starts: Tensor | None = None,
+        *,
+        through_memory: bool = False,
+    ) -> LMScores: ...
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        *,
+        targets: Tensor,
+        doc_starts: Tensor | None = None,
+        through_memory: bool = False,
+    ) -> LMScores: ...
     def forward(
         self,
         tokens: Tensor,
@@ -112,31 +145,36 @@ class MemoryLM(Pretrained):
                 model, batch, dtype or device, and a segment longer than learned positions.
         """
         self.check_tokens(tokens)
-        check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
-        if targets is not None and is_concrete_cpu(targets):
-            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.vocab_size
-            if low < 0 or high >= size:
-                raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
+        self._check_targets(targets, tokens)
         x = self.dropout(self.embed(tokens))  # [S, B, D]
         hidden, memory, loss = self.transformer(
             x, memory, doc_starts=doc_starts, through_memory=through_memory
         )
         if targets is None:
             return LMOutput(self.predict(hidden), memory, loss)
-        head, embed, by_token = self.head, self.embed, not self.training
-        # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
-        may_choose = not torch.compiler.is_compiling()
-        if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
-            scores = adaptive_losses(head, embed, hidden, targets, by_token=by_token)
-        else:
-            scores = token_losses(self.predict(hidden), targets, by_token=by_token)
-        return LMScores(scores, memory, loss)
+        return LMScores(self._score(hidden, targets), memory, loss)
+
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
         if isinstance(self.head, AdaptiveSoftmax):
-            return self.head(hidden, self.embed)
+            return self.head(hidden, cast(AdaptiveEmbedding, self.embed))  # which may be wrapped
         return linear(self.head, hidden)
+
+    def _score(self, hidden: Tensor, targets: Tensor) -> TokenLosses:
+        """The losses of ``targets [S, B]``, predicted from the transformer's output ``[S, B, D]``."""
+        head = self.head
+        embed = self.embed
+        by_token = not self.training
+        # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
+        may_choose = not torch.compiler.is_compiling()
+        if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
+            return adaptive_losses(head, embed, hidden, targets, by_token=by_token)
+        return token_losses(self.predict(hidden), targets, by_token=by_token)
 
     @property
     def device(self) -> torch.device:
@@ -155,11 +193,23 @@ class MemoryLM(Pretrained):
             )
         if batch is not None and tokens.shape[1] != batch:
             raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
-        (low, high), size = tokens.aminmax() if is_concrete_cpu(tokens) else (0, 0), self.vocab_size
-        if low < 0 or high >= size:
-            raise UserError(f"expected tokens below vocab_size={size}, got tokens from {low} to {high}.")
-        if tokens.device != (device := self.transformer.weight.device):
-            raise UserError(f"tokens are on {tokens.device}, but the model is on {device}; move them.")
+        if is_concrete_cpu(tokens):
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.vocab_size:
+                raise UserError(
+                    f"expected tokens below vocab_size={self.vocab_size}, got tokens from {low} to {high}."
+                )
+        if tokens.device != self.device:
+            raise UserError(f"tokens are on {tokens.device}, but the model is on {self.device}; move them.")
+
+    def _check_targets(self, targets: Tensor | None, tokens: Tensor) -> None:
+        check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
+        if targets is not None and is_concrete_cpu(targets):
+            low, high = targets.where(targets != -100, 0).aminmax()
+            if low < 0 or high >= self.vocab_size:
+                raise UserError(
+                    f"expected targets below vocab_size={self.vocab_size}, or -100, got {low} to {high}."
+                )
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:

@@ -1,7 +1,7 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from memformers.models.fast_linear import linear
 from memformers.models.fused_norm import attend_with_memory, can_fold
 from memformers.models.hooks import is_unmodified
 from memformers.models.memory import LayerMemory
+
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
 
 
 class AttentionCache(Protocol):
@@ -205,6 +208,11 @@ class MemoryLayer(nn.Module):
         y = self.feed_forward(self.norm_ff(x))
         return self.joined(x, self.dropped(y), self.gate_ff)
 
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def attend(
         self,
         x: Tensor,
@@ -242,8 +250,8 @@ class MemoryLayer(nn.Module):
         return x if self.norm == "post" else self.norm_self_attn(x)
 
     def compute(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """``function(*inputs)``, which uses parts of this layer outside of its ``forward``. If the layer is
-        sharded (FSDP2), its weights are gathered, as they are for ``forward``."""
+        """``function(*inputs)``, from tensors to one of any shape, which uses parts of this layer outside of
+        its ``forward``. If the layer is sharded (FSDP2), its weights are gathered, as for ``forward``."""
         if hasattr(type(self), "unshard") and "_compute" not in vars(self):
             from torch.distributed.fsdp import register_fsdp_forward_method
 

@@ -78,7 +78,7 @@ class LayerMemory:
     @classmethod
     def nothing(cls, x: Tensor) -> "LayerMemory":
         """The memory of a layer with inputs ``x [·, B, D]`` before it has read anything."""
-        none = x.detach()[:0]  # [0, B, D]
+        none = x.new_empty(0, *x.shape[1:])
         return cls(none, none)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LayerMemory":
@@ -401,7 +401,7 @@ def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
         start -= len(part)
         stop -= len(part)
     if not pieces:
-        return parts[0][:0]
+        return parts[0][:0].clone()
     if len(pieces) > 1:
         return torch.cat(pieces)
     return pieces[0].clone() if 2 * len(pieces[0]) < len(wholes[0]) else pieces[0]

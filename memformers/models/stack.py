@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from memformers.models.registry import lookup
 from memformers.models.rules.base import MemoryRule, UpdateContext
 from memformers.models.sizes import MemorySizes
 
+if TYPE_CHECKING:
+    from memformers.common.types import typed_like
+
 
 class SegmentCache(Protocol):
     """Cached keys and values of all layers in a running segment."""
@@ -47,7 +50,22 @@ class SegmentCache(Protocol):
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights, each with one of
     ``rules``, which say what it remembers; in pre-norm a final norm. Raises ValueError unless there
-    are as many."""
+    are as many.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, MemoryLayer, MemorySizes, MemoryStack
+        >>> from memformers import RelativeMultiHeadAttention, TransformerXLRule
+        >>> layer = MemoryLayer(
+        ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
+        ...     dropout_prob=0.1)
+        >>> rules = [TransformerXLRule(MemorySizes(mem_len)) for mem_len in (16, 48)]
+        >>> stack, memory = MemoryStack(layer, 2, rules), None
+        >>> for _ in range(4):
+        ...     output, memory, _ = stack(torch.randn(16, 3, 64), memory)  # [S, B, D]
+        >>> memory
+        Memory(2 layers, mem_len=16|48, n_slots=0, streams=3, torch.float32)
+    """
 
     @check_arguments
     def __init__(
@@ -109,6 +127,11 @@ class MemoryStack(nn.Module):
         after = self.with_documents(memory, remembered, doc_starts, len(x))
         total = torch.stack(losses).sum() if losses else x.new_zeros(())
         return self.norm(x), after if through_memory else after.detach(), total
+
+    if TYPE_CHECKING:
+
+        @typed_like(forward)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def read_cached(
         self, x: Tensor, memory: Memory, cache: "SegmentCache", doc_starts: Tensor | None

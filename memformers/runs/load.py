@@ -14,10 +14,10 @@ from memformers.common.files import (
     read_json,
 )
 from memformers.common.text import UserError
-from memformers.convert.transfo_xl import CONFIG, VOCABULARY, from_transfo_xl, vocabulary_of
+from memformers.convert.transfo_xl import VOCABULARY, from_transfo_xl, load_vocabulary
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, SubwordTokenizer, load_tokenizer
-from memformers.models.io import WEIGHTS, packaged
+from memformers.models.io import CONFIG, WEIGHTS, packaged
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS
 
@@ -48,7 +48,7 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
     tokenizer: Tokenizer
     if is_foreign or (folder / VOCABULARY).is_file():
         model = from_transfo_xl(folder).to(device)
-        tokenizer = vocabulary_of(folder)
+        tokenizer = load_vocabulary(folder)
     elif has_manifest(folder) or (folder / WEIGHTS).is_file():
         model = MemoryLM.from_pretrained(folder, device)
         tokenizer = load_model_tokenizer(folder, model.config.n_tokens)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from memformers import from_labml, from_transfo_xl, load_weights
 from memformers.common.files import read_json
-from memformers.convert.transfo_xl import vocabulary_of
+from memformers.convert.transfo_xl import load_vocabulary
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.load import load_checkpoint
 from tests.builders import Bomb
@@ -48,7 +48,7 @@ def test_a_folder_of_hugging_faces_has_its_loss():
      ({"idx2sym": [1, 2]}, "idx2sym"), ({"idx2sym": WORDS, "lower_case": True}, "lower_case"),
      ({"idx2sym": WORDS[1:]}, "<eos>")],
 )  # fmt: skip
-def test_a_vocabulary_of_something_else_is_one_line(vocabulary, message, folder):
+def test_a_load_vocabulary_something_else_is_one_line(vocabulary, message, folder):
     torch.save(vocabulary, folder / VOCABULARY)
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
@@ -92,10 +92,10 @@ def test_a_pickle_may_have_plain_containers_and_one_that_would_run_code_is_refus
     vocabulary, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
     harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
     torch.save({"idx2sym": WORDS, **harmless}, vocabulary)
-    assert vocabulary_of(tmp_path).vocabulary == WORDS
+    assert load_vocabulary(tmp_path).vocabulary == WORDS
     for hostile in (Bomb(exploded), {"idx2sym": WORDS, "counter": Bomb(exploded)}):
         torch.save(hostile, vocabulary)
-        for load, argument in ((vocabulary_of, tmp_path), (load_weights, vocabulary)):
+        for load, argument in ((load_vocabulary, tmp_path), (load_weights, vocabulary)):
             with pytest.raises(ValueError, match=r"vocab\.bin is refused: .*\.mkdir") as error:
                 load(argument)
             assert "\n" not in str(error.value)

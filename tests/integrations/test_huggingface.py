@@ -297,7 +297,7 @@ def test_layers_computed_again_and_batches_in_parts_learn_the_same():
     plain, _ = trained(ROWS)
     again, trainer = trained(ROWS, activation_checkpointing=True)
     assert again == pytest.approx(plain, rel=1e-5)
-    assert trainer.model.model.transformer.recompute
+    assert trainer.model.model.transformer.activation_checkpointing
     parts, _ = trained(ROWS, per_device_train_batch_size=2, gradient_accumulation_steps=2)
     assert parts == pytest.approx(plain, rel=1e-2)  # compressions' losses are means of other segments
 

@@ -138,7 +138,7 @@ ALL += [partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompre
      *((lambda f_c=f_c: f_c(3)(torch.randn(7, 1, 4)), "7 memories") for f_c in ALL),
      (lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), "dilations"),
      (lambda: stack_of(MAPPED, "squares"), "squares"),
-     (lambda: stack_of(MAPPED, "none"), "Sequential"),
+     (lambda: stack_of(MAPPED, "none"), "WithRate"),
      (lambda: AttentionReconstructionLoss(small_compressive().layers)([X], [X, X], [X, X]), "got 1"),
      (lambda: stack_of(nn.Identity()), "compression_rate"),
      (lambda: loss_of(stack_of(WithRate())), "WithRate.forward")],

@@ -195,9 +195,9 @@ def test_a_rules_own_state_is_joined_reset_detached_and_saved(tmp_path):
 
 
 def test_a_memory_is_printed_in_one_line():
-    lm = small_lm("compressive", mem_len=(5, 3), c_mem_len=4)
-    memory = read(lm, tokens(70, 3))[2]
-    assert repr(memory) == f"Memory(2 layers, mem_len=5|3, n_slots=4, streams=3, {torch.float32})"
+    lm = small_lm("compressive", mem_len=(6, 3), segment_len=6, c_mem_len=4)
+    memory = read(lm, tokens(72, 3))[2]
+    assert repr(memory) == f"Memory(2 layers, mem_len=6|3, n_slots=4, streams=3, {torch.float32})"
     assert repr(memory.reset(torch.ones(3).bool())).endswith("documents)")
     assert repr(Memory()) == "Memory(empty)"
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper, TransformerXLLayer
+from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
 from memformers.models.fused_norm import attend_with_memory, can_fold
 from memformers.models.layers import MemoryLayer
@@ -30,7 +30,7 @@ def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
     x = torch.randn(1, 16)
     assert torch.equal(*(Stepper(core, 1).step(x) for _ in range(2)))
     assert core.transformer.layers[0].training
-    for wrapper, name in ((core.transformer, "TransformerXL"), (torch.compile(core), "OptimizedModule")):
+    for wrapper, name in ((core.transformer, "MemoryStack"), (torch.compile(core), "OptimizedModule")):
         with pytest.raises(ValueError, match=f"a MemoryLM or a MemoryCore, got a {name}; pass the model in"):
             Stepper(wrapper, 1)
 
@@ -40,13 +40,13 @@ class Reversed(MemoryLayer):
         return -super().attend(x, *others)
 
 
-@pytest.mark.parametrize(("kind", "heads"), [(Reversed, 2), (TransformerXLLayer, 4)])
+@pytest.mark.parametrize(("kind", "heads"), [(Reversed, 2), (MemoryLayer, 4)])
 def test_a_layer_that_attends_otherwise_or_has_other_heads_takes_effect_step_by_step(kind, heads):
     core = MemoryCore(CoreConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=4, mem_len=4)).eval()
     [old] = core.transformer.layers
     attention = RelativeMultiHeadAttention(heads, 16)
     core.transformer.layers[0] = kind(
-        d_model=16, self_attn=attention, feed_forward=old.feed_forward, dropout_prob=0.0, size=old.size
+        d_model=16, self_attn=attention, feed_forward=old.feed_forward, dropout_prob=0.0
     ).eval()
     x, stepper = torch.randn(8, 2, 16), Stepper(core, 2)
     whole = core(x[4:], core(x[:4]).memory).output
@@ -213,13 +213,13 @@ def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, posit
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(model, monkeypatch):
-    from memformers.models import base
+    from memformers.models import stack
 
-    named, real = [], base.checkpoint
-    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
+    named, real = [], stack.checkpoint
+    monkeypatch.setattr(stack, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
     core, x, of_both = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
     for recompute in (False, True):
-        core.transformer.recompute = recompute
+        core.transformer.activation_checkpointing = recompute
         torch.manual_seed(3)
         kept, output = kept_by(lambda: read(core, x)[0])
         of_both.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))

@@ -44,21 +44,30 @@ class Terms:
         self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
         key_start: Tensor | None, seed: Tensor | None, dropout_prob: float,
     ):  # fmt: skip
+        self.query = query
+        self.key = key
+        self.key_start = key_start
+
+        # Of u, v, s and queries, which are small, instead of scores: what is summed is divided by √E before.
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = torch.promote_types(query.dtype, torch.float32)
-        self.query, self.key, self.key_start = query, key, key_start
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
-        (H, K, E), start = r.shape, padding_columns(r.shape[1])
+        H, K, E = r.shape
+        start = padding_columns(K)
         self.table = self.u.new_zeros(H, E if s is None else E + 1, start + K)
         """r and, as the last of E + 1 rows, s by descending distance; longer distances have zeros."""
         self.table[:, :E, start:] = r.flip(1).mT
         if s is not None:
             self.table[:, E, start:] = s.to(self.dtype).flip(1) * self.scale
-        h, b, queries, _, w = next(blocks(query, key)).shape  # the largest
-        self.is_future = torch.ones(queries, queries, dtype=torch.bool).triu_(1)
+
+        # What all blocks share. The first one is the largest.
+        max_heads, max_streams, max_queries, _, max_width = next(blocks(query, key)).shape
+        self.is_future = torch.ones(max_queries, max_queries, dtype=torch.bool).triu_(1)
         self.hidden = self.u.new_full((), -math.inf)
-        self.workspace = self.u.new_empty(h * b * queries * w)
+        self.workspace = self.u.new_empty(max_heads * max_streams * max_queries * max_width)
+
+        # Dropout, by whole numbers from 0 to 2³¹ − 1: they are the cheapest random ones.
         self.generator = None if seed is None else torch.Generator().manual_seed(int(seed))
         self.dropped_below = int(dropout_prob * (1 << 31))
         self.scale_up = 1.0 / (1.0 - dropout_prob)
@@ -68,28 +77,35 @@ class Terms:
         ``[h, s·b, E + 1]``."""
         q = self.query[block.rows].permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
         content = torch.add(self.u[block.heads], q, alpha=self.scale)
+        content = content.flatten(1, 2).transpose(0, 1)  # [n, s, E]
         position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
-        content, position = content.flatten(1, 2).transpose(0, 1), position.flatten(0, 1).transpose(0, 1)
-        if self.table.shape[1] > position.shape[2]:
+        position = position.flatten(0, 1).transpose(0, 1)  # [h, s·b, E]
+        has_s = self.table.shape[1] > position.shape[2]
+        if has_s:
             position = F.pad(position, (0, 1), value=1.0)
         return content.contiguous(), position.contiguous()
 
     def probabilities(self, block: Block, out: Tensor) -> Tensor:
         """The block's probabilities ``[n, s, k]``, written to ``out``; those to drop have a minus sign.
         With dropout, this must be called for the blocks in their order."""
+        _, b, s, k, _ = block.shape
+
+        # Scores: (b) and (d) by distance, (a) and (c) by key, and their sum.
         content, position = self.biased_queries(block)
-        by_distance, by_key = block.split(self.workspace, block.shape[1])
+        by_distance, by_key = block.split(self.workspace, b)
         torch.bmm(position, self.table[block.heads, :, block.distances], out=by_distance)
         torch.bmm(content, block.columns(self.key).to(self.dtype), out=out)
-        _, _, s, k, _ = block.shape
         scores = block.unpair(out).add_(by_key)  # [b, h, s, k]
+
+        # Hidden keys: the future, which only the block's last s keys have, and those before the first.
         segment = scores[..., k - s :]
         torch.where(self.is_future[:s, :s], self.hidden, segment, out=segment)
         if self.key_start is not None:
             first = self.key_start[block.streams, block.queries] - block.keys.start  # [b, s]
             torch.where(torch.arange(k) < first[:, None, :, None], self.hidden, scores, out=scores)
+
         torch.softmax(out, dim=-1, out=out)
-        if self.generator is not None:  # whole numbers from 0 to 2³¹ − 1 are the cheapest random ones
+        if self.generator is not None:
             numbers = torch.empty_like(out, dtype=torch.int32).random_(generator=self.generator)
             out.copysign_(numbers.sub_(self.dropped_below))
         return out
@@ -108,7 +124,8 @@ def blocked_attention(
     kept: list[Tensor] = []
     scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
-        if keep:  # in a tensor for each block: a single large one would be new memory of the system, slow
+        if keep:
+            # A tensor for each block: a single large one would be new memory of the system, which is slow.
             kept.append(scores.new_empty(math.prod(block.shape[:3]) * block.keys.stop))
         probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
         used = (probabilities.relu() if dropout_prob else probabilities).to(query.dtype)
@@ -129,24 +146,35 @@ def blocked_attention_backward(
     ``[B, H, S, E]``; empty tensors where v or s is None."""
     terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
     K, E = key.shape[2:]
-    d_query = sequence_first(query)
-    fresh = torch.empty_like if key_start is None else torch.zeros_like  # for keys that no query sees
-    d_key, d_value = (fresh(x, memory_format=torch.contiguous_format) for x in (key, value))
-    vectors = terms.table[:, :E]  # r by descending distance
-    d_vectors, d_u, d_s = (torch.zeros_like(x) for x in (vectors, terms.u, vectors[:, 0]))
-    rounded = vectors.to(query.dtype)
     grad = grad * terms.scale_up if dropout_prob else grad
+
+    # Gradients, which blocks write or add to.
+    d_query = sequence_first(query)
+    # By key_start, there may be keys that no block reads: their gradient is 0.
+    new_like = torch.empty_like if key_start is None else torch.zeros_like
+    d_key = new_like(key, memory_format=torch.contiguous_format)
+    d_value = new_like(value, memory_format=torch.contiguous_format)
+    vectors = terms.table[:, :E]  # r by descending distance
+    d_vectors = torch.zeros_like(vectors)
+    d_u = torch.zeros_like(terms.u)
+    d_s = torch.zeros_like(vectors[:, 0])
+
+    # Workspaces, which all blocks share.
+    vectors_in_dtype = vectors.to(query.dtype)
     gradients = torch.empty_like(terms.workspace)
     workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
     scores = terms.workspace.new_empty(0 if kept else len(terms.workspace))
-    before = None
+    previous_shape = None
     for i, block in enumerate(blocks(query, key, key_start)):
+        h, b, n_queries, _, w = block.shape
+
+        # The forward pass again, as far as it wasn't kept.
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
-        h, b, queries, _, w = block.shape
-        probabilities = block.scores(kept[i] if kept else scores)
+        probabilities = block.scores(kept[i] if kept else scores)  # [n, s, k]
         if not kept:
             terms.probabilities(block, probabilities)
-        # Contiguous, since the transposed products below are a fifth slower if rows are far apart.
+
+        # Values. Contiguous, since the transposed products are a fifth slower if rows are far apart.
         d_context = grad[block.rows].flatten(0, 1).contiguous()  # [n, s, E]
         used = probabilities.relu() if dropout_prob else probabilities
         block.accumulate(d_value, used.to(query.dtype), d_context)
@@ -158,29 +186,37 @@ def blocked_attention_backward(
             d_scores.mul_(probabilities > 0)
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
+
+        # By distance: the same memory. Entries outside of the view by key must be 0, and stay so.
         by_distance, by_key = block.split(workspace, b)  # [h, s·b, w], [b, h, s, k]
-        if block.shape != before:  # entries outside of the view by key stay 0
+        if block.shape != previous_shape:
             by_distance.zero_()
-            before = block.shape
+            previous_shape = block.shape
         by_key.copy_(block.unpair(d_scores))
 
         # u, v and s are added to the scores of every query, so their gradients are sums over all queries,
         # for which half precision is not exact enough.
-        at_keys, keys = d_scores.sum(1, keepdim=True), block.columns(key).to(terms.dtype)
-        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.mT)).sum((0, 2))
-        of_all, of_all_by_key = block.split(d_scores.new_zeros(h * queries * w), 1)  # [h, s, w], [1, h, s, k]
-        of_all_by_key[0] = block.unpair(d_scores).sum(0)
-        d_s[block.heads, block.distances] += of_all.sum(1)
+        d_scores_by_key = d_scores.sum(1, keepdim=True)  # [n, 1, k]
+        keys = block.columns(key).to(terms.dtype)  # [n, E, k]
+        d_u[block.heads] += block.unpair(torch.bmm(d_scores_by_key, keys.mT)).sum((0, 2))
+        # Summed over streams, and then by distance: [h, s, w], [1, h, s, k].
+        summed_by_distance, summed_by_key = block.split(d_scores.new_zeros(h * n_queries * w), 1)
+        summed_by_key[0] = block.unpair(d_scores).sum(0)
+        d_s[block.heads, block.distances] += summed_by_distance.sum(1)
 
+        # Keys, vectors of distances and queries.
         d_scores = d_scores.to(query.dtype)
         block.accumulate(d_key, d_scores, content)
         d_vectors[block.heads, :, block.distances] += torch.bmm(position[..., :E].mT, by_distance)
-        d_content = block.unpair(torch.bmm(d_scores, block.columns(key).mT))
-        d_position = torch.bmm(by_distance, rounded[block.heads, :, block.distances].mT)  # [h, s·b, E]
-        d_position = d_position.unflatten(1, (queries, b)).permute(2, 0, 1, 3)  # [b, h, s, E]
+        d_content = block.unpair(torch.bmm(d_scores, block.columns(key).mT))  # [b, h, s, E]
+        d_position = torch.bmm(by_distance, vectors_in_dtype[block.heads, :, block.distances].mT)
+        d_position = d_position.unflatten(1, (n_queries, b)).permute(2, 0, 1, 3)  # [b, h, s, E]
         d_query[block.rows] = d_content.add_(d_position)
+
+    # Back to ascending distances, without the padding, and to unscaled terms.
     d_v = torch.einsum("hd,hed->he", d_s, vectors)
-    d_r, d_s = (x[..., -K:].flip(-1) for x in (d_vectors, d_s * terms.scale))  # by ascending distance
+    d_r = d_vectors[..., -K:].flip(-1)  # [H, E, K]
+    d_s = (d_s * terms.scale)[..., -K:].flip(-1)  # [H, K]
     return (
         d_query.mul_(terms.scale),
         d_key,

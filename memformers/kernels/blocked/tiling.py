@@ -19,8 +19,8 @@ WORKSPACE = 1 << 21
 """The most numbers in W: 8 MiB in float32; more only if two pairs of head and stream need more."""
 QUERIES = 256
 """The most queries in a block: few, so that few scores that the causal mask hides are computed."""
-ALIGNED = 16
-"""What divides the length of W's rows: matrix products write such rows faster."""
+ALIGNMENT = 16
+"""The length of W's rows is a multiple of this, since matrix products write such rows faster."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,12 @@ class Block:
     streams: slice
     queries: slice
     keys: slice
-    distances: slice  # their columns in a table by descending distance
-    last: bool  # whether these are the segment's last queries
-    shape: tuple[int, int, int, int, int]  # h, b, s and k, their numbers, and w, the length of W's rows
+    # The columns of its distances in a table by descending distance.
+    distances: slice
+    # Whether these are the segment's last queries.
+    is_last: bool
+    # Numbers of heads, streams, queries and keys, h, b, s and k, and the length of W's rows, w.
+    shape: tuple[int, int, int, int, int]
 
     @property
     def rows(self) -> tuple[slice, slice, slice]:
@@ -59,16 +62,19 @@ class Block:
         for ``b`` streams."""
         h, _, s, k, w = self.shape
         by_distance = workspace[: h * s * b * w].view(h, s * b, w)
-        by_key = workspace.as_strided((b, h, s, k), (w, s * b * w, b * w - 1, 1), w - 1 - k + s)
+        # Strides of stream, head, query and key: the next query's row is b·w further, its distances one less.
+        strides = (w, s * b * w, b * w - 1, 1)
+        by_key = workspace.as_strided((b, h, s, k), strides, w - 1 - k + s)
         return by_distance, by_key
 
     def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
         """Add the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over queries to ``gradient
         [B, H, K, E]``; the segment's last queries come first and write it."""
         target = gradient[self.streams, self.heads, self.keys].view(len(scores), -1, x.shape[-1])  # [n, k, E]
-        if self.last:
+        if self.is_last:
             torch.bmm(scores.mT, x, out=target)
-        else:  # baddbmm_ into pairs that aren't adjacent would compute one product for each pair
+        else:
+            # baddbmm_ into pairs that aren't adjacent would compute one product for each pair.
             target += torch.bmm(scores.mT, x)
 
 
@@ -79,23 +85,36 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
     A block of one stream starts with the first key that any of its queries sees, by ``key_start [B, S]``;
     blocks of several have all keys, so that no stream's computation depends on another's.
     """
-    (B, H, S, _), K = query.shape, key.shape[2]
-    s, columns = min(S, QUERIES), K + padding_columns(K)
-    n = 1 << max((WORKSPACE // (s * columns)).bit_length() - 1, 1)
-    h, b = min(H, n), max(min(B, n // H), 1)
-    for stop in range(S, 0, -s):
-        queries = slice(max(stop - s, 0), stop)
-        for stream in range(0, B, b):
-            begin = 0 if key_start is None or b > 1 else int(key_start[stream, queries].min())
-            streams, keys = slice(stream, min(stream + b, B)), slice(begin, K - S + stop)
-            k = keys.stop - begin
+    B, H, S, _ = query.shape
+    K = key.shape[2]
+
+    # The most queries, pairs, heads and streams in a block.
+    max_queries = min(S, QUERIES)
+    n_columns = K + padding_columns(K)
+    max_pairs = 1 << max((WORKSPACE // (max_queries * n_columns)).bit_length() - 1, 1)
+    max_heads = min(H, max_pairs)
+    max_streams = max(min(B, max_pairs // H), 1)
+
+    for query_stop in range(S, 0, -max_queries):
+        queries = slice(max(query_stop - max_queries, 0), query_stop)
+        for stream in range(0, B, max_streams):
+            streams = slice(stream, min(stream + max_streams, B))
+            first_key = 0
+            if key_start is not None and max_streams == 1:
+                first_key = int(key_start[stream, queries].min())
+            # Causal: the block's last query sees keys up to its own.
+            keys = slice(first_key, K - S + query_stop)
+            k = keys.stop - keys.start
             w = k + padding_columns(k)
-            for head in range(0, H, h):
-                heads = slice(head, min(head + h, H))
-                shape = heads.stop - head, streams.stop - stream, stop - queries.start, k, w
-                yield Block(heads, streams, queries, keys, slice(columns - w, columns), stop == S, shape)
+            for head in range(0, H, max_heads):
+                heads = slice(head, min(head + max_heads, H))
+                h = heads.stop - heads.start
+                b = streams.stop - streams.start
+                s = queries.stop - queries.start
+                distances = slice(n_columns - w, n_columns)
+                yield Block(heads, streams, queries, keys, distances, query_stop == S, (h, b, s, k, w))
 
 
 def padding_columns(k: int) -> int:
     """The number of columns, at least one, that W has before those of the distances for ``k`` keys."""
-    return ALIGNED - k % ALIGNED
+    return ALIGNMENT - k % ALIGNMENT

@@ -24,7 +24,18 @@ JSON = (int, float, str, tuple, type(None))
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """What a rule can know of a segment besides the inputs that it remembers."""
+    """What a rule can know of a segment besides the inputs that it remembers.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import LayerMemory, MemoryLM, MemoryRule, ModelConfig
+        >>> class Normalized(MemoryRule):  # remembers what attention sees of the newest input
+        ...     def update(self, past, x, context):
+        ...         return LayerMemory(x[:0], context.layer.attention_input(x[-1:])), None
+        >>> model = MemoryLM(ModelConfig(model=Normalized, vocab_size=65, c_mem_len=1))
+        >>> model(torch.randint(65, (64, 2))).memory  # of tokens [S, B]
+        Memory(4 layers, mem_len=0, n_slots=1, streams=2, torch.float32)
+    """
 
     layer: MemoryLayer
     """The layer whose memory it is."""

@@ -28,6 +28,16 @@ class CompressiveRule(MemoryRule):
         loss: What f_c learns from: attention reconstruction, or nothing of its own ("none").
         bptt: How many compressions back f_c learns from the language model's loss.
         segment_len: S, how many positions a compression comes after; needed with ``bptt``.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import CompressiveRule, LayerMemory, MeanCompression, UpdateContext
+        >>> rule = CompressiveRule(mem_len=16, c_mem_len=8, f_c=MeanCompression(4), loss="none")
+        >>> x = torch.randn(32, 2, 64)  # [S, B, D]
+        >>> context = UpdateContext(layer=None, x=x, n_valid=None)  # no layer: nothing is learned
+        >>> memory, _ = rule.update(LayerMemory.nothing(x), x, context)
+        >>> memory.mem_len, memory.n_slots
+        (16, 4)
     """
 
     append_only = True

@@ -27,6 +27,12 @@ class SelectiveRule(MemoryRule):
 
     Args:
         size: M and C, and as ``compression_rate`` how many positions leave for each kept one that expires.
+
+    Examples:
+        >>> from memformers import MemoryLM, MemorySizes, ModelConfig, SelectiveRule
+        >>> rule = SelectiveRule(MemorySizes(mem_len=16, c_mem_len=8, compression_rate=4))
+        >>> rule.mem_len, rule.c_mem_len, rule.expiry_rate
+        (16, 8, 4)
     """
 
     def __init__(self, size: MemorySizes, settings: object = None):

@@ -14,7 +14,18 @@ from memformers.models.stack import MemoryStack
 
 
 class TransformerXLRule(MemoryRule):
-    """Remember the newest M inputs of a layer (section 3.2)."""
+    """Remember the newest M inputs of a layer (section 3.2).
+
+    Examples:
+        >>> import torch
+        >>> from memformers import LayerMemory, MemorySizes, TransformerXLRule, UpdateContext
+        >>> rule, x = TransformerXLRule(MemorySizes(mem_len=24)), torch.randn(16, 2, 64)  # [S, B, D]
+        >>> past = LayerMemory.nothing(x)
+        >>> for _ in range(2):
+        ...     past, _ = rule.update(past, x, UpdateContext(layer=None, x=x, n_valid=None))
+        >>> past.mem.shape  # [M, B, D]
+        torch.Size([24, 2, 64])
+    """
 
     append_only = True
 
