@@ -12,7 +12,8 @@ from memformers.generation.cache import KeyCache, attends_to_keys, empty_inputs
 from memformers.models.core import MemoryCore
 from memformers.models.hooks import is_hooked
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, check_memory, check_streams
+from memformers.models.memory import Memory, check_streams
+from memformers.models.memory_checks import check_memory
 from memformers.models.stack import all_modules, eval_mode
 
 

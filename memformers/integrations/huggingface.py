@@ -20,7 +20,8 @@ from memformers.integrations.huggingface_decoding import Decoding, group_by_padd
 from memformers.integrations.huggingface_tokenizer import MemformerTokenizer, tokenizer_of
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM, build_embedding, build_head, init_vocabulary
-from memformers.models.memory import Memory, check_memory
+from memformers.models.memory import Memory
+from memformers.models.memory_checks import check_memory
 from memformers.runs.load import load_checkpoint, load_packaged
 
 SETTINGS = tuple(field.name for field in fields(ModelConfig))

@@ -20,14 +20,17 @@ def first_visible_key(
     """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its
     document, by ``doc_starts [S, B]`` and ``n_visible [B]`` of ``n_past`` keys, and of the ``window`` newest
     keys."""
+    # Where the document that runs at the segment's start begins in memory.
     S, B = x.shape[:2]
     first = None
     if n_visible is not None:
         first = (n_past - n_visible)[:, None].expand(-1, S)
+    # Where it begins for queries after a start in the segment.
     if doc_starts is not None:
         newest = newest_start(doc_starts).T  # [B, S]
         in_memory = 0 if first is None else first
         first = torch.where(newest < 0, in_memory, n_past + newest)
+    # A window ends before that, if it is shorter.
     if window is None or window >= n_past + S:
         return first
     own_key = torch.arange(n_past, n_past + S, device=x.device)  # [S]
@@ -63,6 +66,7 @@ def valid_afterwards(
         if n_valid is None:
             return None
         return (n_valid.clamp(0, n_before) + segment_len).clamp(max=n_after)
+    # A stream without a start goes on; else its document has what follows the newest start.
     newest = newest_start(doc_starts)[-1]  # [B]
     if n_valid is None:
         old = newest.new_full(newest.shape, n_before)

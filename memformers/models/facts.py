@@ -41,9 +41,11 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     mean = sum(size.mean_positions(S) for size in sizes)
     most = most_positions(sizes, S)
 
+    # What a query attends to besides the segment; C is always the same.
     mean_keys = sum(size.mean_keys(S) for size in sizes)  # of all layers together
     keys = mean_keys + most - mean
     configured_keys = mean_keys + configured - mean
+    # What is carried from segment to segment, in vectors of D numbers.
     always_held = sum(size.c_mem_len + size.bptt_len + size.has_shift_state for size in sizes)
     farthest = [size.full_reach(S) - config.same_length for size in sizes]
     operations_of_layers = sum(operations(D, S, size.mean_keys(S) + S) // S for size in sizes)

@@ -49,6 +49,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
+        # W₁x + b₁, and the ReLU in place where nothing else sees its input.
         # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
         hidden = linear(self.layer1, x.flatten(0, -2))  # [S·B, d_ff]
         hidden = hidden.relu_() if is_unmodified(self.layer1, nn.Linear) else hidden.relu()
@@ -92,11 +93,14 @@ class GRUGate(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """``x`` and ``y``, ``[S, B, D]`` each, to ``[S, B, D]``."""
+        # The products with y and with x, each as one matrix.
         W_r_y, W_z_y, W_g_y = self.W(y).chunk(3, dim=-1)  # [S, B, D] each
         U_r_x, U_z_x = self.U(x).chunk(2, dim=-1)
+        # Reset gate, update gate, candidate (equations 2 to 4 of the paper).
         r = torch.sigmoid(W_r_y + U_r_x)
         z = torch.sigmoid(W_z_y + U_z_x - self.gate_bias)
         h = torch.tanh(W_g_y + self.U_g(r * x))
+        # (1 − z) ⊙ x + z ⊙ h
         return x + z * (h - x)
 
 
@@ -194,6 +198,7 @@ class MemoryLayer(nn.Module):
             cache: Keys and values of the past, instead of ``past`` and ``mask``; those of the segment are
                 appended.
         """
+        # Attention over memory and segment.
         if kv_input is None:
             kv_input = x if self.shift is None else self.shift(x, None, None)
         if cache is None:
@@ -201,9 +206,11 @@ class MemoryLayer(nn.Module):
         else:
             y = cache.attend(x, kv_input, key_start)
         y = self.dropped(y)
+        # Post-norm: x = norm(x + sublayer(x)), as in the original Transformer-XL.
         if self.norm == "post":
             x = self.norm_self_attn(x + y)
             return self.norm_ff(x + self.dropped(self.feed_forward(x)))
+        # Pre-norm: x = x + sublayer(norm(x)), or through a gate.
         x = self.joined(x, y, self.gate_self_attn)
         y = self.feed_forward(self.norm_ff(x))
         return self.joined(x, self.dropped(y), self.gate_ff)
@@ -223,8 +230,10 @@ class MemoryLayer(nn.Module):
     ) -> Tensor:
         """Attention from ``x [S, B, D]`` to slots and positions of ``past`` and to ``kv_input [S, B, D]``, in
         this order, all normalized first in pre-norm: ``[S, B, D]``."""
+        # In order of time: slots, positions, segment.
         context = [] if past is None else [part for part in (past.slots, past.mem) if len(part)]
         norm = None if self.norm == "post" else self.norm_self_attn
+        # A faster way to the same, where nothing but the weights decides the output.
         if context and mask is None and can_fold(self.self_attn, norm):
             joined = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
             return attend_with_memory(self.self_attn, norm, x, kv_input, joined, key_start)

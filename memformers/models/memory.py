@@ -204,6 +204,7 @@ class Memory:
                 f"expected memories of the same lengths, got {' and '.join(map(str, different))}; join "
                 f"memories of one model that have read the same number of segments."
             )
+        # Layer by layer, each tensor of all memories along the streams.
         layers = []
         for parts in zip(*(memory.layers for memory in memories), strict=True):
             tensors = [part.tensors() for part in parts]
@@ -227,11 +228,13 @@ class Memory:
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
         segment starts a new document. Raises ValueError for another shape, dtype or device."""
+        # Before the first segment, nothing is remembered of any stream.
         if not self.layers:
-            return self  # nothing is remembered of any stream
+            return self
         n_valid = self.valid_positions()
         check_streams("done", done, torch.bool, n_valid.shape, n_valid.device)
 
+        # What is hidden is cleared too: it may not be finite, and would meet a probability of 0.
         def clear(x: Tensor) -> Tensor:
             return x.masked_fill(done.view(1, -1, *[1] * (x.dim() - 2)), 0)
 
@@ -269,6 +272,7 @@ class Memory:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Memory":
         """The reverse of [`tensors`][memformers.models.memory.Memory.tensors]. Raises ValueError for other
         names."""
+        # By layer, as in 0.mem; what has another name was not written by save.
         by_layer: dict[int, dict[str, Tensor]] = {}
         unknown = []
         for name, tensor in tensors.items():
@@ -313,79 +317,6 @@ def check_streams(
         )
 
 
-def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory:
-    """``memory``, or one of layers that remember nothing for None. UserError unless a model whose layers have
-    these ``sizes`` can have made it of streams with inputs ``x [S, B, D]``."""
-    if memory is None or (isinstance(memory, Memory) and not memory.layers):
-        n_valid = None if memory is None else memory.n_valid
-        memory = Memory((LayerMemory.nothing(x),) * len(sizes), n_valid)
-    if not isinstance(memory, Memory):
-        raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-    if len(memory.layers) != len(sizes):
-        raise UserError(
-            f"expected a memory of {len(sizes)} layers, got {len(memory.layers)}; use a memory of this model."
-        )
-    first_of_size: dict[tuple[int, ...], tuple[int, LayerMemory]] = {}
-    for i, (layer, size) in enumerate(zip(memory.layers, sizes, strict=True)):
-        check_layer_memory(layer, x, size, f"of layer {i}")
-        key = (size.mem_len, size.c_mem_len, size.compression_rate)
-        first, alike = first_of_size.setdefault(key, (i, layer))
-        if (layer.mem_len, layer.n_slots) != (alike.mem_len, alike.n_slots):
-            raise UserError(
-                f"layer {i} has {layer.mem_len} positions and {layer.n_slots} slots, but layer {first}, "
-                f"which remembers as much, {alike.mem_len} and {alike.n_slots}; use the memory as a model "
-                f"returns it."
-            )
-    check_streams("a memory's n_valid", memory.n_valid, torch.int64, x.shape[1:2], x.device)
-    return memory
-
-
-def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) -> None:
-    """UserError unless ``memory`` can be what a layer of this ``size`` remembers of ``x [S, B, D]``."""
-    if not isinstance(memory, LayerMemory):
-        raise UserError(f"expected a LayerMemory {whose}, got a {type(memory).__name__}.")
-    limits = {
-        "mem": size.longest_memory,
-        "slots": size.c_mem_len,
-        "shift_state": int(size.has_shift_state),
-        "bptt_inputs": size.bptt_len,
-    }
-    for name, limit in limits.items():
-        tensor = getattr(memory, name)
-        if tensor is None:
-            continue
-        n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
-        check_streams(f"{name} {whose}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
-        if n > limit:
-            raise UserError(
-                f"{name} {whose} has length {n}, where this model keeps at most {limit}; use it with the "
-                f"model that made it."
-            )
-    has_past = memory.mem_len or memory.n_slots
-    if size.has_shift_state and has_past and memory.shift_state is None:
-        raise UserError(
-            f"a model with token_shift also needs the newest input {whose}, its shift_state; use the memory "
-            f"of this model."
-        )
-    n_inputs = 0 if memory.bptt_inputs is None else len(memory.bptt_inputs)
-    if n_inputs % size.group or n_inputs > memory.n_slots * size.group:
-        raise UserError(
-            f"expected bptt_inputs {whose} of some of {memory.n_slots} slots of {size.group}, got "
-            f"{n_inputs}; use it as a model returns it."
-        )
-    for name, tensor in memory.state.items():
-        if not isinstance(tensor, Tensor) or tensor.dim() < 2 or tensor.shape[1] != x.shape[1]:
-            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UserError(f"expected {name!r} in the state {whose} as [·, {x.shape[1]}, …], got {got}.")
-
-
-def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -> None:
-    """Raise UserError unless a ``method`` of a user's class returned a tensor of this ``shape``."""
-    if not isinstance(output, Tensor) or output.shape != tuple(shape):
-        got = list(output.shape) if isinstance(output, Tensor) else repr(output)
-        raise UserError(f"{kind.__qualname__}.{method} returned {got}, expected a tensor {list(shape)}.")
-
-
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
     """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
     several, or less than half of one, which a view would keep from being freed."""
@@ -400,8 +331,10 @@ def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
             wholes.append(part)
         start -= len(part)
         stop -= len(part)
+    # An empty view would keep a whole segment alive, too.
     if not pieces:
         return parts[0][:0].clone()
     if len(pieces) > 1:
         return torch.cat(pieces)
+    # A view of at least half of a tensor costs no copy; of less, it would waste more than it saves.
     return pieces[0].clone() if 2 * len(pieces[0]) < len(wholes[0]) else pieces[0]

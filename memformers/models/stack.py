@@ -24,11 +24,9 @@ from memformers.models.layers import AttentionCache, FeedForward, MemoryLayer
 from memformers.models.memory import (
     LayerMemory,
     Memory,
-    check_layer_memory,
-    check_memory,
-    check_returned,
     check_streams,
 )
+from memformers.models.memory_checks import check_layer_memory, check_memory, check_returned
 from memformers.models.registry import lookup
 from memformers.models.rules.base import MemoryRule, UpdateContext
 from memformers.models.sizes import MemorySizes
@@ -72,6 +70,7 @@ class MemoryStack(nn.Module):
         self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: Count, rules: Sequence[MemoryRule]
     ):
         super().__init__()
+        # One layer is a pattern for all.
         layers = [layer] * n_layers if isinstance(layer, MemoryLayer) else list(layer)
         if len(layers) != n_layers:
             raise UserError(f"expected n_layers={n_layers} layers, or one for all, got {len(layers)} layers.")
@@ -85,6 +84,7 @@ class MemoryStack(nn.Module):
         """Whether the backward pass computes layers again from their inputs (arXiv 1604.06174)."""
         self.sizes = self._sizes_of_rules()
         """How much each layer remembers."""
+        # Copies would start alike.
         reset_parameters(module for _, module in children_first(self.layers))
         reset_parameters(module for f_c in self.compressions for _, module in children_first(f_c))
 
@@ -105,6 +105,7 @@ class MemoryStack(nn.Module):
         has a gradient only ``through_memory``. Raises ValueError for starts or a memory of another shape,
         dtype or device."""
         memory = self.checked(x, memory, mask, doc_starts)
+        # Documents: where each query's keys begin, and how long the document at the end of the segment is.
         key_starts = self.first_visible_keys(x, memory, doc_starts)
         n_valid = document_length(memory.n_valid, doc_starts, len(x))  # [B], at the end of the segment
         remembered = []
@@ -115,7 +116,7 @@ class MemoryStack(nn.Module):
             kv_input = layer.shifted(x, past.shift_state, doc_starts)  # [S, B, D]
             output = self._attend(layer, x, rule.recall(past), mask, key_start, kv_input)
 
-            # Then remember the segment's inputs.
+            # Then remember the segment's inputs. A gradient would reach into all segments so far.
             if not through_memory:
                 kv_input = kv_input.detach()
             context = UpdateContext(layer, x if through_memory else x.detach(), n_valid)
@@ -124,6 +125,7 @@ class MemoryStack(nn.Module):
             if loss is not None:
                 losses.append(loss)
             x = output
+
         after = self.with_documents(memory, remembered, doc_starts, len(x))
         total = torch.stack(losses).sum() if losses else x.new_zeros(())
         return self.norm(x), after if through_memory else after.detach(), total
@@ -146,6 +148,7 @@ class MemoryStack(nn.Module):
         new_starts = None if doc_starts is None else doc_starts[begin:]
         by_layer = zip(self.memory_layers, cache.layers, memory.layers, key_starts, strict=True)
         for inputs, (layer, layer_cache, past, key_start) in zip(cache.inputs, by_layer, strict=True):
+            # The memory is made of all inputs at the end of the segment.
             inputs[begin:end] = x
             shift_state = inputs[begin - 1 : begin] if begin else past.shift_state
             kv_input = layer.shifted(x, shift_state, new_starts)
@@ -184,6 +187,7 @@ class MemoryStack(nn.Module):
         self, i: int, rule: MemoryRule, past: LayerMemory, x: Tensor, context: UpdateContext
     ) -> tuple[LayerMemory, Tensor | None]:
         """What the rule of layer i makes of its memory and ``x [S, B, D]``, checked, and its loss."""
+        # A user's rule may return anything.
         updated: Any = rule.update(past, x, context)
         method = f"{type(rule).__qualname__}.update"
         if not isinstance(updated, tuple) or len(updated) != 2:
@@ -191,7 +195,9 @@ class MemoryStack(nn.Module):
                 f"expected {method} to return a LayerMemory and a loss or None, got {type(updated).__name__}."
             )
         memory, loss = updated
-        if isinstance(memory, LayerMemory) and memory.slots.dtype != x.dtype:  # under autocast
+
+        # Under autocast, products have another dtype than the inputs.
+        if isinstance(memory, LayerMemory) and memory.slots.dtype != x.dtype:
             memory = replace(memory, slots=memory.slots.to(x.dtype))
         if self.sizes[i].has_shift_state and isinstance(memory, LayerMemory):
             memory = replace(memory, shift_state=context.x[-1:].clone())
@@ -220,6 +226,7 @@ class MemoryStack(nn.Module):
         after = Memory(tuple(remembered))
         if doc_starts is None and memory.n_valid is None:
             return after
+        # No document is longer than what the layer with the longest memory covers.
         n_before = memory.n_positions(self.sizes)
         n_after = after.n_positions(self.sizes)
         n_valid = valid_afterwards(memory.n_valid, doc_starts, segment_len, n_before, n_after)
@@ -230,8 +237,9 @@ class MemoryStack(nn.Module):
     ) -> list[Tensor | None]:
         """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None
         where every query sees all keys up to its own, which without ``windows`` only documents prevent."""
+        # Layers that remember as much see as much, which is all of them in most models.
         key_starts: list[Tensor | None] = []
-        known: dict[Any, Tensor | None] = {}  # the same in all layers of most models
+        known: dict[Any, Tensor | None] = {}
         for layer, past, size in zip(self.memory_layers, memory.layers, self.sizes, strict=True):
             window = layer.window if windows else None
             key = (past.mem_len, past.n_slots, size.slot_positions, window)
@@ -290,6 +298,7 @@ class MemoryStack(nn.Module):
 def build_transformer(config: NetworkConfig) -> MemoryStack:
     """The network of ``config``: one layer, copied, and the rules of its model."""
     kind: type[MemoryRule] = lookup(config.model)
+    # The layers of a user's memory may attend in another way, and its network may read in another way.
     layer = kind.layer(
         d_model=config.d_model,
         self_attn=RelativeMultiHeadAttention(
@@ -312,6 +321,7 @@ def build_transformer(config: NetworkConfig) -> MemoryStack:
 def initialise_weights(transformer: MemoryStack) -> None:
     """Let the layers and the final norm draw their weights anew, the compression functions after all others.
     Modules that a user's memory adds keep their weights."""
+    # From one seed, models then start alike in all that they share.
     reset_parameters(module for _, module in children_first(transformer.layers))
     reset_parameters([transformer.norm])
     reset_parameters(module for f_c in transformer.compressions for _, module in children_first(f_c))

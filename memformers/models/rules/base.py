@@ -176,6 +176,7 @@ class MemoryRule(nn.Module):
     def push(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> Window:
         """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them.
         Nothing of an earlier document is left in slots and evicted positions."""
+        # The oldest positions leave, as many as there are too many.
         n_past = past.mem_len + len(x)
         n_evicted = max(n_past - self.mem_len, 0)
         age = torch.arange(n_past, n_past - n_evicted, -1, device=x.device)[:, None]  # [n, 1], 1: the newest
@@ -184,6 +185,7 @@ class MemoryRule(nn.Module):
             belongs = (age > 0).expand(n_evicted, x.shape[1])
         else:
             belongs = age <= n_valid  # [n, B]
+        # Zeros stand for what belongs to an earlier document, wherever it is.
         evicted = cut((past.mem, x), 0, n_evicted).where(belongs[..., None], 0.0)
         slots = past.slots
         if self.c_mem_len and (n_evicted or len(slots)):

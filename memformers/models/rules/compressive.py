@@ -12,7 +12,8 @@ from memformers.common.text import UserError
 from memformers.models.compression import build_compression, reconstruction_loss
 from memformers.models.config import LENGTHS, CompressionLossName, NetworkConfig
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import LayerMemory, check_returned, cut
+from memformers.models.memory import LayerMemory, cut
+from memformers.models.memory_checks import check_returned
 from memformers.models.rules.base import MemoryRule, UpdateContext
 from memformers.models.sizes import Length, MemorySizes
 from memformers.models.stack import MemoryStack
@@ -118,6 +119,7 @@ class CompressiveRule(MemoryRule):
         if not n_slots or self.loss == "none":
             return remembered, None
 
+        # Slots of an earlier document, which no query sees, don't count.
         n_masked = None
         if context.n_valid is not None:
             n_masked = n_masked_slots(context.n_valid, n_recent, len(x), n_slots, c)

@@ -36,6 +36,7 @@ class TransformerXLRule(MemoryRule):
 
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
         """The newest M of ``past`` and ``x [S, B, D]``, wherever documents start; no loss."""
+        # h̃ = [SG(past); x], of which the next segment sees the newest M (section 3.2).
         n_forgotten = max(past.mem_len + len(x) - self.mem_len, 0)
         return LayerMemory(cut((past.mem, x), n_forgotten), past.slots), None
 
