@@ -34,15 +34,18 @@ class InfiniLayer(MemoryLayer):
     ) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
         query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
+        # Queries, keys and values of the segment, [B, H, S, E] each.
         attention = self.self_attn
         z = self.attention_input(x)
         Q = attention.by_head(attention.query(z))  # [B, H, S, E]
         K = attention.by_head(attention.key(z))
         V = attention.by_head(attention.value(z))
+        # Attention over the segment alone, whose first key comes after the slots.
         n_slots = 0 if past is None else past.n_slots
         first = None if key_start is None else (key_start - n_slots).clamp(min=0)
         share = self.beta.sigmoid()[:, None, None]
         A = (1 - share) * attention.attend_by_head(Q, K, V, key_start=first)  # [B, H, S, E]
+        # Retrieval, for queries whose document began before the segment.
         if past is not None and n_slots:
             A_mem = retrieve(sigma(Q), *matrix_of(past.slots, attention.heads))
             if key_start is not None:
@@ -72,6 +75,7 @@ class InfiniAttention(MemoryRule):
         window = self.push(past, x, context)
         attention = context.layer.self_attn
         z = context.layer.attention_input(window.evicted)
+        # The delta rule; positions of an earlier document have no key.
         M, norm = matrix_of(window.slots, attention.heads)
         K = sigma(attention.by_head(attention.key(z))) * window.belongs.T[:, None, :, None]  # [B, H, S, E]
         M = M + K.mT @ (attention.by_head(attention.value(z)) - retrieve(K, M, norm))

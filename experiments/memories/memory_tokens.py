@@ -50,16 +50,19 @@ class MemoryTokenStack(MemoryStack):
         memory = self.checked(x, memory, mask, doc_starts)
         S, B, _ = x.shape
         m = len(self.start)
+        # What is read: the slots, or nothing yet.
         past = memory.layers[0]
         start = self.start.expand(m, B, -1)
         read = past.slots if past.n_slots else start
         goes_on = memory.valid_positions() > 0 if past.n_slots else x.new_zeros(B, dtype=torch.bool)
+        # [memory; segment; memory], in which documents start as in the segment, and with it in new streams.
         starts = x.new_zeros(m + S + m, B, dtype=torch.bool)
         starts[m] = ~goes_on  # which hides the memory at the left
         if doc_starts is not None:
             starts[m : m + S] |= doc_starts
         write = read.where(~starts.any(0)[:, None], start)
         output, _, no_loss = super().forward(torch.cat([read, x, write]), None, mask, doc_starts=starts)
+        # What comes out at the right is the next memory.
         first = replace(past, slots=output[m + S :])
         after = self.with_documents(memory, [first, *memory.layers[1:]], doc_starts, S)
         return output[m : m + S], after if through_memory else after.detach(), no_loss

@@ -58,6 +58,7 @@ class LayerCache:
     def restart(self, past: LayerMemory, segment_len: int, kept_slots: int, n_kept: int) -> None:
         """Begin a segment of S tokens after ``past``, of which the first ``kept_slots`` and the newest
         ``n_kept`` positions have their keys here: the newest slots so far, and the newest keys."""
+        # Only what has no keys yet is projected: new slots, or all, if the rule changes what it keeps.
         new = torch.cat((past.slots[kept_slots:], past.mem[: past.mem_len - n_kept]))  # [·, B, D]
         B, H, _, E = self.value.shape
         room = self.value.new_zeros(B, H, segment_len, E)
@@ -65,6 +66,7 @@ class LayerCache:
         if len(new):
             z = self.layer.attention_input(new)
             _, key, value = self.project(z, z)
+        # In order of time: slots that stay, new ones, positions that stay, room for the segment.
         slots = slice(self.n_slots - kept_slots, self.n_slots)
         recent = slice(self.n_keys - n_kept, self.n_keys)
         self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
@@ -87,12 +89,14 @@ class LayerCache:
         attention = self.layer.self_attn
         z = self.layer.attention_input(x)
         query, key, value = self.project(z, z if kv_input is x else self.layer.attention_input(kv_input))
+        # Append: buffers have room for the whole segment.
         begin = self.n_keys
         end = begin + len(x)
         self.key[..., begin:end] = key.mT
         self.value[:, :, begin:end] = value
         self.n_keys = end
 
+        # A single query needs only the keys of its window.
         first = 0
         window = self.layer.window
         if window is not None:  # of several positions, each has its own, in key_start
@@ -154,6 +158,7 @@ class KeyCache:
         of the past and of that segment are kept, as far as rules only append."""
         by_layer = zip(self.layers, transformer.memory_rules, self.past.layers, memory.layers, strict=True)
         for layer, rule, old, new in by_layer:
+            # A rule that only appends leaves keys valid: those of all but the new slots, and of M positions.
             kept_slots = 0
             n_kept = 0
             if has_read and rule.append_only:

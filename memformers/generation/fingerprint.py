@@ -31,9 +31,11 @@ class Fingerprint:
     """
 
     def __init__(self, model: nn.Module):
+        # Which modules there are, and everything that is set on them.
         self.modules = all_modules(model)
         self.kinds = list(map(type, self.modules))
         self.attributes = [copied_attributes(module) for module in self.modules]
+        # Their numbers. Tied weights are one tensor; those made in inference mode have no version.
         tensors = {id(x): x for module in self.modules for x in stored_tensors(module)}
         self.tensors = list(tensors.values())
         self.counted = [x for x in self.tensors if not x.is_inference()]
@@ -49,6 +51,7 @@ class Fingerprint:
 
     def matches(self) -> bool:
         """Whether the model is in eval mode and still computes with the same."""
+        # The cheapest first: it runs before each token.
         if list(map(type, self.modules)) != self.kinds:
             return False
         try:
@@ -72,6 +75,7 @@ def copied_attributes(module: nn.Module) -> dict[str, Any]:
 def stored_tensors(module: nn.Module) -> Iterator[Tensor]:
     """The plain tensors with numbers in memory that the parameters and buffers of ``module`` are, or of which
     they consist, as those of torchao do."""
+    # A quantized weight consists of several tensors, each of which may, too.
     waiting = [*module._parameters.values(), *module._buffers.values()]
     while waiting:
         x: Any = waiting.pop()
@@ -94,6 +98,7 @@ def sampled_views(tensors: list[Tensor]) -> list[list[Any]]:
         integer = INTEGERS.get(x.element_size())
         if integer is None or not x.numel():
             continue
+        # Without a copy, so that the view sees what changes; of a strided matrix its diagonal has to do.
         flat = x.detach().view(integer)
         while flat.dim() > 1:
             flat = flat.view(-1) if flat.is_contiguous() else flat.diagonal()

@@ -37,16 +37,18 @@ class Sampling(Checked):
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
         highest = logits.amax(-1, keepdim=True)
         if not highest.isfinite().all():
-            what = "NaN" if highest.isnan().any() else "infinite"
-            raise UserError(f"the model's logits are {what}; check that its weights are finite.")
+            kind = "NaN" if highest.isnan().any() else "infinite"
+            raise UserError(f"the model's logits are {kind}; check that its weights are finite.")
         if self.temperature == 0.0:
             return logits.argmax(-1)
         # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
         numbers = torch.finfo(logits.dtype)  # a temperature beyond them would be 0 or infinite
         logits = (logits - highest) / min(max(self.temperature, numbers.tiny), numbers.max)
+        # The k most likely.
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             likeliest = logits.topk(self.top_k)
             logits = torch.full_like(logits, -math.inf).scatter(-1, likeliest.indices, likeliest.values)
+        # The nucleus: without those that come after others which reach top_p together.
         if self.top_p is not None:
             descending, order = logits.sort(stable=True, dim=-1, descending=True)
             probabilities = descending.softmax(-1)
@@ -81,12 +83,13 @@ def batch_prompts(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     if not prompts:
         raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
     for i, prompt in enumerate(prompts):
-        which = f"prompt {i} of {len(prompts)} (counted from 0)"
+        label = f"prompt {i} of {len(prompts)} (counted from 0)"
         is_row = isinstance(prompt, Tensor) and prompt.dim() == 1 and len(prompt) > 0
         if not is_row or prompt.dtype not in (torch.int64, torch.int32):
             kind = f"a {type(prompt).__name__}"
             got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
-            raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
+            raise UserError(f"expected {label} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
+    # Each begins where a segment does in all streams, so that it is read in the same segments as alone.
     step = math.lcm(config.segment_len, *(size.group for size in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
@@ -146,8 +149,12 @@ def generate(
         raise UserError(f"batch={batch} repeats a single prompt, got {len(prompt)} prompts; leave batch out.")
     prompts = batch_prompts(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
-    decoder, together, starts = Stepper(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
-    decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
+
+    # What all prompts have is read together; sample reads on where the shortest ends.
+    decoder = Stepper(model, len(prompts.ends))
+    shortest = min(prompts.ends)
+    starts = prompts.doc_starts
+    decoder.read(prompts.tokens[:shortest], None if starts is None else starts[:shortest])
     return sample(decoder, max_new_tokens, sampling, make_generator(seed, model.device), stop, prompts)
 
 
@@ -166,19 +173,28 @@ def sample(
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
     ends = torch.tensor(prompts.ends if prompts else [0] * len(decoder.last), device=decoder.last.device)
-    together, longest = int(ends.min()), int(ends.max())
-    stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet
-    for i in range(together, longest + max_new_tokens):
-        token, starts = sampling.draw(decoder.last.float(), generator), None
+    shortest = int(ends.min())
+    longest = int(ends.max())
+    is_stopped = ends < 0  # none yet
+    newest = deque[Tensor](maxlen=longest - shortest + 1)
+    for i in range(shortest, longest + max_new_tokens):
+        # While longer prompts are read, streams with shorter ones are continued already.
+        token = sampling.draw(decoder.last.float(), generator)
+        starts = None
         if prompts and i < longest:
             token = torch.where(i < ends, prompts.tokens[i], token)
             starts = None if prompts.doc_starts is None else prompts.doc_starts[i]
         decoder.step(token, starts)
         newest.append(token)
-        if i >= longest:
-            text = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]
-            yield text
-            if stop is not None and (stopped := stopped | (text == stop)).all():
+        if i < longest:
+            continue
+
+        # Each stream's text starts after its own prompt.
+        text = torch.stack(tuple(newest)).gather(0, ends[None] - shortest)[0]
+        yield text
+        if stop is not None:
+            is_stopped = is_stopped | (text == stop)
+            if is_stopped.all():
                 return
 
 
@@ -186,7 +202,9 @@ class TextStream:
     """A model that reads a text and continues it; its memory keeps both."""
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
-        self.model, self.tokenizer, self.device = model, tokenizer, model.device
+        self.model = model
+        self.tokenizer = tokenizer
+        self.device = model.device
         self.reader = Stepper(model, batch=1)
         self.last: list[int] = []
         """The last token, on which depends how the next one is written: a word follows a space."""
@@ -206,14 +224,19 @@ class TextStream:
     ) -> Iterator[str]:
         """Yield the text that follows by character, until ``max_new_tokens`` tokens are generated or it ends
         with ``stop``. Raises ValueError if nothing was read yet."""
-        decode, written = self.tokenizer.decoder(), ""
+        # What was read before decides how the first token is written.
+        decode = self.tokenizer.decoder()
         for last in self.last:
             decode(last)
+        written = ""
         for token in sample(self.reader, max_new_tokens, sampling, generator):
             self.last = [int(token)]
             for character in decode(*self.last):
                 yield character
-                if stop and (written := (written + character)[-len(stop) :]) == stop:
+                if not stop:
+                    continue
+                written = (written + character)[-len(stop) :]
+                if written == stop:
                     return
 
 

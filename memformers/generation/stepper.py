@@ -116,6 +116,7 @@ class Stepper:
     def _read_within_segment(self, cache: KeyCache | None, x: Tensor, new_starts: Tensor | None) -> Tensor:
         """Read ``x [t, B, …]`` with ``new_starts [t, B]``, for which the running segment has room. What is
         kept changes at the end, all at once, so that Ctrl-C leaves no half of a step."""
+        # The segment so far, or for a model without memory the newest S tokens.
         t = len(x)
         S = self.config.segment_len
         running = torch.cat((self.running, x))[-S:]
@@ -184,6 +185,7 @@ class Stepper:
         transformer = self.model.transformer
         if self.slides or must_be_called(self.model) or not attends_to_keys(transformer):
             return None
+        # A new cache holds what the memory has; then the running segment is read again.
         cache = self.cache
         if cache is None or cache.past is not self.past or not cache.fingerprint.matches():
             batch = self.running.shape[1]

@@ -41,6 +41,7 @@ MIN_QUERIES_FOR_HALF_FLASH = 256
 def is_flash_faster(query: Tensor, position_features: int) -> bool:
     """Whether [`memformers.kernels.flash`][] computes attention of ``query [B, H, S, E]`` with so many
     position features faster than other kernels. On devices other than a CPU, nobody has measured it."""
+    # Beyond E / 2 features, the longer product costs more than the shift and the bias that it saves.
     S, E = query.shape[2:]
     is_half = query.dtype.itemsize < 4
     enough = MIN_QUERIES_FOR_HALF_FLASH if is_half else MIN_QUERIES_FOR_FLASH
@@ -55,6 +56,7 @@ def relative_attention(
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``. ``"auto"``
     takes blocked for large attention on a CPU, naive for small, and sdpa on all other devices. The blocked
     kernel takes no ``mask`` and runs on a CPU only; [`memformers.kernels.flash`][] takes other arguments."""
+    # The fastest of those that compute with r itself.
     if kernel == "auto":
         n_scores = query.shape[:3].numel() * key.shape[2]
         if query.device.type != "cpu":

@@ -106,7 +106,7 @@ class PoolingCompression(nn.Module):
     """f_c that pools every ``compression_rate`` positions into a slot, without parameters (Rae et al. 2020,
     section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
-    how: Literal["mean", "max"]
+    reduction: Literal["mean", "max"]
 
     @check_arguments
     def __init__(self, compression_rate: Count):
@@ -115,7 +115,7 @@ class PoolingCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.how)
+        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.reduction)
 
 
 class MeanCompression(PoolingCompression):
@@ -128,7 +128,7 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "mean"
+    reduction = "mean"
 
 
 class MaxCompression(PoolingCompression):
@@ -141,7 +141,7 @@ class MaxCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "max"
+    reduction = "max"
 
 
 def by_slot(mem: Tensor, c: int) -> Tensor:
@@ -210,6 +210,7 @@ def reconstruction_loss(
     ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` (algorithm 2)."""
     attention = layer.self_attn
     norm = nn.Identity() if layer.norm == "post" else layer.norm_self_attn
+    # Weights are frozen (stop_gradient of algorithm 2): the gradient reaches only c_mem, and so f_c.
     query = attention.by_head(frozen(attention.query)(frozen(norm)(h.detach())))  # [B, H, S, E]
     if n_masked is None:
         wanted = content_attention(attention, query, frozen(norm)(mem.detach()))  # [B, H, S, E]
@@ -231,6 +232,7 @@ def content_attention(
 ) -> Tensor:
     """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first_key [B]`` on or
     all: ``[B, H, S, E]``, without positions, not causal, no output projection and frozen weights."""
+    # attn(h, m) = softmax(σ(h Q) (m K)ᵀ) m V of algorithm 2, without positions.
     key, value = (attention.by_head(frozen(m)(context)) for m in (attention.key, attention.value))
     visible = None
     if first_key is not None:
@@ -243,6 +245,7 @@ def content_attention(
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
+    # Detached copies in its place, since a frozen parameter of the module would stay frozen for all losses.
     if not torch.is_grad_enabled():
         return module
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}

@@ -134,9 +134,13 @@ class NetworkConfig:
     _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
 
     def __post_init__(self) -> None:
+        # A class becomes its name, and each field has a value of its type.
         object.__setattr__(self, "model", name_of(self.model))
         check_fields(self)
-        kind, memory_config = lookup(self.model), self.memory_config
+
+        # The settings of the memory itself: from a file, given, or its defaults.
+        kind = lookup(self.model)
+        memory_config = self.memory_config
         if isinstance(memory_config, Mapping):
             memory_config = config_from_dict(kind.Config, memory_config, f"the settings of {self.model}")
         memory_config = kind.Config() if isinstance(memory_config, NoSettings) else memory_config
@@ -147,6 +151,8 @@ class NetworkConfig:
             )
         check_fields(memory_config)
         object.__setattr__(self, "memory_config", memory_config)
+
+        # What settings say together.
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in LENGTHS:
@@ -158,6 +164,8 @@ class NetworkConfig:
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; use mem_len ≥ 1.")
         if self.token_shift and not kind.may_shift():
             raise UserError(f"{kind.__qualname__} reads or attends in its own way; use token_shift=False.")
+
+        # How much each layer remembers follows from the settings, so it is decided here.
         sizes = kind.sizes(self)
         is_list = isinstance(sizes, list | tuple) and all(isinstance(size, MemorySizes) for size in sizes)
         if not is_list or len(sizes) != self.n_layers:
@@ -169,23 +177,27 @@ class NetworkConfig:
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def _check_compression(self) -> None:
-        f_c, loss = self.compression, self.compression_loss
+        # A compression learns from its own loss or from the language model's, if it has anything to learn.
+        f_c = self.compression
         if f_c in WITHOUT_PARAMETERS:
             if self.compression_start != "random" or self.bptt:
                 name = "bptt" if self.bptt else "compression_start"
                 value = getattr(self, name)
                 raise UserError(f"compression={f_c!r} has no parameters, so {name}={value!r} can't be set.")
-        elif loss == "none" and not self.bptt:
+        elif self.compression_loss == "none" and not self.bptt:
             raise UserError(
                 f"compression_loss='none' leaves compression={f_c!r} untrained; use 'attention', or bptt=1."
             )
         # A dilated slot depends on those that follow, so the same ones must be computed together again.
-        rates = self.per_layer("compression_rate") if f_c == "dilated" else ()
-        if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
-            raise UserError(
-                f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got segment_len="
-                f"{self.segment_len} and compression_rate={rate}; use a multiple of {rate}, or 'conv'."
-            )
+        if not self.bptt or f_c != "dilated":
+            return
+        for rate in self.per_layer("compression_rate"):
+            if self.segment_len % rate:
+                raise UserError(
+                    f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got "
+                    f"segment_len={self.segment_len} and compression_rate={rate}; use a multiple of {rate}, "
+                    f"or 'conv'."
+                )
 
     @property
     def memory_sizes(self) -> tuple[MemorySizes, ...]:
@@ -194,7 +206,8 @@ class NetworkConfig:
 
     def per_layer(self, name: str) -> tuple[int, ...]:
         """The setting called ``name`` of each layer. Raises ValueError for a tuple of another length."""
-        value, n = getattr(self, name), self.n_layers
+        value: int | tuple[int, ...] = getattr(self, name)
+        n = self.n_layers
         if not isinstance(value, tuple):
             return (value,) * n
         if len(value) != n:
@@ -266,10 +279,13 @@ class ModelConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
+        # Settings of an adaptive embedding have no effect on a plain one.
+        adaptive = self.adaptive
+        cutoffs = adaptive.cutoffs
         changed = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
         if changed and self.embedding != "adaptive":
             raise UserError(f"{changed[0]} needs embedding='adaptive', got {self.embedding!r}.")
+        # Clusters are ranges of ids, each with vectors of at least one feature.
         if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
         if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
@@ -286,9 +302,11 @@ class ModelConfig(NetworkConfig):
 
 def check_heads(heads: int, d_model: int) -> None:
     if d_model % heads:
-        below = d_model // heads * heads
-        such = f"such as {below} or {below + heads}" if below else f"such as {heads}"
-        raise UserError(f"d_model={d_model} is not divisible by heads={heads}; use a multiple, {such}.")
+        smaller = d_model // heads * heads
+        examples = f"{smaller} or {smaller + heads}" if smaller else f"{heads}"
+        raise UserError(
+            f"d_model={d_model} is not divisible by heads={heads}; use a multiple, such as {examples}."
+        )
 
 
 def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
@@ -326,10 +344,11 @@ def applies_to(name: str, model: str) -> bool:
 @cache
 def changes_sizes(name: str, rule: Any) -> bool:
     """Whether the sizes of the memory ``rule`` depend on the setting called ``name``."""
+    # Tried with another value: a memory need not say what it uses. One that refuses it looks at it.
     config = NetworkConfig(model=rule)
     try:
         changed = replace(config, **{name: getattr(config, name) + 1})
-    except UserError:  # so it is looked at
+    except UserError:
         return True
     return changed.memory_sizes != config.memory_sizes
 
@@ -338,7 +357,9 @@ def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that ``model`` ignores and that is
     not its default; among the [`SHARED_SETTINGS`][] only with ``lengths``."""
     for field in fields(config):
-        name, value = field.name, getattr(config, field.name)
+        name = field.name
+        value = getattr(config, name)
+        # Lengths that all arms of a comparison share may be set for a model without memory too.
         may_differ = name in SHARED_SETTINGS and not lengths
         if value != field.default and not may_differ and not applies_to(name, model):
             models = " or ".join(map(repr, SETTING_MODELS[name]))

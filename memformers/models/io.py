@@ -30,8 +30,10 @@ from memformers.models.registry import import_memory, name_of
 
 Config = TypeVar("Config", bound=NetworkConfig)
 Model = TypeVar("Model", bound="Pretrained")
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+PACKAGED = Path(__file__).parent / "weights"
+RECIPE = "recipe.json"
 
 
 class Pretrained(nn.Module):
@@ -45,7 +47,9 @@ class Pretrained(nn.Module):
         file atomically. Tied weights, as after ``model.head.weight = model.embed.weight``, are written once,
         and tied again when they are loaded. Raises ValueError for the current folder, the checkpoint of a
         training, and a folder in which these files are not such a model's; OSError for a full disk."""
-        if (folder := user_path(folder)) == Path():
+        # Never into a folder whose files are something else.
+        folder = user_path(folder)
+        if folder == Path():
             raise UserError("folder is the current folder; name a folder for the model.")
         if has_manifest(folder) and set(read_json(folder / MANIFEST).get("files", ())) - {CONFIG, WEIGHTS}:
             raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
@@ -55,12 +59,18 @@ class Pretrained(nn.Module):
             except UserError as error:
                 whose = f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write"
                 raise UserError(f"{whose}; name another folder ({error})") from None
-        names: dict[object, str] = {}  # of what is tied, the first name is kept, and the others refer to it
-        ties, state = {}, dict(self.state_dict())
+
+        # Of what is tied, the first name is kept, and the others refer to it.
+        state = dict(self.state_dict())
+        ties = {}
+        first_names: dict[object, str] = {}
         for name, x in list(state.items()):
-            if (first := names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)) != name:
+            first = first_names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)
+            if first != name:
                 ties[name] = first
                 del state[name]
+
+        # The manifest comes last: with it, all files are complete.
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
         with atomic_write(folder / WEIGHTS) as temporary:
@@ -84,6 +94,7 @@ class Pretrained(nn.Module):
         your memory needs that again as ``model``, a class or ``"my_memory.py:Averages"``: code is never run
         because a file names it.
         """
+        # A memory of the user's must be known before a config that names it is read.
         if isinstance(model, str):
             import_memory(model)
         else:
@@ -93,13 +104,18 @@ class Pretrained(nn.Module):
         folder = packaged(folder.name) if is_name else folder
         if has_manifest(folder):
             check_manifest(folder, (CONFIG, WEIGHTS))
-        data, path = read_json(folder / CONFIG), folder / WEIGHTS
+
+        # The config; transformers writes settings of its own beside ours.
+        data = read_json(folder / CONFIG)
+        path = folder / WEIGHTS
         is_transformers = data.get("model_type") == "memformers"
-        if is_transformers:  # beside settings of its own
+        if is_transformers:
             data = {f.name: data[f.name] for f in fields(cls.config_class) if f.name in data}
         loaded = cls(config_from_dict(cls.config_class, data, str(folder / CONFIG)))
         if not path.is_file():
             raise UserError(f"expected {path} beside {CONFIG}, but it is missing.")
+
+        # The weights, and which of them are tied: ours are listed in the file's metadata.
         try:
             state = load_file(path)
             with safe_open(path, "pt") as file:
@@ -115,8 +131,8 @@ class Pretrained(nn.Module):
                     state[name] = state[first]
             loaded.to(next(iter(state.values())).dtype).load_state_dict(state)
         except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError, KeyError) as error:
-            why = " ".join(str(error).split())
-            raise UserError(f"{path} doesn't contain the weights of this config: {why}") from error
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} doesn't contain the weights of this config: {reason}") from error
         return (loaded.float() if is_name else loaded).to(device).eval()
 
 

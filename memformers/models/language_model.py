@@ -146,10 +146,13 @@ class MemoryLM(Pretrained):
         """
         self.check_tokens(tokens)
         self._check_targets(targets, tokens)
+
+        # Embedding, layers with memory, final norm.
         x = self.dropout(self.embed(tokens))  # [S, B, D]
         hidden, memory, loss = self.transformer(
             x, memory, doc_starts=doc_starts, through_memory=through_memory
         )
+        # Losses need no logits of all clusters of an adaptive softmax.
         if targets is None:
             return LMOutput(self.predict(hidden), memory, loss)
         return LMScores(self._score(hidden, targets), memory, loss)

@@ -65,6 +65,7 @@ def lookup(model: str) -> Any:
 def name_of(model: Any) -> str:
     """The name of a ``model`` in configs: a built-in name; a class, which becomes known; or an import path,
     which is imported unless a config is being read from a file."""
+    # A file that is read never imports code: a name in it must be known already.
     if isinstance(model, str):
         if ":" not in model or model in MODELS or IS_READ.get():
             return model
@@ -74,6 +75,7 @@ def name_of(model: Any) -> str:
     for name, kind in MODELS.items():
         if kind is model:
             return name
+    # Under a name that says nothing of the folder, so that a config is good on any machine.
     path = import_path(model)
     if not (hasattr(model, "sizes") and hasattr(model, "update")):
         raise UserError(f"{path} is not a memory; derive it from memformers.MemoryRule.")
