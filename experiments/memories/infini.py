@@ -47,7 +47,7 @@ class InfiniLayer(MemoryLayer):
         A = (1 - share) * attention.attend_by_head(Q, K, V, key_start=first)  # [B, H, S, E]
         # Retrieval, for queries whose document began before the segment.
         if past is not None and n_slots:
-            A_mem = retrieve(sigma(Q), *matrix_of(past.slots, attention.heads))
+            A_mem = retrieve(elu(Q) + 1, *matrix_of(past.slots, attention.heads))
             if key_start is not None:
                 A_mem = A_mem.where((key_start == 0)[:, None, :, None], 0.0)
             A = A + share * A_mem
@@ -62,9 +62,8 @@ class InfiniAttention(MemoryRule):
 
     @classmethod
     def sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
-        """E + 1 slots, which are no keys. What they hold has no end in the past; each counts as a position.
-        A token takes 2·D·E operations for the product of queries, keys or values with M, in the retrieval and
-        twice in the update; 2·D for each of two products with z; and 4·D² for keys and values, once more."""
+        """E + 1 slots, which are no keys. A token takes 2·D·E operations for each of three products with M,
+        2·D for each of two with z, and 4·D² for keys and values, once more."""
         D = config.d_model
         E = D // config.heads
         operations = 3 * 2 * D * E + 2 * 2 * D + 4 * D * D
@@ -77,15 +76,13 @@ class InfiniAttention(MemoryRule):
         z = context.layer.attention_input(window.evicted)
         # The delta rule; positions of an earlier document have no key.
         M, norm = matrix_of(window.slots, attention.heads)
-        K = sigma(attention.by_head(attention.key(z))) * window.belongs.T[:, None, :, None]  # [B, H, S, E]
+        K = (elu(attention.by_head(attention.key(z))) + 1) * window.belongs.T[
+            :, None, :, None
+        ]  # [B, H, S, E]
         M = M + K.mT @ (attention.by_head(attention.value(z)) - retrieve(K, M, norm))
         norm = norm + K.sum(2)
         slots = rearrange(torch.cat([M, norm[:, :, None]], 2), "b h e f -> e b (h f)")
         return LayerMemory(window.mem, slots), None
-
-
-def sigma(x: Tensor) -> Tensor:
-    return elu(x) + 1
 
 
 def matrix_of(slots: Tensor, heads: int) -> tuple[Tensor, Tensor]:

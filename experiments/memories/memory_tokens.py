@@ -16,16 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from memformers import (
-    LayerMemory,
-    Memory,
-    MemoryRule,
-    MemorySizes,
-    MemoryStack,
-    NetworkConfig,
-    Range,
-    UpdateContext,
-)
+from memformers import LayerMemory, Memory, MemoryRule, MemorySizes, MemoryStack, NetworkConfig, Range
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class MemoryTokens(MemoryRule):
     Config = Settings
     stack = MemoryTokenStack
 
-    def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
+    def update(self, past: LayerMemory, *_: Any) -> tuple[LayerMemory, None]:
         """As it was: the network writes the slots."""
         return past, None
 
@@ -84,10 +75,8 @@ class MemoryTokens(MemoryRule):
         key, 4·D·d_ff for the feed-forward network, 24·D² for GRU gates; a segment's tokens share them."""
         m = config.memory_config.tokens_of_memory
         D = config.d_model
-        n_keys = config.segment_len + 2 * m
-        operations = 4 * D * D + 6 * D * n_keys + 4 * D * config.d_ff
-        if config.gate == "gru":
-            operations += 24 * D * D
+        gates = 24 * D * D if config.gate == "gru" else 0
+        operations = 4 * D * D + 6 * D * (config.segment_len + 2 * m) + 4 * D * config.d_ff + gates
         others = MemorySizes(n_keys=2 * m, extra_operations=2 * m * operations // config.segment_len)
         first = replace(others, c_mem_len=m, compression_rate=-(-config.segment_len // m))
         return [first] + [others] * (config.n_layers - 1)
