@@ -10,7 +10,7 @@ from memformers.common.fields import Count, Positive, Probability, check_argumen
 from memformers.common.text import UserError
 from memformers.kernels import KernelName, relative_attention
 from memformers.kernels.naive import attention_probabilities
-from memformers.models.attention_inputs import check_kernel, check_shapes, visible_keys
+from memformers.models.attention_inputs import check_blocked, check_shapes, visible_keys
 from memformers.models.config import Positions, check_heads, check_positions, check_rotations, has_rotations
 from memformers.models.flash_positions import attend_by_flash, is_flash_used
 from memformers.models.sinusoids import POSITION_BASE, sinusoid_table
@@ -149,7 +149,8 @@ class RelativeMultiHeadAttention(nn.Module):
             return attend_by_flash(
                 self, query, key, value, mask=mask, key_start=key_start, dropout_prob=dropout_prob
             )
-        check_kernel(self.kernel, query, mask)
+        if self.kernel == "blocked":
+            check_blocked(query, mask)
         # Scores (a) to (d) of section 3.3, masked softmax, and sums of values: see kernels/naive.py.
         return relative_attention(
             query, key, value, **self.distance_terms(key.shape[2]), mask=mask, key_start=key_start,

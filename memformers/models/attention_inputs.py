@@ -5,7 +5,7 @@ from einops import rearrange
 from torch import Tensor
 
 from memformers.common.text import UserError
-from memformers.kernels import KernelName, is_concrete_cpu
+from memformers.kernels import is_concrete_cpu
 from memformers.kernels.naive import causal_mask, from_key_start
 
 
@@ -19,10 +19,8 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, d_model: int) -> Non
         raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
 
 
-def check_kernel(kernel: KernelName, query: Tensor, mask: Tensor | None) -> None:
-    """UserError for what the blocked kernel doesn't do, if it was named."""
-    if kernel != "blocked":
-        return
+def check_blocked(query: Tensor, mask: Tensor | None) -> None:
+    """UserError for what the blocked kernel doesn't do."""
     if mask is not None:
         raise UserError("kernel='blocked' is causal and takes no mask; use kernel='auto' or 'naive'.")
     if query.device.type != "cpu":

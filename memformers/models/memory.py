@@ -317,6 +317,13 @@ def check_streams(
         )
 
 
+def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -> None:
+    """Raise UserError unless a ``method`` of a user's class returned a tensor of this ``shape``."""
+    if not isinstance(output, Tensor) or output.shape != tuple(shape):
+        got = list(output.shape) if isinstance(output, Tensor) else repr(output)
+        raise UserError(f"{kind.__qualname__}.{method} returned {got}, expected a tensor {list(shape)}.")
+
+
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
     """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
     several, or less than half of one, which a view would keep from being freed."""

@@ -1,13 +1,14 @@
 """Whether a memory can be one of a model: shapes, lengths, dtypes and devices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memformers.common.text import UserError
-from memformers.models.memory import LayerMemory, Memory, check_streams
+from memformers.models.memory import LayerMemory, Memory, check_returned, check_streams
 from memformers.models.sizes import MemorySizes
 
 
@@ -83,8 +84,19 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
             raise UserError(f"expected {name!r} in the state {whose} as [·, {x.shape[1]}, …], got {got}.")
 
 
-def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -> None:
-    """Raise UserError unless a ``method`` of a user's class returned a tensor of this ``shape``."""
-    if not isinstance(output, Tensor) or output.shape != tuple(shape):
-        got = list(output.shape) if isinstance(output, Tensor) else repr(output)
-        raise UserError(f"{kind.__qualname__}.{method} returned {got}, expected a tensor {list(shape)}.")
+def check_updated(updated: Any, x: Tensor, size: MemorySizes, rule: type) -> None:
+    """UserError unless ``updated`` is what the ``update`` of a ``rule`` of this ``size`` can return for inputs
+    ``x [S, B, D]``: a memory and a loss."""
+    method = f"{rule.__qualname__}.update"
+    if not isinstance(updated, tuple) or len(updated) != 2:
+        raise UserError(
+            f"expected {method} to return a LayerMemory and a loss or None, got {type(updated).__name__}."
+        )
+    memory, loss = updated
+    # The stack adds the newest input and casts slots that autocast has made.
+    if isinstance(memory, LayerMemory):
+        slots = memory.slots.to(x.dtype) if isinstance(memory.slots, Tensor) else memory.slots
+        memory = replace(memory, slots=slots, shift_state=x[-1:] if size.has_shift_state else None)
+    check_layer_memory(memory, x, size, f"from {method}")
+    if loss is not None:
+        check_returned(rule, "update", loss, ())

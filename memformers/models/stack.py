@@ -26,9 +26,9 @@ from memformers.models.memory import (
     Memory,
     check_streams,
 )
-from memformers.models.memory_checks import check_layer_memory, check_memory, check_returned
+from memformers.models.memory_checks import check_memory, check_updated
 from memformers.models.registry import lookup
-from memformers.models.rules.base import MemoryRule, UpdateContext
+from memformers.models.rules.base import MemoryRule, UpdateContext, is_built_in
 from memformers.models.sizes import MemorySizes
 
 if TYPE_CHECKING:
@@ -187,23 +187,16 @@ class MemoryStack(nn.Module):
         self, i: int, rule: MemoryRule, past: LayerMemory, x: Tensor, context: UpdateContext
     ) -> tuple[LayerMemory, Tensor | None]:
         """What the rule of layer i makes of its memory and ``x [S, B, D]``, checked, and its loss."""
-        # A user's rule may return anything.
-        updated: Any = rule.update(past, x, context)
-        method = f"{type(rule).__qualname__}.update"
-        if not isinstance(updated, tuple) or len(updated) != 2:
-            raise UserError(
-                f"expected {method} to return a LayerMemory and a loss or None, got {type(updated).__name__}."
-            )
+        updated = rule.update(past, x, context)
+        if not is_built_in(rule):
+            check_updated(updated, x, self.sizes[i], type(rule))
         memory, loss = updated
 
         # Under autocast, products have another dtype than the inputs.
-        if isinstance(memory, LayerMemory) and memory.slots.dtype != x.dtype:
+        if memory.slots.dtype != x.dtype:
             memory = replace(memory, slots=memory.slots.to(x.dtype))
-        if self.sizes[i].has_shift_state and isinstance(memory, LayerMemory):
+        if self.sizes[i].has_shift_state:
             memory = replace(memory, shift_state=context.x[-1:].clone())
-        check_layer_memory(memory, x, self.sizes[i], f"from {method}")
-        if loss is not None:
-            check_returned(type(rule), "update", loss, ())
         return memory, loss
 
     def checked(

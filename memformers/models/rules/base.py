@@ -196,6 +196,11 @@ class MemoryRule(nn.Module):
         return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs)
 
 
+def is_built_in(rule: MemoryRule) -> bool:
+    """Whether ``rule`` is one of this package, and need not be checked."""
+    return type(rule).__module__.startswith("memformers.")
+
+
 def problem_of_settings(config: Any) -> str:
     """Why ``config`` can't be the settings of a memory, as the end of a sentence; empty if it can."""
     parameters: Any = getattr(config, "__dataclass_params__", None)

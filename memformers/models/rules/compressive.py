@@ -12,8 +12,7 @@ from memformers.common.text import UserError
 from memformers.models.compression import build_compression, reconstruction_loss
 from memformers.models.config import LENGTHS, CompressionLossName, NetworkConfig
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import LayerMemory, cut
-from memformers.models.memory_checks import check_returned
+from memformers.models.memory import LayerMemory, check_returned, cut
 from memformers.models.rules.base import MemoryRule, UpdateContext
 from memformers.models.sizes import Length, MemorySizes
 from memformers.models.stack import MemoryStack
