@@ -31,12 +31,16 @@ class Fingerprint:
     """
 
     def __init__(self, model: nn.Module):
+        # Modules, with their classes, hooks and other attributes.
         self.modules = all_modules(model)
         self.kinds = list(map(type, self.modules))
         self.attributes = [copied_attributes(module) for module in self.modules]
-        tensors = {id(x): x for module in self.modules for x in stored_tensors(module)}
+        # Tensors, each once: where they are, their versions, and some of their numbers.
+        tensors: dict[int, Tensor] = {}
+        for module in self.modules:
+            tensors |= {id(x): x for x in stored_tensors(module)}
         self.tensors = list(tensors.values())
-        self.counted = [x for x in self.tensors if not x.is_inference()]
+        self.counted = [x for x in self.tensors if not x.is_inference()]  # others have no version
         self.views = sampled_views(self.tensors)
         self.values = self._values()
 
@@ -74,6 +78,7 @@ def stored_tensors(module: nn.Module) -> Iterator[Tensor]:
     they consist, as those of torchao do."""
     waiting = [*module._parameters.values(), *module._buffers.values()]
     while waiting:
+        # A tensor subclass consists of tensors, which may be subclasses again.
         x: Any = waiting.pop()
         if hasattr(x, "__tensor_flatten__"):
             names, _ = x.__tensor_flatten__()
@@ -95,10 +100,12 @@ def sampled_views(tensors: list[Tensor]) -> list[list[Any]]:
         if integer is None or not x.numel():
             continue
         flat = x.detach().view(integer)
+        # A view of one dimension: of all numbers, or of a diagonal where these have no common stride.
         while flat.dim() > 1:
             flat = flat.view(-1) if flat.is_contiguous() else flat.diagonal()
         flat = flat.reshape(-1)  # a scalar's only number
-        view = flat[:: -(-len(flat) // SAMPLE)]
+        stride = -(-len(flat) // SAMPLE)  # ⌈n / 37⌉
+        view = flat[::stride]
         by_device.setdefault(x.device, []).append(view.numpy() if x.device.type == "cpu" else view)
     return list(by_device.values())
 

@@ -37,22 +37,28 @@ class Sampling(Checked):
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
         highest = logits.amax(-1, keepdim=True)
         if not highest.isfinite().all():
-            what = "NaN" if highest.isnan().any() else "infinite"
-            raise UserError(f"the model's logits are {what}; check that its weights are finite.")
+            kind = "NaN" if highest.isnan().any() else "infinite"
+            raise UserError(f"the model's logits are {kind}; check that its weights are finite.")
         if self.temperature == 0.0:
             return logits.argmax(-1)
+
         # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
-        numbers = torch.finfo(logits.dtype)  # a temperature beyond them would be 0 or infinite
-        logits = (logits - highest) / min(max(self.temperature, numbers.tiny), numbers.max)
+        limits = torch.finfo(logits.dtype)  # beyond them, a temperature would be 0 or infinite
+        temperature = min(max(self.temperature, limits.tiny), limits.max)
+        logits = (logits - highest) / temperature
+
+        # The k likeliest; scatter keeps exactly k where several are equal.
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             likeliest = logits.topk(self.top_k)
             logits = torch.full_like(logits, -math.inf).scatter(-1, likeliest.indices, likeliest.values)
+
+        # The nucleus: the smallest set of the likeliest that together reach top_p.
         if self.top_p is not None:
             descending, order = logits.sort(stable=True, dim=-1, descending=True)
-            probabilities = descending.softmax(-1)
-            outside = probabilities.cumsum(-1) - probabilities >= self.top_p  # those before reach it already
-            outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
-            logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
+            probs = descending.softmax(-1)
+            is_outside = probs.cumsum(-1) - probs >= self.top_p  # likelier ones reach it already
+            is_outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
+            logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -math.inf)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 
@@ -81,22 +87,26 @@ def batch_prompts(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     if not prompts:
         raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
     for i, prompt in enumerate(prompts):
-        which = f"prompt {i} of {len(prompts)} (counted from 0)"
+        label = f"prompt {i} of {len(prompts)} (counted from 0)"
         is_row = isinstance(prompt, Tensor) and prompt.dim() == 1 and len(prompt) > 0
         if not is_row or prompt.dtype not in (torch.int64, torch.int32):
             kind = f"a {type(prompt).__name__}"
             got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
-            raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
+            raise UserError(f"expected {label} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
+
+    # Padding on the left in multiples of the lengths at which segments start and slots are cut.
     step = math.lcm(config.segment_len, *(size.group for size in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
-    ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
-    tokens = prompts[0].new_zeros(longest, len(prompts), dtype=torch.int64)
+    ends = []
+    tokens = prompts[0].new_zeros(longest, len(prompts), dtype=torch.int64)  # [T, B]
     doc_starts = tokens.bool()
-    for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
+    for stream, (prompt, begin) in enumerate(zip(prompts, begins, strict=True)):
+        end = begin + len(prompt)
         tokens[begin:end, stream] = prompt
         doc_starts[begin, stream] = begin > 0
-    return Prompts(tokens, doc_starts if any(begins) else None, ends)
+        ends.append(end)
+    return Prompts(tokens, doc_starts if any(begins) else None, tuple(ends))
 
 
 @check_arguments
@@ -146,7 +156,11 @@ def generate(
         raise UserError(f"batch={batch} repeats a single prompt, got {len(prompt)} prompts; leave batch out.")
     prompts = batch_prompts(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
-    decoder, together, starts = Stepper(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
+
+    # As far as the shortest prompt, all streams are read together.
+    decoder = Stepper(model, len(prompts.ends))
+    starts = prompts.doc_starts
+    together = min(prompts.ends)
     decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
     return sample(decoder, max_new_tokens, sampling, make_generator(seed, model.device), stop, prompts)
 
@@ -166,27 +180,38 @@ def sample(
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
     ends = torch.tensor(prompts.ends if prompts else [0] * len(decoder.last), device=decoder.last.device)
-    together, longest = int(ends.min()), int(ends.max())
-    stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet
-    for i in range(together, longest + max_new_tokens):
-        token, starts = sampling.draw(decoder.last.float(), generator), None
-        if prompts and i < longest:
-            token = torch.where(i < ends, prompts.tokens[i], token)
-            starts = None if prompts.doc_starts is None else prompts.doc_starts[i]
+    together = int(ends.min())
+    longest = int(ends.max())
+    has_stopped = torch.zeros_like(ends, dtype=torch.bool)  # [B]
+    # A stream with a shorter prompt is ahead; its tokens wait until the longest prompt is read.
+    newest = deque[Tensor](maxlen=longest - together + 1)
+    for position in range(together, longest + max_new_tokens):
+        # Where a prompt goes on, its own token replaces the drawn one.
+        token = sampling.draw(decoder.last.float(), generator)  # [B]
+        starts = None
+        if prompts and position < longest:
+            token = torch.where(position < ends, prompts.tokens[position], token)
+            starts = None if prompts.doc_starts is None else prompts.doc_starts[position]
         decoder.step(token, starts)
         newest.append(token)
-        if i >= longest:
-            text = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]
-            yield text
-            if stop is not None and (stopped := stopped | (text == stop)).all():
-                return
+
+        # After the longest prompt, all streams have a next token.
+        if position >= longest:
+            next_token = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]  # [B]
+            yield next_token
+            if stop is not None:
+                has_stopped = has_stopped | (next_token == stop)
+                if has_stopped.all():
+                    return
 
 
 class TextStream:
     """A model that reads a text and continues it; its memory keeps both."""
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
-        self.model, self.tokenizer, self.device = model, tokenizer, model.device
+        self.model = model
+        self.tokenizer = tokenizer
+        self.device = model.device
         self.reader = Stepper(model, batch=1)
         self.last: list[int] = []
         """The last token, on which depends how the next one is written: a word follows a space."""
@@ -197,6 +222,7 @@ class TextStream:
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if len(tokens):
             self.last = [int(tokens[-1])]
+            # Parts are long enough for speed, and short enough for a bar that moves.
             for part in tokens.split(16 * self.model.config.segment_len):
                 self.reader.read(part)
                 progress(len(part))
@@ -206,15 +232,18 @@ class TextStream:
     ) -> Iterator[str]:
         """Yield the text that follows by character, until ``max_new_tokens`` tokens are generated or it ends
         with ``stop``. Raises ValueError if nothing was read yet."""
-        decode, written = self.tokenizer.decoder(), ""
+        decode = self.tokenizer.decoder()
         for last in self.last:
             decode(last)
+        written = ""  # the newest characters, as many as stop has
         for token in sample(self.reader, max_new_tokens, sampling, generator):
             self.last = [int(token)]
             for character in decode(*self.last):
                 yield character
-                if stop and (written := (written + character)[-len(stop) :]) == stop:
-                    return
+                if stop:
+                    written = (written + character)[-len(stop) :]
+                    if written == stop:
+                        return
 
 
 def continue_text(

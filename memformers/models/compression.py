@@ -88,12 +88,14 @@ class DilatedConvCompression(nn.Module):
         super().__init__()
         check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
-        self.compression_rate, self.dilations = compression_rate, tuple(dilations)
+        self.compression_rate = compression_rate
+        self.dilations = tuple(dilations)
         self.dilated = nn.ModuleList(convolution(d_model, d_model, 2, dilation=step) for step in dilations)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        # x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b: the two taps side by side, one matrix product.
         for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
             padded = F.pad(F.gelu(mem), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
             taps = torch.stack((padded[: len(mem)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
@@ -105,7 +107,7 @@ class PoolingCompression(nn.Module):
     """f_c that pools every ``compression_rate`` positions into a slot, without parameters (Rae et al. 2020,
     section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
-    how: Literal["mean", "max"]
+    reduction: Literal["mean", "max"]
 
     @check_arguments
     def __init__(self, compression_rate: Count):
@@ -114,7 +116,7 @@ class PoolingCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.how)
+        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.reduction)
 
 
 class MeanCompression(PoolingCompression):
@@ -127,7 +129,7 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "mean"
+    reduction = "mean"
 
 
 class MaxCompression(PoolingCompression):
@@ -140,7 +142,7 @@ class MaxCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "max"
+    reduction = "max"
 
 
 def by_slot(mem: Tensor, c: int) -> Tensor:

@@ -268,7 +268,8 @@ class NetworkConfig:
         object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def _check_compression(self) -> None:
-        f_c, loss = self.compression, self.compression_loss
+        f_c = self.compression
+        loss = self.compression_loss
         if f_c in WITHOUT_PARAMETERS:
             if self.compression_start != "random" or self.bptt:
                 name = "bptt" if self.bptt else "compression_start"
@@ -293,7 +294,8 @@ class NetworkConfig:
 
     def per_layer(self, name: str) -> tuple[int, ...]:
         """The setting called ``name`` of each layer. Raises ValueError for a tuple of another length."""
-        value, n = getattr(self, name), self.n_layers
+        n = self.n_layers
+        value = getattr(self, name)
         if not isinstance(value, tuple):
             return (value,) * n
         if len(value) != n:
@@ -361,13 +363,16 @@ class ModelConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
+        adaptive = self.adaptive
+        cutoffs = adaptive.cutoffs
         changed = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
         if changed and self.embedding != "adaptive":
             raise UserError(f"{changed[0]} needs embedding='adaptive', got {self.embedding!r}.")
         if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
-        if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
+        # Each cluster is narrower than the one before it by div_val, and the last has at least one feature.
+        least = adaptive.div_val ** len(cutoffs)
+        if self.d_embed < least:
             raise UserError(
                 f"div_val={adaptive.div_val} leaves the last cluster less than one feature of "
                 f"d_embed={self.d_embed}; use d_embed={least} or more, a smaller div_val, or fewer cutoffs."
@@ -381,9 +386,11 @@ class ModelConfig(NetworkConfig):
 
 def check_heads(heads: int, d_model: int) -> None:
     if d_model % heads:
-        below = d_model // heads * heads
-        such = f"such as {below} or {below + heads}" if below else f"such as {heads}"
-        raise UserError(f"d_model={d_model} is not divisible by heads={heads}; use a multiple, {such}.")
+        lower = d_model // heads * heads
+        multiples = f"{lower} or {lower + heads}" if lower else f"{heads}"
+        raise UserError(
+            f"d_model={d_model} is not divisible by heads={heads}; use a multiple, such as {multiples}."
+        )
 
 
 def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
@@ -421,7 +428,8 @@ def reject_unused(config: Any, model: str, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that ``model`` ignores and that is
     not its default; among the [`SHARED_SETTINGS`][] only with ``lengths``."""
     for field in fields(config):
-        name, value = field.name, getattr(config, field.name)
+        name = field.name
+        value = getattr(config, name)
         may_differ = name in SHARED_SETTINGS and not lengths
         if value != field.default and not may_differ and not applies_to(name, model):
             models = " or ".join(map(repr, SETTING_MODELS[name]))

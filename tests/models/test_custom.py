@@ -151,7 +151,7 @@ class Swapped(Sized):
         "Grows": "Grows.grow", "Bare": "Bare.update_memory", "Longer": "Longer.update_memory",
         "Silent": "Silent.update_memory to return a memory and a loss, got NoneType",
         "Closed": "Closed.__init__ must take config", "Empty": "Empty must define memory_sizes",
-        "Sized": "defines neither grow", "": "name its file and class",
+        "Sized": "defines neither grow", "": "expected a memory as FILE.py:Class",
         "Short": "Short.read"}.items()),
      ({"model": "wrong.py:Swapped", "token_shift": True}, "Swapped.__init__ replaces the layers"),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
