@@ -31,14 +31,16 @@ class Fingerprint:
     """
 
     def __init__(self, model: nn.Module):
-        # Which modules there are, and everything that is set on them.
+        # Modules, with their classes, hooks and other attributes.
         self.modules = all_modules(model)
         self.kinds = list(map(type, self.modules))
         self.attributes = [copied_attributes(module) for module in self.modules]
-        # Their numbers. Tied weights are one tensor; those made in inference mode have no version.
-        tensors = {id(x): x for module in self.modules for x in stored_tensors(module)}
+        # Tensors, each once: where they are, their versions, and some of their numbers.
+        tensors: dict[int, Tensor] = {}
+        for module in self.modules:
+            tensors |= {id(x): x for x in stored_tensors(module)}
         self.tensors = list(tensors.values())
-        self.counted = [x for x in self.tensors if not x.is_inference()]
+        self.counted = [x for x in self.tensors if not x.is_inference()]  # others have no version
         self.views = sampled_views(self.tensors)
         self.values = self._values()
 
@@ -51,7 +53,6 @@ class Fingerprint:
 
     def matches(self) -> bool:
         """Whether the model is in eval mode and still computes with the same."""
-        # The cheapest first: it runs before each token.
         if list(map(type, self.modules)) != self.kinds:
             return False
         try:
@@ -75,9 +76,9 @@ def copied_attributes(module: nn.Module) -> dict[str, Any]:
 def stored_tensors(module: nn.Module) -> Iterator[Tensor]:
     """The plain tensors with numbers in memory that the parameters and buffers of ``module`` are, or of which
     they consist, as those of torchao do."""
-    # A quantized weight consists of several tensors, each of which may, too.
     waiting = [*module._parameters.values(), *module._buffers.values()]
     while waiting:
+        # A tensor subclass consists of tensors, which may be subclasses again.
         x: Any = waiting.pop()
         if hasattr(x, "__tensor_flatten__"):
             names, _ = x.__tensor_flatten__()
@@ -98,12 +99,13 @@ def sampled_views(tensors: list[Tensor]) -> list[list[Any]]:
         integer = INTEGERS.get(x.element_size())
         if integer is None or not x.numel():
             continue
-        # Without a copy, so that the view sees what changes; of a strided matrix its diagonal has to do.
         flat = x.detach().view(integer)
+        # A view of one dimension: of all numbers, or of a diagonal where these have no common stride.
         while flat.dim() > 1:
             flat = flat.view(-1) if flat.is_contiguous() else flat.diagonal()
         flat = flat.reshape(-1)  # a scalar's only number
-        view = flat[:: -(-len(flat) // SAMPLE)]
+        stride = -(-len(flat) // SAMPLE)  # ⌈n / 37⌉
+        view = flat[::stride]
         by_device.setdefault(x.device, []).append(view.numpy() if x.device.type == "cpu" else view)
     return list(by_device.values())
 

@@ -41,20 +41,24 @@ class Sampling(Checked):
             raise UserError(f"the model's logits are {kind}; check that its weights are finite.")
         if self.temperature == 0.0:
             return logits.argmax(-1)
+
         # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
-        numbers = torch.finfo(logits.dtype)  # a temperature beyond them would be 0 or infinite
-        logits = (logits - highest) / min(max(self.temperature, numbers.tiny), numbers.max)
-        # The k most likely.
+        limits = torch.finfo(logits.dtype)  # beyond them, a temperature would be 0 or infinite
+        temperature = min(max(self.temperature, limits.tiny), limits.max)
+        logits = (logits - highest) / temperature
+
+        # The k likeliest; scatter keeps exactly k where several are equal.
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             likeliest = logits.topk(self.top_k)
             logits = torch.full_like(logits, -math.inf).scatter(-1, likeliest.indices, likeliest.values)
-        # The nucleus: without those that come after others which reach top_p together.
+
+        # The nucleus: the smallest set of the likeliest that together reach top_p.
         if self.top_p is not None:
             descending, order = logits.sort(stable=True, dim=-1, descending=True)
-            probabilities = descending.softmax(-1)
-            outside = probabilities.cumsum(-1) - probabilities >= self.top_p  # those before reach it already
-            outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
-            logits = logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
+            probs = descending.softmax(-1)
+            is_outside = probs.cumsum(-1) - probs >= self.top_p  # likelier ones reach it already
+            is_outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
+            logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -math.inf)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 
@@ -89,17 +93,20 @@ def batch_prompts(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
             kind = f"a {type(prompt).__name__}"
             got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
             raise UserError(f"expected {label} as int64 or int32 [tokens ≥ 1], got {got}; convert it.")
-    # Each begins where a segment does in all streams, so that it is read in the same segments as alone.
+
+    # Padding on the left in multiples of the lengths at which segments start and slots are cut.
     step = math.lcm(config.segment_len, *(size.group for size in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
-    ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
-    tokens = prompts[0].new_zeros(longest, len(prompts), dtype=torch.int64)
+    ends = []
+    tokens = prompts[0].new_zeros(longest, len(prompts), dtype=torch.int64)  # [T, B]
     doc_starts = tokens.bool()
-    for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
+    for stream, (prompt, begin) in enumerate(zip(prompts, begins, strict=True)):
+        end = begin + len(prompt)
         tokens[begin:end, stream] = prompt
         doc_starts[begin, stream] = begin > 0
-    return Prompts(tokens, doc_starts if any(begins) else None, ends)
+        ends.append(end)
+    return Prompts(tokens, doc_starts if any(begins) else None, tuple(ends))
 
 
 @check_arguments
@@ -150,11 +157,11 @@ def generate(
     prompts = batch_prompts(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
 
-    # What all prompts have is read together; sample reads on where the shortest ends.
+    # As far as the shortest prompt, all streams are read together.
     decoder = Stepper(model, len(prompts.ends))
-    shortest = min(prompts.ends)
     starts = prompts.doc_starts
-    decoder.read(prompts.tokens[:shortest], None if starts is None else starts[:shortest])
+    together = min(prompts.ends)
+    decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
     return sample(decoder, max_new_tokens, sampling, make_generator(seed, model.device), stop, prompts)
 
 
@@ -173,29 +180,29 @@ def sample(
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
     ends = torch.tensor(prompts.ends if prompts else [0] * len(decoder.last), device=decoder.last.device)
-    shortest = int(ends.min())
+    together = int(ends.min())
     longest = int(ends.max())
-    is_stopped = ends < 0  # none yet
-    newest = deque[Tensor](maxlen=longest - shortest + 1)
-    for i in range(shortest, longest + max_new_tokens):
-        # While longer prompts are read, streams with shorter ones are continued already.
-        token = sampling.draw(decoder.last.float(), generator)
+    has_stopped = torch.zeros_like(ends, dtype=torch.bool)  # [B]
+    # A stream with a shorter prompt is ahead; its tokens wait until the longest prompt is read.
+    newest = deque[Tensor](maxlen=longest - together + 1)
+    for position in range(together, longest + max_new_tokens):
+        # Where a prompt goes on, its own token replaces the drawn one.
+        token = sampling.draw(decoder.last.float(), generator)  # [B]
         starts = None
-        if prompts and i < longest:
-            token = torch.where(i < ends, prompts.tokens[i], token)
-            starts = None if prompts.doc_starts is None else prompts.doc_starts[i]
+        if prompts and position < longest:
+            token = torch.where(position < ends, prompts.tokens[position], token)
+            starts = None if prompts.doc_starts is None else prompts.doc_starts[position]
         decoder.step(token, starts)
         newest.append(token)
-        if i < longest:
-            continue
 
-        # Each stream's text starts after its own prompt.
-        text = torch.stack(tuple(newest)).gather(0, ends[None] - shortest)[0]
-        yield text
-        if stop is not None:
-            is_stopped = is_stopped | (text == stop)
-            if is_stopped.all():
-                return
+        # After the longest prompt, all streams have a next token.
+        if position >= longest:
+            next_token = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]  # [B]
+            yield next_token
+            if stop is not None:
+                has_stopped = has_stopped | (next_token == stop)
+                if has_stopped.all():
+                    return
 
 
 class TextStream:
@@ -215,6 +222,7 @@ class TextStream:
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if len(tokens):
             self.last = [int(tokens[-1])]
+            # Parts are long enough for speed, and short enough for a bar that moves.
             for part in tokens.split(16 * self.model.config.segment_len):
                 self.reader.read(part)
                 progress(len(part))
@@ -224,20 +232,18 @@ class TextStream:
     ) -> Iterator[str]:
         """Yield the text that follows by character, until ``max_new_tokens`` tokens are generated or it ends
         with ``stop``. Raises ValueError if nothing was read yet."""
-        # What was read before decides how the first token is written.
         decode = self.tokenizer.decoder()
         for last in self.last:
             decode(last)
-        written = ""
+        written = ""  # the newest characters, as many as stop has
         for token in sample(self.reader, max_new_tokens, sampling, generator):
             self.last = [int(token)]
             for character in decode(*self.last):
                 yield character
-                if not stop:
-                    continue
-                written = (written + character)[-len(stop) :]
-                if written == stop:
-                    return
+                if stop:
+                    written = (written + character)[-len(stop) :]
+                    if written == stop:
+                        return
 
 
 def continue_text(

@@ -89,12 +89,14 @@ class DilatedConvCompression(nn.Module):
         super().__init__()
         check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
-        self.compression_rate, self.dilations = compression_rate, tuple(dilations)
+        self.compression_rate = compression_rate
+        self.dilations = tuple(dilations)
         self.dilated = nn.ModuleList(convolution(d_model, d_model, 2, dilation=step) for step in dilations)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        # x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b: the two taps side by side, one matrix product.
         for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
             padded = F.pad(F.gelu(mem), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
             taps = torch.stack((padded[: len(mem)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]

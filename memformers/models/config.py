@@ -288,7 +288,8 @@ class ModelConfig(NetworkConfig):
         # Clusters are ranges of ids, each with vectors of at least one feature.
         if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
-        if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
+        least = adaptive.div_val ** len(cutoffs)
+        if self.d_embed < least:
             raise UserError(
                 f"div_val={adaptive.div_val} leaves the last cluster less than one feature of "
                 f"d_embed={self.d_embed}; use d_embed={least} or more, a smaller div_val, or fewer cutoffs."

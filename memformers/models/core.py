@@ -61,7 +61,8 @@ class MemoryCore(Pretrained):
     def __init__(self, config: CoreConfig):
         super().__init__()
         self.config = config
-        F, D = config.d_input or config.d_model, config.d_model
+        D = config.d_model
+        F = config.d_input or D
         self.encode = nn.Linear(F, D) if F != D else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
@@ -99,21 +100,24 @@ class MemoryCore(Pretrained):
 
     def initial(self, batch: int) -> Memory:
         """An empty memory of ``batch`` streams in the shapes of a full one ([`memformers.Memory`][])."""
-        one = self.transformer.weight
-        return Memory.empty(self.config, batch, dtype=one.dtype, device=one.device)
+        weight = self.transformer.weight
+        return Memory.empty(self.config, batch, dtype=weight.dtype, device=weight.device)
 
     def encoded(self, x: Tensor) -> Tensor:
         """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the
         weights' dtype, under autocast too, so that memory is as well. UserError for what ``forward``
         refuses."""
-        F, one = self.config.d_input or self.config.d_model, self.transformer.weight
+        F = self.config.d_input or self.config.d_model
+        weight = self.transformer.weight
         if not isinstance(x, Tensor):
             raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
             raise UserError(f"expected features [segment, batch, {F}], at least 1 of each, got {[*x.shape]}.")
-        if x.device != one.device or (x.dtype != one.dtype and not torch.is_autocast_enabled(x.device.type)):
+        # Autocast converts features, but not to another device.
+        may_convert = torch.is_autocast_enabled(x.device.type)
+        if x.device != weight.device or (x.dtype != weight.dtype and not may_convert):
             raise UserError(
-                f"expected features as {one.dtype} on {one.device}, as the weights, got {x.dtype} on "
+                f"expected features as {weight.dtype} on {weight.device}, as the weights, got {x.dtype} on "
                 f"{x.device}; convert them."
             )
-        return self.encode(x).to(one.dtype)
+        return self.encode(x).to(weight.dtype)

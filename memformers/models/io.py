@@ -47,7 +47,7 @@ class Pretrained(nn.Module):
         file atomically. Tied weights, as after ``model.head.weight = model.embed.weight``, are written once,
         and tied again when they are loaded. Raises ValueError for the current folder, the checkpoint of a
         training, and a folder in which these files are not such a model's; OSError for a full disk."""
-        # Never into a folder whose files are something else.
+        # Only what save_pretrained wrote may be replaced.
         folder = user_path(folder)
         if folder == Path():
             raise UserError("folder is the current folder; name a folder for the model.")
@@ -57,20 +57,21 @@ class Pretrained(nn.Module):
             try:
                 read_config(folder, type(self.config))
             except UserError as error:
-                whose = f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write"
-                raise UserError(f"{whose}; name another folder ({error})") from None
+                foreign = f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write"
+                raise UserError(f"{foreign}; name another folder ({error})") from None
 
         # Of what is tied, the first name is kept, and the others refer to it.
         state = dict(self.state_dict())
-        ties = {}
         first_names: dict[object, str] = {}
+        ties = {}
         for name, x in list(state.items()):
-            first = first_names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)
+            storage = (x.data_ptr(), x.shape, x.stride(), x.dtype)
+            first = first_names.setdefault(storage, name)
             if first != name:
                 ties[name] = first
                 del state[name]
 
-        # The manifest comes last: with it, all files are complete.
+        # The manifest is written last, so that a folder that has one is complete.
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
         with atomic_write(folder / WEIGHTS) as temporary:
@@ -94,46 +95,50 @@ class Pretrained(nn.Module):
         your memory needs that again as ``model``, a class or ``"my_memory.py:Averages"``: code is never run
         because a file names it.
         """
-        # A memory of the user's must be known before a config that names it is read.
         if isinstance(model, str):
             import_memory(model)
         else:
             name_of(model)
+
+        # A folder comes before a model of the package with the same name.
         folder = user_path(folder)
         is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1
         folder = packaged(folder.name) if is_name else folder
         if has_manifest(folder):
             check_manifest(folder, (CONFIG, WEIGHTS))
 
-        # The config; transformers writes settings of its own beside ours.
-        data = read_json(folder / CONFIG)
+        # A model with fresh weights, of the config that we or transformers wrote.
         path = folder / WEIGHTS
+        data = read_json(folder / CONFIG)
         is_transformers = data.get("model_type") == "memformers"
-        if is_transformers:
+        if is_transformers:  # which has settings of its own beside ours
             data = {f.name: data[f.name] for f in fields(cls.config_class) if f.name in data}
         loaded = cls(config_from_dict(cls.config_class, data, str(folder / CONFIG)))
         if not path.is_file():
             raise UserError(f"expected {path} beside {CONFIG}, but it is missing.")
 
-        # The weights, and which of them are tied: ours are listed in the file's metadata.
+        # Its weights. Whatever the file may lack ends in one of these errors.
         try:
             state = load_file(path)
             with safe_open(path, "pt") as file:
-                facts = file.metadata() or {}  # other programs write other facts there
+                ties = file.metadata() or {}  # other programs write other facts there
             if is_transformers:
                 state = {name.removeprefix("model."): x for name, x in state.items()}
-                tied = "head.weight" in loaded.state_dict().keys() - state.keys()
-                facts = {"head.weight": "embed.weight"} if tied else {}
-            for name, first in facts.items():
-                if first in state:  # tied
-                    owner, _, last = name.rpartition(".")
-                    setattr(loaded.get_submodule(owner), last, attrgetter(first)(loaded))
+                is_tied = "head.weight" in loaded.state_dict().keys() - state.keys()
+                ties = {"head.weight": "embed.weight"} if is_tied else {}
+            for name, first in ties.items():
+                if first in state:  # else it is no tie
+                    owner, _, attribute = name.rpartition(".")
+                    setattr(loaded.get_submodule(owner), attribute, attrgetter(first)(loaded))
                     state[name] = state[first]
-            loaded.to(next(iter(state.values())).dtype).load_state_dict(state)
+            dtype = next(iter(state.values())).dtype
+            loaded.to(dtype).load_state_dict(state)
         except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path} doesn't contain the weights of this config: {reason}") from error
-        return (loaded.float() if is_name else loaded).to(device).eval()
+        if is_name:
+            loaded = loaded.float()
+        return loaded.to(device).eval()
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
@@ -141,7 +146,7 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, facts: Mapping[str, str] | None = None) -> None:
-    """Write ``tensors``, of any shape and by name, as safetensors with ``facts``; OSError if it can't be."""
+    """Write ``tensors`` by name as safetensors, with ``facts``; OSError if it can't be."""
     try:
         save_file(tensors, path, dict(facts) if facts else None)
     except SafetensorError as error:  # how safetensors says that a disk is full
@@ -153,7 +158,8 @@ def packaged_names() -> list[str]:
 
 
 def packaged(name: str) -> Path:
-    if name not in (names := packaged_names()):
+    names = packaged_names()
+    if name not in names:
         raise UserError(
             f"no pretrained model is called {name!r}; use one of {', '.join(names)}, or a folder."
         )

@@ -173,7 +173,8 @@ class MemoryLM(Pretrained):
         head = self.head
         embed = self.embed
         by_token = not self.training
-        # The number of targets in a cluster depends on values, which a compiled graph doesn't have.
+        # An adaptive softmax computes a rare cluster only for the targets in it. Their number depends on
+        # values, which a compiled graph doesn't have.
         may_choose = not torch.compiler.is_compiling()
         if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
             return adaptive_losses(head, embed, hidden, targets, by_token=by_token)

@@ -85,7 +85,7 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
 
 
 def check_updated(updated: Any, x: Tensor, size: MemorySizes, rule: type) -> None:
-    """UserError unless ``updated`` is what the ``update`` of a ``rule`` of this ``size`` can return for inputs
+    """UserError unless ``updated`` is what ``update`` of a ``rule`` of this ``size`` can return for inputs
     ``x [S, B, D]``: a memory and a loss."""
     method = f"{rule.__qualname__}.update"
     if not isinstance(updated, tuple) or len(updated) != 2:

@@ -58,8 +58,8 @@ def lookup(model: str) -> Any:
             f"model={model!r} is code, which runs only if you name it: pass {model}, with the path of its "
             f"file, as --model, in an arm as model=, or in Python the class itself as model."
         )
-    known = ", ".join(repr(name) for name in MODELS if ":" not in name)
-    raise UserError(f"expected model to be one of {known}, or your my.py:Class, got model={model!r}.")
+    built_in = ", ".join(repr(name) for name in MODELS if ":" not in name)
+    raise UserError(f"expected model to be one of {built_in}, or your my.py:Class, got model={model!r}.")
 
 
 def name_of(model: Any) -> str:
@@ -104,7 +104,9 @@ def load_class(import_path: str) -> type:
     UserError, or the module's error."""
     location, _, name = import_path.rpartition(":")
     if not location or not name:
-        raise UserError(f"{import_path!r} is no memory; name its file and class, as my_memory.py:Averages.")
+        raise UserError(
+            f"expected a memory as FILE.py:Class, such as my_memory.py:Averages, got {import_path!r}."
+        )
     try:
         is_file = location.endswith(".py")
         module = import_file(user_path(location)) if is_file else import_named(location)
@@ -112,8 +114,10 @@ def load_class(import_path: str) -> type:
         raise UserError(f"importing {import_path} failed: {type(error).__name__}: {error}") from error
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
-        classes = [n for n, x in vars(module).items() if isinstance(x, type)]
-        defined = [n for n in classes if vars(module)[n].__module__ == module.__name__]
+        defined = []
+        for attribute, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == module.__name__:  # not imported there
+                defined.append(attribute)
         listed = ", ".join(defined) or "no classes"
         raise UserError(f"{import_path} does not name a class; the module defines {listed}.")
     return kind
@@ -124,12 +128,15 @@ def import_file(path: Path) -> ModuleType:
     path = real_path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
+    # Whoever imported it: two classes of one file must be of one module.
     for module in list(sys.modules.values()):
         if file_of(module) == path:
             return module
     # Python takes a dot in a module's name for a package, and two files may have the same name.
     word = re.sub(r"\W", "_", path.stem)
-    name = f"memformers_own_{word}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    checksum = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    name = f"memformers_own_{word}_{checksum}"
+    # As importlib's documentation imports a file; a module whose code fails is forgotten.
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -148,6 +155,7 @@ def import_file(path: Path) -> ModuleType:
 def import_named(location: str) -> ModuleType:
     """The module called ``package.module`` or ``FOLDER/package.module``, without a folder the current one."""
     parent, name = os.path.split(location)
+    # Two dots in a row, or one at an end, name nothing.
     if not all(name.split(".")):
         raise UserError(f"{location!r} is no module; name a file, as my_memory.py:Averages.")
     USER_MODULES.add(name)
@@ -172,6 +180,7 @@ def import_path(kind: type) -> str:
     """How another process can import a class, in any working directory: ``FILE.py:Class``, or
     ``FOLDER/package.module:Class``."""
     module = sys.modules.get(kind.__module__)
+    # FILE.py:Class
     file = file_of(module)
     if file is not None:
         return f"{file}:{kind.__qualname__}"
@@ -179,6 +188,7 @@ def import_path(kind: type) -> str:
     source = getattr(module, "__file__", None)
     if source is None or name == "__main__":  # no other process can
         return f"{name}:{kind.__qualname__}"
+    # FOLDER/package.module:Class, with the folder that holds the outermost package.
     n_packages = name.count(".")
     if hasattr(module, "__path__"):  # the file is the package's __init__.py
         n_packages += 1
@@ -201,8 +211,8 @@ def check_importable(model: str) -> None:
 def path_from_here(kind: type) -> str:
     """The import path of a class, as short as it can be in the current folder."""
     path = Path(import_path(kind))
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    current = Path.cwd()
+    return str(path.relative_to(current) if path.is_relative_to(current) else path)
 
 
 def file_of(module: object) -> Path | None:

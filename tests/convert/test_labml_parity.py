@@ -19,7 +19,7 @@ CONFIG = replace(SMALL, segment_len=S, mem_len=8, positions="learned")
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_agrees_over_four_segments_in_logits_memories_losses_and_gradients(model):
+def test_a_model_agrees_over_four_segments(model):
     config = replace(CONFIG, model=model)
     ours, theirs = two_alike(config)
     fill_zeros(theirs)

@@ -35,7 +35,7 @@ def name(request):
     return request.param
 
 
-def test_both_models_are_small_files_as_they_were_made_and_are_loaded_in_float32(name):
+def test_a_packaged_model_is_small_and_loads_in_float32(name):
     assert packaged_names() == ["compressive-shakespeare", "transformer-xl-shakespeare"]
     check_manifest(PACKAGED / name)
     assert sum(path.stat().st_size for path in (PACKAGED / name).iterdir()) <= 2_000_000
@@ -47,7 +47,7 @@ def test_both_models_are_small_files_as_they_were_made_and_are_loaded_in_float32
     assert all(torch.equal(state[key], weights[key].float()) for key in weights)
 
 
-def test_the_recipe_the_guide_and_the_card_say_what_was_trained_and_the_model_has_learned_it(name):
+def test_a_packaged_model_has_learned_what_its_recipe_names(name):
     recipe = read_json(PACKAGED / name / RECIPE)
     model, tokenizer = load_packaged(name, CPU)
     assert recipe["parameters"] == sum(parameter.numel() for parameter in model.parameters())
@@ -55,6 +55,10 @@ def test_the_recipe_the_guide_and_the_card_say_what_was_trained_and_the_model_ha
     assert recipe["corpus"]["name"] == "Tiny Shakespeare"
     assert 1.0 < recipe["held_out"]["loss_nats"] < 1.5
     assert evaluate(model, tokenizer.encode(SCENE), 1).loss < math.log(tokenizer.vocab_size) / 2
+
+
+def test_guide_and_card_have_the_numbers_of_the_recipe(name):
+    recipe = read_json(PACKAGED / name / RECIPE)
     page = (ROOT / "docs/how-to/generate.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     assert f"| {recipe['parameters']:,} |" in row
@@ -65,10 +69,13 @@ def test_the_recipe_the_guide_and_the_card_say_what_was_trained_and_the_model_ha
     assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
 
 
-def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(here):
+def test_a_folder_comes_before_a_name(here):
     lm = small_lm("transformer")
     lm.save_pretrained("compressive-shakespeare")
     assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config
+
+
+def test_an_unknown_model_is_refused(here):
     with pytest.raises(ValueError, match=r"'hamlet'; use one of compressive"):
         MemoryLM.from_pretrained("hamlet")
     with pytest.raises(ValueError, match=r"config\.json, but it is missing"):
@@ -86,7 +93,7 @@ def test_one_model_must_be_named_and_be_there(arguments, message):
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_path, monkeypatch):
+def test_the_program_packages_weights_in_bfloat16(tmp_path, monkeypatch):
     small = replace(small_training().model, vocab_size=None)
     monkeypatch.setattr(pretrained, "MODELS", {"small": small})
     out, runs = tmp_path / "out", tmp_path / "runs"

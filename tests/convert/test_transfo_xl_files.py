@@ -48,7 +48,7 @@ def test_a_folder_of_hugging_faces_has_its_loss():
      ({"idx2sym": [1, 2]}, "idx2sym"), ({"idx2sym": WORDS, "lower_case": True}, "lower_case"),
      ({"idx2sym": WORDS[1:]}, "<eos>")],
 )  # fmt: skip
-def test_a_load_vocabulary_something_else_is_one_line(vocabulary, message, folder):
+def test_a_wrong_vocabulary_is_one_line(vocabulary, message, folder):
     torch.save(vocabulary, folder / VOCABULARY)
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
@@ -88,7 +88,7 @@ def test_a_prefix_that_all_names_share_is_left_out(prefix, tmp_path):
     assert ours["layers.0.self_attn.r"].shape == (3, 4096, 4)  # all distances
 
 
-def test_a_pickle_may_have_plain_containers_and_one_that_would_run_code_is_refused(tmp_path):
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     vocabulary, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
     harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
     torch.save({"idx2sym": WORDS, **harmless}, vocabulary)

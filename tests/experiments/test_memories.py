@@ -3,9 +3,10 @@ what the papers' equations say."""
 
 import pytest
 import torch
+from torch.nn.functional import elu
 
 from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
-from experiments.memories.infini import InfiniAttention, matrix_of, sigma
+from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.memory_tokens import MemoryTokens
 from memformers import LayerMemory, MemoryLM, ModelConfig, UpdateContext, assert_conforms
 from memformers.models.facts import BYTES, memory_facts
@@ -55,7 +56,7 @@ def test_the_delta_rule_writes_only_what_the_matrix_does_not_hold(n_written):
     norm = z.clone()
     for position in layer.attention_input(x)[3 - n_written :, 0]:
         for head in range(2):
-            k = sigma(layer.self_attn.key(position)).view(2, 4)[head]
+            k = (elu(layer.self_attn.key(position)) + 1).view(2, 4)[head]
             v = layer.self_attn.value(position).view(2, 4)[head]
             held = k @ M[head] / (k @ z[head]) if n_written == 3 else 0.0
             wanted[head] += k[:, None] * (v - held)

@@ -142,7 +142,7 @@ class Closed(MemoryRule):
         "Bare": "Bare.update returned 0.5", "Plain": "a LayerMemory from Plain.update, got a Tensor",
         "Silent": "Silent.update to return a LayerMemory and a loss or None, got NoneType",
         "Closed": r"Closed.__init__ must take \(size, settings\)", "Empty": "Empty must define update",
-        "": "name its file and class"}.items()),
+        "": "expected a memory as FILE.py:Class"}.items()),
      ({"model": "gone.py:Mean"}, "gone.py"), ({"model": "no_package.memory:Mean"}, "no_package"),
      ({"model": "broken.py:Mean"}, "SyntaxError"),
      ({"model": "mine.py:Averages", "memory_config": {"dekay": 0.5}}, "dekay"),
