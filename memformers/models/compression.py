@@ -180,13 +180,14 @@ class AttentionReconstructionLoss:
         n = len(self.layers)
         if not n == len(h) == len(mem):
             raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
+        layers = cast(Sequence[CompressiveTransformerLayer], self.layers)
         if c_mem is None:
-            f_cs = [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
-            c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
+            memories = zip(layers, mem, strict=True)
+            c_mem = [layer.compute(layer.compress, old.detach()) for layer, old in memories]
         masked = n_masked if isinstance(n_masked, Sequence) else [n_masked] * n
         losses = [
-            cast(CompressiveTransformerLayer, layer).compute(layer_loss, layer, x, old, new, hidden)
-            for layer, x, old, new, hidden in zip(self.layers, h, mem, c_mem, masked, strict=True)
+            layer.compute(layer_loss, layer, x, old, new, hidden)
+            for layer, x, old, new, hidden in zip(layers, h, mem, c_mem, masked, strict=True)
             if len(old)
         ]
         return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
