@@ -15,19 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from docs.building.results import (
-    MQAR_PAIRS,
-    MQAR_VALUES,
-    Seeds,
-    about,
-    mean,
-    most_common_share,
-    rows,
-    seeds,
-    stored,
-    verdicts,
-)
+from docs.building.results import Seeds, about, mean, rows, seeds, stored, verdicts
 from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
+from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
 from memformers.report.markdown import DARK
 from memformers.report.plotting import BLUE, GREEN, ORANGE
@@ -181,7 +171,7 @@ def mqar() -> Figure:
         size = [about("mqar")["arms"][x["label"]]["state per stream"] / 1024 for x in of]
         shares = [mean(seeds("mqar", x["arm"], "correct")) for x in of]
         curve(axes, sorted(zip(size, shares, strict=True)), arm, 100, 0.3 if pale else 1)
-    level = 100 * most_common_share(MQAR_PAIRS, MQAR_VALUES)
+    level = 100 * level_without_association(SHORTEST)
     axes.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("without association", (0, level), (30, 4), color=GREY, **OF_ROW)
     axes.set(ylim=(0, 101), ylabel="correct answers, %")

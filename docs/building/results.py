@@ -3,11 +3,8 @@
 import csv
 import json
 from functools import cache
-from math import factorial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from numpy.polynomial.polynomial import polypow
 
 from memformers.common.intervals import Mean, mean_of, paired
 
@@ -15,8 +12,6 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/results/data"
 Seeds = dict[int, float]
 """A number of each seed."""
-MQAR_PAIRS, MQAR_VALUES = 16, 64
-"""Of an episode of associative recall, in the stored results: values were drawn with replacement."""
 
 
 @cache
@@ -74,19 +69,6 @@ def stored(experiment: str, arm: str, measure: str, control: str = "untouched") 
             n = row["n"].split()[0]
             return Mean(float(row["mean"]), float(row["half width"]), int(n))
     return None
-
-
-@cache
-def most_common_share(pairs: int, values: int) -> float:
-    """The share of the questions of an episode that its most common value answers, on average, if each of its
-    ``pairs`` has one of ``values``, drawn with replacement: the level of a model without association."""
-    most = 0.0  # the mean number of pairs with the most common value: the sum of P(it is above m) over m
-    for m in range(pairs):
-        # Draws with at most m of each value: pairs! · [x^pairs] (1 + x + … + x^m / m!)^values.
-        series = polypow([1 / factorial(n) for n in range(m + 1)], values)
-        ways = series[pairs] * factorial(pairs) if len(series) > pairs else 0.0
-        most += 1 - ways / values**pairs
-    return float(most / pairs)
 
 
 def kib(size: int) -> str:

@@ -9,9 +9,11 @@ from memformers.data.dataset import Counts
 from memformers.data.files import Ids, bytes_of
 from memformers.data.tokenizer import Tokenizer
 
-DECODED_BEFORE = (
-    8  # tokens before a piece that are decoded with it: a character has up to 4, one for each byte
-)
+DECODED_BEFORE = 8
+"""Tokens before a piece that are decoded with it; up to three more where these begin within a character."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+"""What a decoder writes for bytes that are no character: for all of a run of byte tokens, if it begins within
+one."""
 
 
 class TextCounter:
@@ -38,8 +40,15 @@ class TextCounter:
         if not self.counts.is_lossy:
             ended = self.tokenizer.terminate(text) if is_end else text
             self.counts.is_lossy = not self._is_kept(ended, first, tokens)
-        newest = np.concatenate((self._newest, tokens))[-DECODED_BEFORE:]
-        self._newest = newest[:0] if is_end else newest
+        self._newest = tokens[:0] if is_end else self._last_tokens(tokens)
+
+    def _last_tokens(self, tokens: Ids) -> Ids:
+        """The newest tokens of the document after ``tokens [n]``, from the start of a character on."""
+        tokens = np.concatenate((self._newest, tokens))
+        for n in range(DECODED_BEFORE, DECODED_BEFORE + 4):  # a character has at most 4 bytes
+            if REPLACEMENT not in self.tokenizer.bytes_of(tokens[-n:]):
+                return tokens[-n:]
+        return tokens[-DECODED_BEFORE:]  # the character is in the text
 
     def _is_kept(self, text: str, first: str, tokens: Ids) -> bool:
         decoded_before = self.tokenizer.bytes_of(self._newest)

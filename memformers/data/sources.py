@@ -143,6 +143,8 @@ class Sources:
         assert self.are_files
         identities: list[Any] = [FORMAT, spec.corpus, spec.document_separator, spec.text_field]
         identities += [spec.tokenizer, spec.vocab_size]
+        if spec.subwords:
+            identities.append(digest(spec.subwords.to_json()))
         states = []
         for path, part in zip(self.paths, self.parts, strict=True):
             identities.append((str(path.resolve()), part.split, part.is_document))

@@ -182,12 +182,17 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
 def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
     """The folder of the tokens of ``sources`` in the user's cache; it replaces that of earlier files."""
     parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
-    of_any_size = parent / sources.cache_path(replace(spec, vocab_size=None))
-    if is_store(of_any_size) and spec.vocab_size in (None, load_tokenizer(of_any_size).vocab_size):
-        return of_any_size
     folder = parent / sources.cache_path(spec)
     if is_store(folder):
         return folder
+    # The same tokens may be there as those of a vocabulary of any size, or of one that was learned from the
+    # text.
+    learned = replace(spec, subwords=None)
+    of_any_size = replace(learned, vocab_size=None)
+    for other in (of_any_size, learned):
+        other_folder = parent / sources.cache_path(other)
+        if is_store(other_folder) and has_vocabulary(other_folder, spec):
+            return other_folder
     print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
     try:
         with preparing_in(folder.parent):
@@ -202,6 +207,14 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
         if earlier != folder and is_store(earlier):
             remove(earlier)
     return folder
+
+
+def has_vocabulary(folder: Path, spec: CorpusSpec) -> bool:
+    """Whether the tokens in ``folder`` are of the size and the subwords that ``spec`` wants."""
+    tokenizer = load_tokenizer(folder)
+    if spec.subwords:
+        return bool(tokenizer.to_json() == spec.subwords.to_json())
+    return spec.vocab_size in (None, tokenizer.vocab_size)
 
 
 def tokenize(

@@ -305,7 +305,8 @@ def common_corpus(runs: Sequence[Run], subwords: Tokenizer | None = None, **move
     if (tokenizer := runs[0].folder / TOKENIZER).is_file():  # one that was not made from the text
         settings["tokenizer"] = str(tokenizer)
     vocab_size = first["model"]["vocab_size"]
-    corpus = dataset_of(CorpusSpec(**settings, vocab_size=vocab_size, subwords=subwords))
+    known_subwords = subwords if settings["tokenizer"] == "bpe" else None
+    corpus = dataset_of(CorpusSpec(**settings, vocab_size=vocab_size, subwords=known_subwords))
     for run in runs:
         before, now = run.facts["corpus"], corpus.info
         if before["sha256"] != now.sha256:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -160,10 +160,16 @@ def import_named(location: str) -> ModuleType:
         raise UserError(f"{location!r} is no module; name a file, as my_memory.py:Averages.")
     USER_MODULES.add(name)
     folder = user_path(parent).resolve()
-    if str(folder) in sys.path:
-        return importlib.import_module(name)
-    with importing_from(folder):
-        return importlib.import_module(name)
+    with nullcontext() if str(folder) in sys.path else importing_from(folder):
+        module = importlib.import_module(name)
+    # Python has one module of a name, which may be from another folder.
+    found_in = import_folder(module)
+    if parent and found_in and found_in.resolve() != folder:
+        raise UserError(
+            f"expected {name} in {folder}, but Python has imported {name} from {found_in}; rename one of the "
+            f"packages."
+        )
+    return module
 
 
 @contextmanager
@@ -185,15 +191,21 @@ def import_path(kind: type) -> str:
     if file is not None:
         return f"{file}:{kind.__qualname__}"
     name = module_name(module) if module else kind.__module__
-    source = getattr(module, "__file__", None)
-    if source is None or name == "__main__":  # no other process can
+    folder = import_folder(module)
+    if folder is None or name == "__main__":  # no other process can
         return f"{name}:{kind.__qualname__}"
-    # FOLDER/package.module:Class, with the folder that holds the outermost package.
-    n_packages = name.count(".")
+    return f"{folder}/{name}:{kind.__qualname__}"
+
+
+def import_folder(module: ModuleType | None) -> Path | None:
+    """The folder from which Python imports ``module`` by its name; None if it has no file."""
+    source = getattr(module, "__file__", None)
+    if module is None or source is None:
+        return None
+    n_packages = module_name(module).count(".")
     if hasattr(module, "__path__"):  # the file is the package's __init__.py
         n_packages += 1
-    folder = Path(os.path.abspath(source)).parents[n_packages]
-    return f"{folder}/{name}:{kind.__qualname__}"
+    return Path(os.path.abspath(source)).parents[n_packages]
 
 
 def check_importable(model: str) -> None:

@@ -25,7 +25,7 @@ from memformers.report.arms import (
     arms_table,
     base_of,
 )
-from memformers.report.keys import keys_text
+from memformers.report.keys import keys_text, mean_keys
 from memformers.report.markdown import (
     Report,
     Table,
@@ -209,8 +209,9 @@ def recall_numbers(arm: ArmRuns) -> dict[str, Any]:
         }
         for control in control_names(arm)
     }
-    names = ("keys", "mean_keys", "sees_back", "parameters", "attention_operations")
+    names = ("keys", "sees_back", "parameters", "attention_operations")
     facts = {name: arm.first.facts[name] for name in names}
+    facts["mean_keys"] = mean_keys(arm.first.facts)
     return facts | {name: arm.mean(name) for name in ("seconds", "within_reach")} | {"right": right}
 
 

@@ -12,8 +12,14 @@ Facts = Mapping[str, Any]
 def keys_text(facts: Facts) -> str:
     """The keys of a layer's memory, such as "252, at most 256" if their number differs between segments."""
     most = number(facts["keys"], ",.10g")
-    mean = number(facts.get("mean_keys", facts["keys"]), ",.10g")
+    mean = number(mean_keys(facts), ",.10g")
     return mean if mean == most else f"{mean}, at most {most}"
+
+
+def mean_keys(facts: Facts) -> float:
+    """The keys of a layer's memory, on average over segments; at most, for runs that don't say more."""
+    keys: float = facts.get("mean_keys", facts["keys"])
+    return keys
 
 
 def unequal_keys(arms: Mapping[str, Facts]) -> list[Markup]:

@@ -175,11 +175,14 @@ def train(
                 state = restore_newest(folder, model, state, config, ranks)
             ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard)
-            bar = Progress(
-                desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
-                unit_scale=True, hidden=not ranks.first,
-            )  # fmt: skip
-            with tracking if ranks.first else nullcontext(), bar:
+            begun = min(state.tokens, config.tokens)
+            with (
+                tracking if ranks.first else nullcontext(),
+                Progress(
+                    desc=name, total=config.tokens, initial=begun, unit="tok", unit_scale=True,
+                    hidden=not ranks.first,
+                ) as bar,
+            ):  # fmt: skip
                 write = tracking.record if ranks.first else lambda record: None
                 callbacks = Callbacks(
                     folder, config, model, text, state, write, signals, bar, ranks, weights is None

@@ -33,8 +33,10 @@ from memformers.training.optimizers import Optimizers
 
 BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+UNKNOWN = {"evaluated_tokens": 0}
+"""What earlier versions did not say in ``training.json``."""
 EVALUATED = {"validation_loss": float | None, "evaluated_tokens": int}
-"""What ``training.json`` says of the evaluation at this checkpoint."""
+"""What it says of the evaluation at this checkpoint."""
 MAY_CHANGE_ON_RESUME = {
     "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "parallel", "accumulate", "activation_checkpointing",
@@ -140,7 +142,7 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
     lowest: dict[int, float] = {}
     for checkpoint in checkpoints:
         try:
-            about = read_about(checkpoint)
+            about = UNKNOWN | read_about(checkpoint)
             check_keys(about, EVALUATED, str(checkpoint / ABOUT))
         except UserError:  # it is damaged, and may be deleted like one without an evaluation
             continue

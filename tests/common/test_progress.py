@@ -111,3 +111,13 @@ def test_an_exception_while_a_bar_is_drawn_does_not_block_other_bars(monkeypatch
 
     threading.Thread(target=use_another_bar, daemon=True).start()
     assert finished.wait(10)
+
+
+def test_a_training_that_can_not_write_its_metrics_leaves_no_bar_that_moves(monkeypatch, tmp_path):
+    terminal = open_terminal(monkeypatch)
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "missing" / "metrics.jsonl")
+    with pytest.raises(OSError, match="metrics"):
+        train_run(small_training(), tmp_path)
+    drawn = terminal.getvalue()
+    time.sleep(1.2)
+    assert terminal.getvalue() == drawn

@@ -131,6 +131,18 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
         assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / len(shares))
 
 
+def test_runs_that_do_not_say_how_many_keys_they_hold_on_average_are_reported(done, tmp_path):
+    """As those of earlier versions."""
+    folder = shutil.copytree(done, tmp_path / "done")
+    for path in folder.glob("*/run.json"):
+        facts = read_json(path)
+        del facts["mean_keys"], facts["configured_keys"]
+        write_json(path, facts)
+    write_report(folder)
+    arms = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
+    assert arms["transformer-xl"]["mean_keys"] == 64
+
+
 def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
     folder = shutil.copytree(done, tmp_path / "r")
     for result in folder.glob("*/result.json"):

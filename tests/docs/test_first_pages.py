@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from docs.building.markdown import BLOCK
-from docs.building.results import (
-    MQAR_PAIRS,
-    MQAR_VALUES,
-    ROOT,
-    mean,
-    most_common_share,
-    paired,
-    seeds,
-    verdicts,
-)
+from docs.building.results import ROOT, mean, paired, seeds, verdicts
 from docs.building.tables import share
+from experiments.mqar import SHORTEST, draw_episode, level_without_association
 
 
 def read(path):
@@ -178,16 +170,40 @@ def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_
     for better, worse in pairwise(of_arms):
         assert (better.keys(), paired(better, worse).leaves_out_zero) == ({1, 2, 3}, True)
     kept, exact, plain = shares = [share(mean(of_arm)) for of_arm in of_arms]
-    # The level without association: how many of 16 values, of 64 with replacement, are the most common one.
-    drawn = np.random.default_rng(0).integers(64, size=(50_000, 16))
-    most = np.apply_along_axis(lambda values: np.bincount(values).max(), 1, drawn).mean()
-    assert most / 16 == pytest.approx(most_common_share(MQAR_PAIRS, MQAR_VALUES), abs=0.0005)
-    level = f"{100 * most / 16:.1f} %"
-    assert mean(of_arms[2]).mean < most / 16
+    # The level without association: how many answers of an episode are its most common one.
+    _, targets, _ = draw_episode(np.random.default_rng(0), SHORTEST, 16, 64)
+    most = np.bincount(targets[targets >= 0]).max() / 16
+    assert most == level_without_association(SHORTEST)
+    level = f"{100 * most:.1f} %"
     sentence = f"{kept} correct, Transformer-XL {exact}, without token shift {plain}"
     assert f"associative recall | `--model selective` | {sentence} (without association: {level}) |" in README
     for page in (WHICH, INDEX):
         assert [shown for shown in (*shares, level) if shown not in page] == []
+
+
+def test_which_memories_answer_more_without_a_token_shift_than_without_association():
+    arms = ("xl-128-slow", "conv-128", "mean-128", "selective-128-slow")
+    shares = {arm: mean(seeds("mqar", arm, "correct")) for arm in arms}
+    level = level_without_association(SHORTEST)
+    above = {arm for arm, share in shares.items() if share.mean - share.half_width > level}
+    assert above == {"mean-128", "selective-128-slow"}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["selective-128-shift", "xl-128-shift-slow", "conv-128-shift"],
+        ["conv-32-shift", "xl-32-shift-slow"],
+        ["mean-32-shift", "xl-32-shift-slow"],
+        ["selective-32-shift", "xl-32-shift-slow"],
+    ],
+)
+def test_the_order_of_memories_in_associative_recall_is_significant(order):
+    answers = [seeds("mqar", arm, "correct") for arm in order]
+    for better, worse in pairwise(answers):
+        gain = paired(better, worse)
+        assert gain.leaves_out_zero
+        assert gain.mean > 0
 
 
 @pytest.mark.parametrize(

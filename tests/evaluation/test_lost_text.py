@@ -23,6 +23,7 @@ from tests.processes import run
 
 LINE = "Unknowable kings, a  King's ½ crown, ﬁne cröwns\n"
 TEXT = LINE + "the king had  crowns, and kings had crowns\n" * 30 + LINE
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
 FIRST = "Unknowable "
 """With what each text begins: its first token, which is not predicted, is at most that."""
 
@@ -50,18 +51,24 @@ def unigram():
     return subwords(models.Unigram(), trainer, None, pre_tokenizers.Metaspace(), decoders.Metaspace())
 
 
-def like_llama(text=TEXT):
+def like_llama(model=None):
     """Spaces are letters of words, one before the text is added, and unknown letters are their bytes."""
-    of_bytes = [(f"<0x{i:02X}>", -20.0) for i in range(256)]
-    letters = sorted({c for c in text if c.isascii() and c not in " \n"})
-    vocabulary = [("<unk>", 0.0), *of_bytes, ("▁", -3.0), ("▁king", -5.0), *((c, -4.0) for c in letters)]
+    letters = sorted({c for c in TEXT if c.isascii() and c not in " \n"})
+    vocabulary = [("<unk>", 0.0), *((token, -20.0) for token in BYTES), ("▁", -3.0), ("▁king", -5.0)]
+    vocabulary += [(c, -4.0) for c in letters]
     return subwords(
-        models.Unigram(vocabulary, unk_id=0, byte_fallback=True),
+        model or models.Unigram(vocabulary, unk_id=0, byte_fallback=True),
         normalizer=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
         decoder=decoders.Sequence([
             decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
         ]),
     )  # fmt: skip
+
+
+def of_single_bytes():
+    """As Llama's with letters that it doesn't know."""
+    vocabulary = {token: number for number, token in enumerate(["<unk>", *BYTES, "▁"])}
+    return like_llama(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
 
 
 def words(vocab_size=None):
@@ -144,6 +151,14 @@ def test_a_text_of_several_pieces_is_checked_over_their_ends(tokenizer, is_lossy
     text = line * (3 * PIECE // len(line))
     split = split_of(tokenizer, tmp_path, [text])
     assert (split.counts.bytes, split.counts.is_lossy) == (len(text), is_lossy)
+
+
+def test_pieces_that_end_within_a_run_of_bytes_are_kept(tmp_path):
+    """Each letter is three tokens, and the line break that begins a piece is one more."""
+    line = "መለኮታዊ\n"
+    text = line * (3 * PIECE // len(line.encode()))
+    split = split_of(of_single_bytes(), tmp_path, [text])
+    assert (split.counts.bytes, split.counts.is_lossy) == (len(text.encode()), False)
 
 
 @lossy

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from memformers import AdaptiveConfig, Stepper, generate
+from memformers import AdaptiveConfig, AttentionReconstructionLoss, Stepper, generate
 from tests.builders import small_lm
 from tests.texts import read, tokens
 
@@ -284,6 +284,16 @@ def test_fsdp2_gives_every_gradient_of_a_training_step(model, one_process):
         assert (a.grad is None) == (b.grad is None), name
         if a.grad is not None:
             torch.testing.assert_close(b.grad.full_tensor(), a.grad)
+
+
+def test_the_reconstruction_loss_of_layers_that_fsdp2_shards(one_process):
+    plain = plain_lm("compressive")
+    layers = sharded_by_layer(plain, one_process).transformer.layers
+    inputs, memories = (torch.randn(len(layers), n, 3, plain.config.d_model) for n in (5, 6))
+    losses = [
+        AttentionReconstructionLoss(x)([*inputs], [*memories]) for x in (plain.transformer.layers, layers)
+    ]
+    torch.testing.assert_close(losses[1], losses[0])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -180,6 +180,29 @@ def test_two_files_of_one_name_are_refused_in_any_order():
         MemoryLM.from_pretrained("saved", model="mine.py:Mine")
 
 
+@pytest.mark.parametrize("module", ["package.mine", "package"])
+def test_two_packages_of_one_name_are_refused(module, monkeypatch):
+    relative = MINE.replace("import neighbour", "from . import neighbour")
+    for folder in ("first.d", "second.d"):
+        write_memory(Path(folder, "package/__init__.py"), relative)
+        write_memory(Path(folder, "package/mine.py"), relative)
+    import_memory(f"first.d/{module}:Mine")
+    with pytest.raises(UserError, match="rename one of the packages"):
+        import_memory(f"second.d/{module}:Mine")
+    monkeypatch.syspath_prepend("second.d")
+    with pytest.raises(UserError, match="rename one of the packages"):
+        import_memory(f"second.d/{module}:Mine")
+
+
+def test_a_package_in_a_linked_folder_on_the_path_is_taken(monkeypatch):
+    write_memory("thesis.v2/package/mine.py", MINE.replace("import neighbour", "from . import neighbour"))
+    Path("link").symlink_to("thesis.v2")
+    monkeypatch.syspath_prepend("link")
+    import package.mine
+
+    assert load_class("thesis.v2/package.mine:Mine") is package.mine.Mine
+
+
 def test_a_config_keeps_its_memory_in_another_folder(monkeypatch):
     write_memory("mine.py")
     write_memory("thesis.v2/mine.py")

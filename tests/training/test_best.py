@@ -60,6 +60,18 @@ def test_the_best_of_each_number_of_tokens_is_kept_beside_the_newest(evaluations
     assert steps_in(tmp_path) == kept
 
 
+def test_the_best_checkpoint_of_an_earlier_version_is_kept(tmp_path):
+    """They did not say how many tokens they were evaluated on."""
+    for step, loss in ((9, 2.0), (16, 1.0), (30, 1.5)):
+        with files.atomic_dir(tmp_path / f"{step:012}") as temporary:
+            write_json(temporary / "training.json", {"validation_loss": loss})
+    keep_best_and_newest(tmp_path, 1)
+    assert (best_step(tmp_path), steps_in(tmp_path)) == (16, [30, 16])
+    write_checkpoint(tmp_path, 40, 3.0, 500)
+    keep_best_and_newest(tmp_path, 1)
+    assert (best_step(tmp_path), steps_in(tmp_path)) == (40, [40, 16])
+
+
 @pytest.mark.parametrize("damaged", ["broken", '{"validation_loss": 0.5}'])
 def test_a_damaged_checkpoint_is_not_the_best(damaged, tmp_path):
     for step, loss in ((9, 2.0), (16, 1.0), (30, 1.5)):

@@ -7,15 +7,18 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 
 import pytest
 
 from memformers.common.files import numbered, read_json
 from memformers.common.processes import module_environment
 from memformers.common.text import UserError
-from memformers.data import tokenizers
+from memformers.data import tokenize_corpus, tokenizers
 from memformers.data.builtin import write_play
-from memformers.training.run import learned_subwords
+from memformers.evaluation.memory_ablation import common_corpus
+from memformers.runs.reader import read_runs
+from memformers.training.run import find_text, learned_subwords
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import stop, train_run
@@ -56,6 +59,28 @@ def test_a_changed_text_is_refused_with_the_subwords_of_the_old_one(config, tmp_
         file.write("and one more line\n")
     with pytest.raises(UserError, match="different"):
         train_run(config, tmp_path / "run", resume=True)
+
+
+def test_the_cache_has_the_subwords_of_a_changed_text_after_a_refused_resume(config, tmp_path, monkeypatch):
+    config = replace(config, model=replace(config.model, vocab_size=270))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenize_corpus, "BIG", 1)  # any text is large
+        stop(config, tmp_path / "run", 4)
+        (tmp_path / "play.txt").write_text("a text of quite other words and letters\n" * 500)
+        with pytest.raises(UserError, match="different"):
+            train_run(config, tmp_path / "run", resume=True)
+        cached = find_text(config).tokenizer
+    assert cached.to_json() == find_text(config).tokenizer.to_json()
+
+
+def test_a_resumed_run_and_its_evaluation_read_the_tokens_in_the_cache(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenize_corpus, "BIG", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stop(config, tmp_path / "run", 4)
+    folder = train_run(config, tmp_path / "run", resume=True)
+    common_corpus(read_runs(folder), learned_subwords(folder))
+    assert len(list((tmp_path / "cache").rglob("card.json"))) == 1
 
 
 def test_a_broken_tokenizer_is_not_used(config, tmp_path):
