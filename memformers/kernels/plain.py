@@ -73,19 +73,33 @@ def bias_part(bias: Tensor, streams: slice, heads: slice, queries: slice) -> Ten
     return bias[:, heads] if bias.shape[1] > 1 else bias
 
 
-def probabilities_of(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention ``[n, s, k]`` of a block's ``query [b, h, s, E + P]``, over √E, to ``keys [n, k, E + P]``,
-    causal or with the ``bias`` of ``[b, h, s, k]`` scores."""
+def workspace_for(query: Tensor, K: int) -> Tensor:
+    """Space for the scores ``[n, s, k]`` of each block, ``[·]``: new memory for each would be slow, and much
+    of it waits to be used again."""
+    B, H, S, _ = query.shape
+    streams, heads = next(groups(B, H, S, K))  # the largest
+    n = (streams.stop - streams.start) * (heads.stop - heads.start)
+    return query.new_empty(n * min(S, QUERIES) * K)
+
+
+def scores_in(workspace: Tensor, query: Tensor, k: int) -> Tensor:
+    """The part ``[n, s, k]`` of it for a block's ``query [b, h, s, ·]``."""
+    b, h, s, _ = query.shape
+    return workspace[: b * h * s * k].view(b * h, s, k)
+
+
+def write_probabilities(out: Tensor, query: Tensor, keys: Tensor, bias: Tensor | None) -> None:
+    """Write attention of a block's ``query [b, h, s, E + P]``, over √E, to ``keys [n, k, E + P]`` to ``out
+    [n, s, k]``: causal, or with the ``bias`` of ``[b, h, s, k]`` scores."""
     b, h, s, _ = query.shape
     k = keys.shape[1]
-    scores = query.new_empty(b * h, s, k)
-    torch.bmm(query.flatten(0, 1), keys.mT, out=scores)  # with out, autocast doesn't round it
+    torch.bmm(query.flatten(0, 1), keys.mT, out=out)  # with out, autocast doesn't round it
     if bias is None:
         future = torch.ones(s, s, dtype=torch.bool).triu_(1)
-        scores[:, :, k - s :].masked_fill_(future, -math.inf)
+        out[:, :, k - s :].masked_fill_(future, -math.inf)
     else:
-        scores.view(b, h, s, k).add_(bias)
-    return torch.softmax(scores, dim=-1, out=scores)
+        out.view(b, h, s, k).add_(bias)
+    torch.softmax(out, dim=-1, out=out)
 
 
 @torch.library.custom_op("memformers::plain_attention", mutates_args=(), device_types="cpu")
@@ -97,6 +111,7 @@ def plain_attention(
     K, E = key.shape[2:]
     output = sequence_first(value[:, :, K - S :])  # [B, H, S, E]
     kept: list[Tensor] = []
+    workspace = query.new_empty(0) if keep else workspace_for(query, K)
     for streams, heads in groups(B, H, S, K):
         keys = beside(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
         values = value[streams, heads].flatten(0, 1)  # [n, K, E]
@@ -104,11 +119,12 @@ def plain_attention(
             k = n_visible(K, S, queries, bias)
             block = query[streams, heads, queries] / math.sqrt(E)  # [b, h, s, E + P]
             part = None if bias is None else bias_part(bias, streams, heads, queries)
-            probabilities = probabilities_of(block, keys[:, :k], part)
+            if keep:
+                kept.append(query.new_empty(block.shape[:2].numel(), block.shape[2], k))
+            probabilities = kept[-1] if keep else scores_in(workspace, block, k)  # [n, s, k]
+            write_probabilities(probabilities, block, keys[:, :k], part)
             attended = torch.bmm(probabilities.to(value.dtype), values[:, :k])  # [n, s, E]
             output[streams, heads, queries] = attended.view(*block.shape[:3], E)
-            if keep:
-                kept.append(probabilities)
     return output, kept
 
 
@@ -125,6 +141,8 @@ def plain_attention_backward(
     d_key = torch.empty_like(key, memory_format=torch.contiguous_format)
     d_value = torch.empty_like(value, memory_format=torch.contiguous_format)
     blocks = iter(kept)
+    workspace = query.new_empty(0) if kept else workspace_for(query, K)
+    gradients = workspace_for(query, K)
     for streams, heads in groups(B, H, S, K):
         keys = beside(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
         rounded_keys = keys.to(key.dtype)
@@ -140,13 +158,14 @@ def plain_attention_backward(
                 probabilities = next(blocks)  # [n, s, k]
             else:
                 part = None if bias is None else bias_part(bias, streams, heads, queries)
-                probabilities = probabilities_of(block, keys[:, :k], part)
+                probabilities = scores_in(workspace, block, k)
+                write_probabilities(probabilities, block, keys[:, :k], part)
             # Contiguous, since products of transposed matrices are slower if rows are far apart.
             d_output = grad[streams, heads, queries].flatten(0, 1).contiguous()  # [n, s, E]
             accumulate(d_values[:, :k], probabilities.to(value.dtype), d_output, is_first)
 
             # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
-            d_scores = torch.empty_like(probabilities)  # [n, s, k]
+            d_scores = scores_in(gradients, block, k)  # [n, s, k]
             torch.bmm(d_output.to(query.dtype), exact_values[:, :k].mT, out=d_scores)
             torch._softmax_backward_data(d_scores, probabilities, -1, query.dtype, grad_input=d_scores)
 
