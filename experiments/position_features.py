@@ -1,5 +1,5 @@
 """How many position features quality needs: one Transformer-XL whose sinusoids have P numbers, for several P
-and wavelengths, on characters and on subwords.
+and wavelengths, on characters, on subwords and on the recall stream.
 
 Run it with ``python -m experiments.position_features --out FOLDER --characters input.txt --subwords FOLDER``;
 ``--resume`` continues. An arm ``p16-1k`` has 16 features with wavelengths up to 1,000·2π in place of
@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.common.fields import Count
+from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall import RECALL, RecallConfig
 from memformers.comparison.text import TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Measure
@@ -24,7 +26,7 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 SEGMENT, SHORT, LONG = 64, 64, 832
 WAVELENGTHS_PER_REACH = 4
 """The fitted longest wavelength, in longest distances."""
-SHORTER_BASE = 1_000.0
+PAPER_BASE, SHORTER_BASE = 10_000.0, 1_000.0
 FEATURES = (8, 16, 32, 64)
 
 
@@ -35,9 +37,10 @@ def fitted_base(mem_len: int) -> float:
 
 def arms_of_memory(mem_len: int) -> list[Arm]:
     """P = D and fewer features, with the paper's wavelengths, shorter ones, and those that fit the memory."""
-    arms = [Arm("all", {}, "P = D")]
+    paper = {"model.position_features": None, "model.position_base": PAPER_BASE}
+    arms = [Arm("all", paper, "P = D")]
     for features in FEATURES:
-        settings = {"model.position_features": features}
+        settings = paper | {"model.position_features": features}
         arms.append(Arm(f"p{features}", settings, f"P = {features}"))
         for name, label, base in (
             ("1k", "up to 1,000 · 2π", SHORTER_BASE),
@@ -66,9 +69,9 @@ class PositionFeatures(ArmsCommand):
     """The text that is read in subwords, with memories of 64, 64, 64 and 832; the Python source code of this
     machine if not given."""
     tokens: Count = 1_000_000
-    """Tokens of each training run."""
-    tasks: tuple[str, ...] = ("characters", "subwords")
-    """Which of the two."""
+    """Tokens of each training run on a text; on the recall stream, those of the recall experiment."""
+    tasks: tuple[str, ...] = ("characters", "subwords", "recall")
+    """Which of the three."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         evaluation = EvaluationConfig(evaluations=1)
@@ -84,6 +87,13 @@ class PositionFeatures(ArmsCommand):
             long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
             train = TrainConfig(long, data=data, tokens=tokens, evaluation=evaluation, tokenizer="bpe")
             experiments["subwords"] = self.experiment_of(train, LONG)
+        if "recall" in self.tasks:
+            setting = RecallConfig(quick=self.quick).setting
+            mem_len = keys_of_layers(setting.train.model)
+            near = replace(setting.train.model, model="transformer-xl", mem_len=mem_len)
+            train = replace(setting.train, model=near)
+            arms = self.chosen(asdict(train) | setting.more, arms_of_memory(mem_len))
+            experiments["recall"] = Experiment(RECALL, train, setting.more, arms, *self.how)
         return experiments
 
     def experiment_of(self, train: TrainConfig, mem_len: int) -> Experiment:
@@ -91,6 +101,8 @@ class PositionFeatures(ArmsCommand):
         return Experiment(TextTask(probed=False), train, {}, arms, *self.how)
 
     def measures(self, task: str) -> Sequence[Measure]:
+        if task == "recall":
+            return [correct("correct answers within its reach", "within_reach")]
         return [Measure(f"held-out loss, {task} (nats)", "loss", ".4f")]
 
 

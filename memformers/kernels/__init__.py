@@ -32,10 +32,8 @@ MIN_SCORES_FOR_BLOCKED = 1 << 19
 less than 2 MiB in float32, the naive kernel's temporaries fit into the cache."""
 
 MIN_QUERIES_FOR_FLASH = 32
-"""Queries from which PyTorch's flash kernel makes a training step in float32 faster than the blocked one:
-with fewer, copying keys and values beside their position features costs more than it saves."""
-MIN_QUERIES_FOR_HALF_FLASH = 256
-"""The same in half precision, in which PyTorch's kernel packs its operands anew for each head."""
+"""Queries from which the flash kernel makes a training step faster: with fewer, copying keys beside their
+position features costs more than it saves."""
 
 
 def is_flash_faster(query: Tensor, position_features: int) -> bool:
@@ -43,9 +41,7 @@ def is_flash_faster(query: Tensor, position_features: int) -> bool:
     position features faster than other kernels. On devices other than a CPU, nobody has measured it."""
     # Beyond E / 2 features, the longer product costs more than the shift and the bias that it saves.
     S, E = query.shape[2:]
-    is_half = query.dtype.itemsize < 4
-    enough = MIN_QUERIES_FOR_HALF_FLASH if is_half else MIN_QUERIES_FOR_FLASH
-    return query.device.type == "cpu" and enough <= S and position_features <= E // 2
+    return query.device.type == "cpu" and S >= MIN_QUERIES_FOR_FLASH and position_features <= E
 
 
 def relative_attention(

@@ -5,9 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from memformers import MemoryLM, ModelConfig, RelativeMultiHeadAttention
-from memformers.kernels import flash, naive, sdpa
+from memformers.kernels import flash, naive, plain, sdpa
 from memformers.kernels.naive import causal_mask
 from memformers.models.sinusoids import sinusoids
 from tests.builders import fill_zeros
@@ -106,25 +107,55 @@ def test_bfloat16_is_as_exact_as_pytorchs_attention_with_a_bias(size):
     assert max(errors) <= 1.1 * max(relative_errors(with_bias, inputs, wanted))
 
 
-@pytest.mark.parametrize("size", [(2, 3, 5, 11, 7, 6), (3, 2, 7, 7, 5, 10), (1, 2, 5, 6, 4, 2)])
-def test_attention_to_memory_and_segment_apart_is_joined_exactly(size, monkeypatch):
-    monkeypatch.setattr(flash, "SPLIT", 1)
-    inputs, table = inputs_and_table(*size, torch.float64)
-    kernel = partial(flash.relative_attention, table=table)
-    compare(kernel, inputs, torch.float64, None, partial(reference, table))
-
-
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("size", [(5, 3, 7, 13, 2, 4), (2, 3, 23, 37, 2, 6)])
-def test_a_small_workspace_changes_no_bit(size, bounded, monkeypatch):
-    """Each call of PyTorch's kernel gets some streams, or some heads of one."""
+@pytest.mark.parametrize("size", [(5, 3, 7, 13, 2, 4), (2, 3, 293, 331, 2, 6)])
+def test_the_number_of_pairs_in_a_block_changes_no_bit(size, bounded, monkeypatch):
     inputs, table = inputs_and_table(*size, torch.float64)
     key_start = first_keys(size[0], *size[2:4]) if bounded else None
     kernel = partial(flash.relative_attention, table=table, key_start=key_start)
     wanted = output_and_gradients(kernel, inputs)
-    for pairs in (1, 2, 3, 7):
-        monkeypatch.setattr(flash, "WORKSPACE", pairs * size[3] * (size[4] + size[5]))
+    for pairs in (2, 4, 8):
+        monkeypatch.setattr(plain, "WORKSPACE", pairs * min(size[2], plain.QUERIES) * size[3])
         assert all(map(torch.equal, output_and_gradients(kernel, inputs), wanted))
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("size", [(5, 3, 7, 13, 2, 4), (1, 2, 293, 331, 2, 6)])
+def test_probabilities_that_are_computed_again_change_no_bit(size, bounded, monkeypatch):
+    inputs, table = inputs_and_table(*size, torch.float32)
+    key_start = first_keys(size[0], *size[2:4]) if bounded else None
+    kernel = partial(flash.relative_attention, table=table, key_start=key_start)
+    wanted = output_and_gradients(kernel, inputs)
+    monkeypatch.setattr(plain, "MAX_KEPT", 0)
+    assert all(map(torch.equal, output_and_gradients(kernel, inputs), wanted))
+
+
+def test_scores_are_not_rounded_under_autocast():
+    """Of a query whose keys have scores that half precision doesn't tell apart."""
+    inputs, table = inputs_and_table(1, 1, 2, 3, 4, 2, torch.bfloat16)
+    with torch.no_grad():
+        inputs["query"].fill_(8)
+        inputs["key"].copy_(torch.tensor([32.0, 32.25, 32.5])[:, None])
+    exact = {name: x.detach().float() for name, x in inputs.items()}
+    wanted = reference(table, **exact)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        output = flash.relative_attention(**inputs, table=table)
+    torch.testing.assert_close(output.float(), wanted, rtol=2e-2, atol=1e-2)
+
+
+def test_forward_mode_is_an_error_that_names_naive():
+    inputs, table = inputs_and_table(1, 1, 3, 5, 2, 2, torch.float64)
+    values = {name: x.detach() for name, x in inputs.items()}
+    with pytest.raises(NotImplementedError, match="kernel='naive'"):
+        torch.func.jvp(lambda x: flash.relative_attention(**x, table=table), (values,), (values,))
+
+
+def test_activation_checkpointing_reads_what_is_kept_once():
+    inputs, table = inputs_and_table(2, 3, 7, 11, 5, 4, torch.float64)
+    output = checkpoint(flash.relative_attention, **inputs, table=table, use_reentrant=False)
+    again = torch.autograd.grad(output.sum(), list(inputs.values()))
+    output = flash.relative_attention(**inputs, table=table)
+    assert all(map(torch.equal, again, torch.autograd.grad(output.sum(), list(inputs.values()))))
 
 
 def test_second_derivatives_are_an_error_that_names_naive():
@@ -140,12 +171,14 @@ def test_the_operator_keeps_the_promises_of_torch(bounded):
     inputs, table = inputs_and_table(2, 3, 5, 11, 7, 6, torch.float64)
     bias = flash.hidden_bias(5, 11, None, first_keys(2, 5, 11), table) if bounded else None
     query = torch.randn(2, 3, 5, 13, dtype=torch.float64, requires_grad=True)
-    arguments = (query, inputs["key"], inputs["value"], flash.key_table(table), bias)
-    torch.library.opcheck(torch.ops.memformers.flash_attention, arguments)
+    for keep in (False, True):
+        arguments = (query, inputs["key"], inputs["value"], flash.key_table(table), bias, keep)
+        torch.library.opcheck(torch.ops.memformers.plain_attention, arguments)
 
 
-def test_memory_does_not_grow_with_the_number_of_scores():
-    """Kept for the backward pass: arguments and output, and a number for each query, besides the mask."""
+def test_what_is_kept_does_not_grow_with_the_number_of_scores(monkeypatch):
+    """From 64 MiB of probabilities on, for the backward pass: arguments and output, besides the mask."""
+    monkeypatch.setattr(plain, "MAX_KEPT", 2 * 4 * 8 * 300 - 1)
     inputs, table = inputs_and_table(2, 4, 8, 300, 16, 4, torch.float32)
     kept, output = kept_by(lambda: flash.relative_attention(**inputs, table=table))
     known = {t.data_ptr() for t in (output, table, *inputs.values())}
@@ -224,8 +257,9 @@ def test_auto_takes_flash_where_it_is_faster(monkeypatch):
     assert uses_flash()
     assert uses_flash(dtype=torch.float64)
     assert uses_flash(kernel="flash", length=2)
-    assert uses_flash(dtype=torch.bfloat16, length=300)
-    assert not uses_flash(dtype=torch.bfloat16)
+    assert uses_flash(dtype=torch.bfloat16)
+    assert uses_flash(position_features=8)
+    assert not uses_flash(position_features=10)
     assert not uses_flash(length=8)
     assert not uses_flash(train=True)  # PyTorch's kernel for CPUs drops no probabilities
     assert not uses_flash(position_features=None)
