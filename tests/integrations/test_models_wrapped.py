@@ -290,8 +290,10 @@ def test_the_reconstruction_loss_of_layers_that_fsdp2_shards(one_process):
     plain = plain_lm("compressive")
     layers = sharded_by_layer(plain, one_process).transformer.layers
     inputs, memories = (torch.randn(len(layers), n, 3, plain.config.d_model) for n in (5, 6))
+    slots = [rule.f_c(mem) for rule, mem in zip(plain.transformer.rules, memories, strict=True)]
     losses = [
-        AttentionReconstructionLoss(x)([*inputs], [*memories]) for x in (plain.transformer.layers, layers)
+        AttentionReconstructionLoss(x)([*inputs], [*memories], slots)
+        for x in (plain.transformer.layers, layers)
     ]
     torch.testing.assert_close(losses[1], losses[0])
 

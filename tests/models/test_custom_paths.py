@@ -182,7 +182,7 @@ def test_two_files_of_one_name_are_refused_in_any_order():
 
 @pytest.mark.parametrize("module", ["package.mine", "package"])
 def test_two_packages_of_one_name_are_refused(module, monkeypatch):
-    relative = MINE.replace("import neighbour", "from . import neighbour")
+    relative = "from . import neighbour\nSTEP = neighbour.STEP"
     for folder in ("first.d", "second.d"):
         write_memory(Path(folder, "package/__init__.py"), relative)
         write_memory(Path(folder, "package/mine.py"), relative)
@@ -195,7 +195,7 @@ def test_two_packages_of_one_name_are_refused(module, monkeypatch):
 
 
 def test_a_package_in_a_linked_folder_on_the_path_is_taken(monkeypatch):
-    write_memory("thesis.v2/package/mine.py", MINE.replace("import neighbour", "from . import neighbour"))
+    write_memory("thesis.v2/package/mine.py", "from . import neighbour\nSTEP = neighbour.STEP")
     Path("link").symlink_to("thesis.v2")
     monkeypatch.syspath_prepend("link")
     import package.mine
