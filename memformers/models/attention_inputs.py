@@ -46,6 +46,7 @@ def visible_keys(
         raise UserError(
             f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1], got {mask.dtype} {list(mask.shape)}."
         )
+    # Everything that hides keys in one mask, since a kernel takes either a mask or key_start.
     causal = causal_mask(S, K, mask.device)[:, :, None]  # [S, K, 1]
     visible = mask & causal  # [S, K, B or 1]
     if key_start is not None:
