@@ -77,12 +77,15 @@ class RelativeMultiHeadAttention(nn.Module):
         self.has_rotations = has_rotations(positions, n_features, clamp_len)
         self.kernel: KernelName = kernel
 
+        # Projections of contents (section 3.3), and u, which stands for a query wherever it is.
         d_head = d_model // heads
         self.query = nn.Linear(d_model, d_model, bias=False)  # W_q
         self.key = nn.Linear(d_model, d_model, bias=False)  # W_k,E
         self.value = nn.Linear(d_model, d_model)  # W_v
         self.output = nn.Linear(d_model, d_model)  # Linear(a)
         self.u = nn.Parameter(torch.empty(heads, d_head))  # of term (c)
+
+        # Positions: a vector r and a scalar s for each distance, or r = W_k,R · R and v, as in the paper.
         if positions == "learned":
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
             self.s = nn.Parameter(torch.empty(heads, max_positions))  # in place of term (d)
