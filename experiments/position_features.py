@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.common.fields import Count

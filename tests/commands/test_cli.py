@@ -197,7 +197,7 @@ evaluate --text /gone.txt | /gone.txt
 evaluate --text - | no text
 evaluate --text - --model compressive | was trained with model=
 generate --gate gru | --gate
-train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
+train --data builtin --d-model 4398046511104 --n-heads 1 --d-ff 8 | memory
 """
 
 
