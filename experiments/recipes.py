@@ -43,7 +43,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mem-32": ("memory of 32", {"model.mem_len": 32}),
     "mem-128": ("memory of 128", {"model.mem_len": 128}),
     "segments-128": ("segments of 128", {"batch_size": 32, "model.segment_len": 128}),
-    "width-192": ("width 192", {"model.d_model": 192, "model.d_ff": 768, "model.heads": 6}),
+    "width-192": ("width 192", {"model.d_model": 192, "model.d_ff": 768, "model.n_heads": 6}),
     "layers-6": ("6 layers", {"model.n_layers": 6}),
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip

@@ -29,7 +29,7 @@ SUFFIXES = r"\.(?:py|md|json|jsonl|npy|txt|toml|css|html|yml|csv|svg|safetensors
 """Of the files that pages name."""
 
 OTHER_NAMES = """
-    DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX TransfoXLModel WANDB_MODE _orig_mod
+EPYC     DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX TransfoXLModel WANDB_MODE _orig_mod
     deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
     quantize_dynamic
     prefix_token_id set_recurrent_mode stop_strings transfo
