@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
 from memformers.common.fields import Count
@@ -89,7 +89,7 @@ class PositionFeatures(ArmsCommand):
             experiments["subwords"] = self.experiment_of(train, LONG)
         if "recall" in self.tasks:
             setting = RecallConfig(quick=self.quick).setting
-            mem_len = keys_of_layers(setting.train.model)
+            mem_len = cast(int, keys_of_layers(setting.train.model))  # the same in all layers
             near = replace(setting.train.model, model="transformer-xl", mem_len=mem_len)
             train = replace(setting.train, model=near)
             arms = self.chosen(asdict(train) | setting.more, arms_of_memory(mem_len))

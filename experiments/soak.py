@@ -43,11 +43,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5
 TOKENS_A_STEP = BATCH * SEGMENT
 MODEL = (
-    "--model", "compressive", "--d-model", "64", "--heads", "4", "--d-ff", "128", "--n-layers", "2",
+    "--model", "compressive", "--d-model", "64", "--n-heads", "4", "--d-ff", "128", "--n-layers", "2",
     "--segment-len", str(SEGMENT), "--mem-len", "32", "--c-mem-len", "16", "--dropout", "0.1",
 )  # fmt: skip
 SMALL = (
-    "--model", "compressive", "--d-model", "32", "--heads", "2", "--n-layers", "1", "--d-ff", "32",
+    "--model", "compressive", "--d-model", "32", "--n-heads", "2", "--n-layers", "1", "--d-ff", "32",
     "--segment-len", "128", "--mem-len", "64", "--c-mem-len", "32", "--batch-size", "16", "--device", "cpu",
     "--evaluations", "1", "--dashboard", "off", "--log-every", "1",
 )  # fmt: skip

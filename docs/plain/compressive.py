@@ -50,7 +50,7 @@ def content_attention(layer: Layer, h: Tensor, memory: Tensor) -> Tensor:
     h, memory = (F.layer_norm(x, x.shape[-1:], *norm) for x in (h, memory))
     q, k = F.linear(h, weight["attention.query.weight"]), F.linear(memory, weight["attention.key.weight"])
     v = F.linear(memory, weight["attention.value.weight"], weight["attention.value.bias"])
-    q, k, v = (t.unflatten(-1, (layer.attention.heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
+    q, k, v = (t.unflatten(-1, (layer.attention.n_heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v)
 
 

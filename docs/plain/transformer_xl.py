@@ -18,23 +18,23 @@ URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 
 
 class Attention(nn.Module):
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, n_heads: int):
         super().__init__()
-        self.heads = heads
+        self.n_heads = n_heads
         self.query, self.key, self.position = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
         self.value, self.output = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.u, self.v = (nn.Parameter(torch.zeros(heads, d_model // heads)) for _ in range(2))
+        self.u, self.v = (nn.Parameter(torch.zeros(n_heads, d_model // n_heads)) for _ in range(2))
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         S, K, D = len(x), len(context), x.shape[-1]
         q, k, v = self.query(x), self.key(context), self.value(context)
         r = self.position(sinusoids(K, D).to(x))  # [K, D]
-        q, k, v, r = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, r))  # [·, H, E]
+        q, k, v, r = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v, r))  # [·, H, E]
         content = torch.einsum("ibhe,jbhe->bhij", q + self.u, k)
         by_distance = torch.einsum("ibhe,dhe->bhid", q + self.v, r)
         d = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K]
         position = by_distance.gather(-1, d.clamp(min=0).expand_as(content))
-        scores = (content + position) / math.sqrt(D // self.heads)  # [B, H, S, K]
+        scores = (content + position) / math.sqrt(D // self.n_heads)  # [B, H, S, K]
         attention = scores.masked_fill(d < 0, -math.inf).softmax(dim=-1)
         y = torch.einsum("bhij,jbhe->ibhe", attention, v)
         return self.output(y.flatten(2))
@@ -48,9 +48,9 @@ def sinusoids(distances: int, features: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, n_heads: int):
         super().__init__()
-        self.attention = Attention(d_model, heads)
+        self.attention = Attention(d_model, n_heads)
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.feed_forward = nn.Sequential(
             nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
@@ -64,12 +64,12 @@ class Layer(nn.Module):
 
 class TransformerXL(nn.Module):
     def __init__(
-        self, vocab_size: int, d_model: int = 128, heads: int = 4, n_layers: int = 4, mem_len: int = 64
+        self, vocab_size: int, d_model: int = 128, n_heads: int = 4, n_layers: int = 4, mem_len: int = 64
     ):
         super().__init__()
         self.mem_len = mem_len
         self.embed, self.head = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, vocab_size)
-        self.layers = nn.ModuleList(Layer(d_model, heads) for _ in range(n_layers))
+        self.layers = nn.ModuleList(Layer(d_model, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, tokens: Tensor, memory: list[Tensor] | None = None):

@@ -20,7 +20,7 @@ from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 NETWORK = ModelConfig(
-    "compressive", d_model=32, heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
+    "compressive", d_model=32, n_heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
 BASE = replace_nested(  # its tokens are steps of the environments
     TrainConfig(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0),

@@ -17,7 +17,9 @@ from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.common.machine import describe_environment
 from memformers.models.memory import LayerMemory, Memory
 
-CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
+CONFIG = ModelConfig(
+    vocab_size=65, d_model=512, n_heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048
+)
 LENGTHS = (800, 1800, 2800, 3800)  # how far back a prediction sees, as in the Transformer-XL paper
 CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)  # of an agent
 TOLERANCE = 1e-4  # the largest relative RMS error of logits from caches

@@ -27,9 +27,9 @@ class LabmlLM(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        D, heads = config.d_model, config.heads
+        D, n_heads = config.d_model, config.n_heads
         parts: dict[str, Any] = {
-            "d_model": D, "self_attn": RelativeMultiHeadAttention(heads, D, 0.0),
+            "d_model": D, "self_attn": RelativeMultiHeadAttention(n_heads, D, 0.0),
             "feed_forward": FeedForward(D, config.d_ff, 0.0), "dropout_prob": 0.0,
         }  # fmt: skip
         self.src_embed = nn.Embedding(config.n_tokens, D)

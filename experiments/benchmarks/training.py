@@ -44,9 +44,9 @@ class Case:
     @classmethod
     def of(cls, name: str, model: ModelName) -> "Case":
         """Positions are labml-nn's learned ones, which both sides have."""
-        D, heads, d_ff, layers, S, M, C, c, B, steps = SIZES[name]
+        D, n_heads, d_ff, layers, S, M, C, c, B, steps = SIZES[name]
         config = ModelConfig(
-            model, vocab_size=VOCABULARY, positions="learned", d_model=D, heads=heads, d_ff=d_ff,
+            model, vocab_size=VOCABULARY, positions="learned", d_model=D, n_heads=n_heads, d_ff=d_ff,
             n_layers=layers, segment_len=S, mem_len=M, c_mem_len=C, compression_rate=c,
         )  # fmt: skip
         if name in EQUAL_KEYS and model == "transformer-xl":

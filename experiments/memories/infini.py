@@ -27,7 +27,7 @@ from memformers import LayerMemory, MemoryLayer, MemoryRule, MemorySizes, Networ
 class InfiniLayer(MemoryLayer):
     def __init__(self, **parts: Any):
         super().__init__(**parts)
-        self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
+        self.beta = nn.Parameter(torch.zeros(self.self_attn.n_heads))
 
     def attend(
         self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
@@ -47,7 +47,7 @@ class InfiniLayer(MemoryLayer):
         A = (1 - share) * attention.attend_by_head(Q, K, V, key_start=first)  # [B, H, S, E]
         # Retrieval, for queries whose document began before the segment.
         if past is not None and n_slots:
-            A_mem = retrieve(elu(Q) + 1, *matrix_of(past.slots, attention.heads))
+            A_mem = retrieve(elu(Q) + 1, *matrix_of(past.slots, attention.n_heads))
             if key_start is not None:
                 A_mem = A_mem.where((key_start == 0)[:, None, :, None], 0.0)
             A = A + share * A_mem
@@ -65,7 +65,7 @@ class InfiniAttention(MemoryRule):
         """E + 1 slots, which are no keys. A token takes 2·D·E operations for each of three products with M,
         2·D for each of two with z, and 4·D² for keys and values, once more."""
         D = config.d_model
-        E = D // config.heads
+        E = D // config.n_heads
         operations = 3 * 2 * D * E + 2 * 2 * D + 4 * D * D
         return [MemorySizes(0, E + 1, n_keys=0, extra_operations=operations)] * config.n_layers
 
@@ -75,7 +75,7 @@ class InfiniAttention(MemoryRule):
         attention = context.layer.self_attn
         z = context.layer.attention_input(window.evicted)
         # The delta rule; positions of an earlier document have no key.
-        M, norm = matrix_of(window.slots, attention.heads)
+        M, norm = matrix_of(window.slots, attention.n_heads)
         K = (elu(attention.by_head(attention.key(z))) + 1) * window.belongs.T[
             :, None, :, None
         ]  # [B, H, S, E]
@@ -85,9 +85,9 @@ class InfiniAttention(MemoryRule):
         return LayerMemory(window.mem, slots), None
 
 
-def matrix_of(slots: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def matrix_of(slots: Tensor, n_heads: int) -> tuple[Tensor, Tensor]:
     """M ``[B, H, E, E]`` and z ``[B, H, E]`` of ``slots [E + 1, B, D]``."""
-    by_head = rearrange(slots, "e b (h f) -> b h e f", h=heads)
+    by_head = rearrange(slots, "e b (h f) -> b h e f", h=n_heads)
     return by_head[:, :, :-1], by_head[:, :, -1]
 
 

@@ -233,7 +233,8 @@ class RecallSetup:
 def network(mem_len: int, c_mem_len: int, compression_rate: int) -> ModelConfig:
     """The network of all arms, with the lengths of the Compressive Transformer's memories."""
     return ModelConfig(
-        model="compressive", vocab_size=RecallStream().vocab_size, d_model=64, heads=4, n_layers=2, d_ff=256,
+        model="compressive", vocab_size=RecallStream().vocab_size, d_model=64, n_heads=4, n_layers=2,
+        d_ff=256,
         segment_len=64, positions="sinusoidal", mem_len=mem_len, c_mem_len=c_mem_len,
         compression_rate=compression_rate,
     )  # fmt: skip

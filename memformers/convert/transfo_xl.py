@@ -299,7 +299,7 @@ def build_config(state: State, config: Config, is_original: bool, ties: dict[str
         model="transformer-xl",
         vocab_size=vocab_size,
         d_model=d_model,
-        heads=n_heads,
+        n_heads=n_heads,
         n_layers=count_layers(state),
         d_ff=d_ff,
         dropout=settings["dropout"],

@@ -20,7 +20,7 @@ from memformers.models.registry import lookup
 from memformers.models.rules.base import MemoryRule
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
+    "vocab_size": 11, "d_model": 12, "n_heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
     "c_mem_len": 4, "compression_rate": 2,
 }  # fmt: skip
 TOLERANCE = 1e-9

@@ -78,7 +78,7 @@ class LayerCache:
         """What queries, and keys and values are made of, normalized, ``[t, B, D]`` each, to all three: ``[3,
         B, H, t, E]``."""
         t, B, D = z.shape
-        H = self.layer.self_attn.heads
+        H = self.layer.self_attn.n_heads
         outputs = [self.maps[0](z), *(project(kv_input) for project in self.maps[1:])]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)  # [t, B, 3D]
         return joined.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)

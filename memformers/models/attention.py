@@ -24,7 +24,7 @@ class RelativeMultiHeadAttention(nn.Module):
     Raises ValueError for arguments out of their range.
 
     Args:
-        heads: The number of heads, H, which must divide ``d_model``.
+        n_heads: The number of heads, H, which must divide ``d_model``.
         d_model: The width of the model, D.
         dropout_prob: Probability of dropping an attention probability while training.
         positions: ``"learned"``, a vector r_d and a scalar s_d for each head and distance d; or
@@ -38,7 +38,7 @@ class RelativeMultiHeadAttention(nn.Module):
     Examples:
         >>> import torch
         >>> from memformers import RelativeMultiHeadAttention
-        >>> attention = RelativeMultiHeadAttention(heads=4, d_model=64, positions="sinusoidal")
+        >>> attention = RelativeMultiHeadAttention(n_heads=4, d_model=64, positions="sinusoidal")
         >>> segment, past = torch.randn(16, 2, 64), torch.randn(32, 2, 64)  # [S, B, D] and [M, B, D]
         >>> context = torch.cat((past, segment))
         >>> attention(query=segment, key=context, value=context).shape
@@ -48,7 +48,7 @@ class RelativeMultiHeadAttention(nn.Module):
     @check_arguments
     def __init__(
         self,
-        heads: Count,
+        n_heads: Count,
         d_model: Count,
         dropout_prob: Probability = 0.1,
         *,
@@ -60,7 +60,7 @@ class RelativeMultiHeadAttention(nn.Module):
         kernel: KernelName = "auto",
     ):
         super().__init__()
-        check_heads(heads, d_model)
+        check_heads(n_heads, d_model)
         check_positions(positions, position_features, clamp_len)
         n_features = position_features or d_model
         if kernel == "auto":
@@ -68,7 +68,7 @@ class RelativeMultiHeadAttention(nn.Module):
             check_value(KERNEL_VARIABLE, kernel, KernelName)
         if kernel == "flash":
             check_rotations(positions, n_features, clamp_len)
-        self.heads = heads
+        self.n_heads = n_heads
         self.d_model = d_model
         self.dropout_prob = dropout_prob
         self.positions = positions
@@ -77,20 +77,23 @@ class RelativeMultiHeadAttention(nn.Module):
         self.has_rotations = has_rotations(positions, n_features, clamp_len)
         self.kernel: KernelName = kernel
 
-        d_head = d_model // heads
+        # Projections of contents (section 3.3), and u, which stands for a query wherever it is.
+        d_head = d_model // n_heads
         self.query = nn.Linear(d_model, d_model, bias=False)  # W_q
         self.key = nn.Linear(d_model, d_model, bias=False)  # W_k,E
         self.value = nn.Linear(d_model, d_model)  # W_v
         self.output = nn.Linear(d_model, d_model)  # Linear(a)
-        self.u = nn.Parameter(torch.empty(heads, d_head))  # of term (c)
+        self.u = nn.Parameter(torch.empty(n_heads, d_head))  # of term (c)
+
+        # Positions: a vector r and a scalar s for each distance, or r = W_k,R · R and v, as in the paper.
         if positions == "learned":
-            self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
-            self.s = nn.Parameter(torch.empty(heads, max_positions))  # in place of term (d)
+            self.r = nn.Parameter(torch.empty(n_heads, max_positions, d_head))
+            self.s = nn.Parameter(torch.empty(n_heads, max_positions))  # in place of term (d)
         else:
             self.position_features = n_features
             self.position_base = position_base
             self.position = nn.Linear(n_features, d_model, bias=False)  # W_k,R
-            self.v = nn.Parameter(torch.empty(heads, d_head))  # of term (d)
+            self.v = nn.Parameter(torch.empty(n_heads, d_head))  # of term (d)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -169,7 +172,7 @@ class RelativeMultiHeadAttention(nn.Module):
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
         # r_d = W_k,R · R_d, once for each distance and not for each pair of query and key (appendix B).
         r = self.position(self.sinusoid_table(K))  # [K, D]
-        return {"r": rearrange(r, "k (h e) -> h k e", h=self.heads), "u": self.u, "v": self.v}
+        return {"r": rearrange(r, "k (h e) -> h k e", h=self.n_heads), "u": self.u, "v": self.v}
 
     def sinusoid_table(self, K: int) -> Tensor:
         """R_d, the sinusoids of K distances, in the weights' dtype: ``[K, P]``."""
@@ -177,7 +180,7 @@ class RelativeMultiHeadAttention(nn.Module):
 
     def by_head(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
-        return rearrange(x, "t b (h e) -> b h t e", h=self.heads)
+        return rearrange(x, "t b (h e) -> b h t e", h=self.n_heads)
 
     @torch.no_grad()
     def probabilities(

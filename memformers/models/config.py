@@ -10,7 +10,7 @@ from memformers.common.fields import Checked, Count, Positive, Probability, Rang
 from memformers.common.files import config_from_dict
 from memformers.common.text import UserError
 from memformers.kernels import KernelName
-from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
+from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, register_model
 from memformers.models.sizes import Length, MemorySizes, Rate
 
 ModelName = Literal["transformer", "transformer-xl", "compressive", "selective"]
@@ -76,7 +76,7 @@ class NetworkConfig:
     compressed (compressive) or selected (selective); or yours, such as my_memory.py:Averages."""
     d_model: Count = 128
     """Width D: features per position."""
-    heads: Count = 4
+    n_heads: Count = 4
     """Attention heads H; must divide d_model."""
     n_layers: Annotated[int, Range(1, 10_000)] = 4
     """Depth, in layers."""
@@ -135,7 +135,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         # A class becomes its name, and each field has a value of its type.
-        object.__setattr__(self, "model", name_of(self.model))
+        object.__setattr__(self, "model", register_model(self.model))
         check_fields(self)
 
         # The settings of the memory itself: from a file, given, or its defaults.
@@ -153,7 +153,7 @@ class NetworkConfig:
         object.__setattr__(self, "memory_config", memory_config)
 
         # What settings say together.
-        check_heads(self.heads, self.d_model)
+        check_heads(self.n_heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in LENGTHS:
             self.per_layer(name)
@@ -301,12 +301,12 @@ class ModelConfig(NetworkConfig):
         return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
 
-def check_heads(heads: int, d_model: int) -> None:
-    if d_model % heads:
-        smaller = d_model // heads * heads
-        examples = f"{smaller} or {smaller + heads}" if smaller else f"{heads}"
+def check_heads(n_heads: int, d_model: int) -> None:
+    if d_model % n_heads:
+        smaller = d_model // n_heads * n_heads
+        examples = f"{smaller} or {smaller + n_heads}" if smaller else f"{n_heads}"
         raise UserError(
-            f"d_model={d_model} is not divisible by heads={heads}; use a multiple, such as {examples}."
+            f"d_model={d_model} is not divisible by n_heads={n_heads}; use a multiple, such as {examples}."
         )
 
 

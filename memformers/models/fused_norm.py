@@ -3,8 +3,9 @@
     W (γ ⊙ x̂ + β) + b  =  (W ∘ γ) x̂ + (W β + b),    x̂: normalized, without scale and shift
 
 A remembered vector needs no gradient. By the left side, its normalized form does need one, from which γ and β
-learn; by the right side they learn from the gradients of the folded weights, and the backward pass through
-the projections of M positions is left out. A training step with M > S takes 4 to 8 % less time.
+learn. By the right side, they learn from the gradients of the folded weights, and the backward pass through
+the projections of M positions is left out. A training step takes 3 to 9 % less time (one core of an AMD EPYC
+with AVX-512, D = 128 to 512, M from S to 4·S).
 """
 
 import torch
@@ -40,12 +41,16 @@ def attend_with_memory(
     Shapes: ``x`` and ``kv_input [S, B, D]``, ``past [M, B, D]``, ``key_start [B, S]``, the first key that
     each query may see. Returns ``[S, B, D]``.
     """
+    # x̂: the scale γ and the shift β are in the projections.
     if norm is not None:
         past = F.layer_norm(past, norm.normalized_shape, eps=norm.eps)
         normalized = F.layer_norm(kv_input, norm.normalized_shape, eps=norm.eps)
+        # Without a token shift, queries are made of the same inputs as keys and values.
         is_shared = kv_input is x
         x = normalized if is_shared else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
         kv_input = normalized
+
+    # The projections of normalized vectors.
     query = F.linear(x, *folded(norm, attention.query))  # [S, B, D]
     key = project_both(past, kv_input, *folded(norm, attention.key))  # [M + S, B, D]
     value = project_both(past, kv_input, *folded(norm, attention.value))  # [M + S, B, D]
@@ -61,8 +66,9 @@ def project_both(past: Tensor, kv_input: Tensor, weight: Tensor, bias: Tensor) -
 def folded(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor]:
     """Weight ``[out, in]`` and bias ``[out]`` of ``linear`` after the scale γ and the shift β of ``norm``, if
     there is one: W(γ ⊙ x̂ + β) = (W ∘ γ)x̂ + Wβ."""
-    weight, bias = linear.weight, linear.bias
+    weight = linear.weight
+    bias = linear.bias
     if norm is None:
         return weight, weight.new_zeros(linear.out_features) if bias is None else bias
-    shift = weight @ norm.bias
+    shift = weight @ norm.bias  # W β
     return weight * norm.weight, shift if bias is None else shift + bias

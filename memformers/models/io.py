@@ -26,7 +26,7 @@ from memformers.common.files import (
 )
 from memformers.common.text import UserError
 from memformers.models.config import ModelConfig, NetworkConfig
-from memformers.models.registry import import_memory, name_of
+from memformers.models.registry import import_memory, register_model
 
 Config = TypeVar("Config", bound=NetworkConfig)
 Model = TypeVar("Model", bound="Pretrained")
@@ -98,7 +98,7 @@ class Pretrained(nn.Module):
         if isinstance(model, str):
             import_memory(model)
         else:
-            name_of(model)
+            register_model(model)
 
         # A folder comes before a model of the package with the same name.
         folder = user_path(folder)

@@ -164,8 +164,9 @@ class MemoryLM(Pretrained):
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
+        embed = cast(AdaptiveEmbedding, self.embed)  # if the head is adaptive; it may be wrapped
         if isinstance(self.head, AdaptiveSoftmax):
-            return self.head(hidden, cast(AdaptiveEmbedding, self.embed))  # which may be wrapped
+            return self.head(hidden, embed)
         return linear(self.head, hidden)
 
     def _score(self, hidden: Tensor, targets: Tensor) -> TokenLosses:

@@ -142,7 +142,7 @@ class MemoryLayer(nn.Module):
     Examples:
         >>> import torch
         >>> from memformers import FeedForward, LayerMemory, MemoryLayer, RelativeMultiHeadAttention
-        >>> attention, ffn = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> attention, ffn = RelativeMultiHeadAttention(n_heads=4, d_model=64), FeedForward(64, 256)
         >>> layer = MemoryLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
         >>> past = LayerMemory(torch.randn(32, 2, 64), torch.randn(8, 2, 64))  # [M, B, D], [C, B, D]
         >>> layer(torch.randn(16, 2, 64), past).shape  # [S, B, D]

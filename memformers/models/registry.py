@@ -45,7 +45,7 @@ def register_memory(kind: Kind) -> Kind:
         >>> ModelConfig(model=Forgets).model.endswith(":Forgets")
         True
     """
-    name_of(kind)
+    register_model(kind)
     return kind
 
 
@@ -62,7 +62,7 @@ def lookup(model: str) -> Any:
     raise UserError(f"expected model to be one of {built_in}, or your my.py:Class, got model={model!r}.")
 
 
-def name_of(model: Any) -> str:
+def register_model(model: Any) -> str:
     """The name of a ``model`` in configs: a built-in name; a class, which becomes known; or an import path,
     which is imported unless a config is being read from a file."""
     # A file that is read never imports code: a name in it must be known already.
@@ -96,7 +96,7 @@ def import_memory(model: str) -> str:
     location = model.rpartition(":")[0]
     if model in MODELS and not user_path(location).is_file():  # it was named before, in another folder
         return model
-    return name_of(load_class(model))
+    return register_model(load_class(model))
 
 
 def load_class(import_path: str) -> type:

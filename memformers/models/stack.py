@@ -295,7 +295,7 @@ def build_transformer(config: NetworkConfig) -> MemoryStack:
     layer = kind.layer(
         d_model=config.d_model,
         self_attn=RelativeMultiHeadAttention(
-            config.heads, config.d_model, config.dropout, positions=config.positions,
+            config.n_heads, config.d_model, config.dropout, positions=config.positions,
             max_positions=config.longest_attention, position_features=config.position_features,
             position_base=config.position_base, clamp_len=config.clamp_len, kernel=config.kernel,
         ),

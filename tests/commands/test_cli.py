@@ -177,7 +177,7 @@ train --batch-size 500000 --data builtin | 500000
 train --vocab-size 7 --data builtin | vocab_size=7
 train --dashboard nowhere | dashboard='nowhere'
 train --device warp --data builtin | device='warp'
-train --model : --data builtin | file and class
+train --model : --data builtin | FILE.py:Class
 train --model my.py --data builtin | or your my.py:Class
 train --tokenizer bpe --vocab-size 999999999 --data builtin | 16,777,216
 evaluate --text - --out /dev/null | not a folder
@@ -197,7 +197,7 @@ evaluate --text /gone.txt | /gone.txt
 evaluate --text - | no text
 evaluate --text - --model compressive | was trained with model=
 generate --gate gru | --gate
-train --data builtin --d-model 4398046511104 --heads 1 --d-ff 8 | memory
+train --data builtin --d-model 4398046511104 --n-heads 1 --d-ff 8 | memory
 """
 
 

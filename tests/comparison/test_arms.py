@@ -38,7 +38,7 @@ def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_fil
     ("arms", "word"),
     [(["long: mem_lem=320"], "'long'.*'mem_len'"), (["long: mem_len=-1"], "mem_len=-1"),
      (["long: mem_len=x"], "'long'.*model.mem_len"), (["long: model=lstm"], "'long'.*expected model"),
-     (["long: heads=5"], "'long'.*heads=5"), (["a: mem_len=7", "a: mem_len=8"], "'a' is there twice"),
+     (["long: n_heads=5"], "'long'.*n_heads=5"), (["a: mem_len=7", "a: mem_len=8"], "'a' is there twice"),
      (["a: mem_len=7", "b: mem_len=7"], "'a' and 'b' have the same settings"),
      (["a: seed=7"], "'a': seed is the same.*seeds"),
      (["a: mem_len"], "'a': 'mem_len' is not setting=value"), (["a: mem_len='7"], "closing quotation"),

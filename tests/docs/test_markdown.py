@@ -28,7 +28,7 @@ def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_th
     )
     assert predict[1] == [
         "if isinstance(self.head, AdaptiveSoftmax):",
-        "    return self.head(hidden, cast(AdaptiveEmbedding, self.embed))  # which may be wrapped",
+        "    return self.head(hidden, embed)",
     ]
 
 

@@ -23,7 +23,7 @@ NAMES = {
     r"\.layer1\.": ".0.", r"\.layer2\.": ".2.",
 }  # fmt: skip
 """The package's names of weights, and those of the plain files."""
-SIZES = {"d_model": 12, "heads": 3, "n_layers": 2}
+SIZES = {"d_model": 12, "n_heads": 3, "n_layers": 2}
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ def test_a_part_of_a_text_that_is_kept_is_what_its_tokens_stand_for(tokenizer, t
 @lossy
 @pytest.mark.parametrize("is_list", [False, True])
 def test_evaluating_a_text_in_python_warns_once_and_counts_its_bytes(tokenizer, is_list):
-    model = MemoryLM(ModelConfig(vocab_size=tokenizer.vocab_size, d_model=8, heads=2, n_layers=1, d_ff=8))
+    model = MemoryLM(ModelConfig(vocab_size=tokenizer.vocab_size, d_model=8, n_heads=2, n_layers=1, d_ff=8))
     with pytest.warns(UserWarning, match="loses a part of the text") as warned:
         numbers = evaluate_text(model, tokenizer, [TEXT] * 3 if is_list else TEXT)
     assert len(warned) == 1
@@ -192,7 +192,7 @@ def test_evaluating_a_text_in_python_warns_once_and_counts_its_bytes(tokenizer, 
 
 @lossless
 def test_evaluating_a_text_that_is_kept_warns_of_nothing(tokenizer):
-    model = MemoryLM(ModelConfig(vocab_size=tokenizer.vocab_size, d_model=8, heads=2, n_layers=1, d_ff=8))
+    model = MemoryLM(ModelConfig(vocab_size=tokenizer.vocab_size, d_model=8, n_heads=2, n_layers=1, d_ff=8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert evaluate_text(model, tokenizer, TEXT)["bits_per_byte"] > 0

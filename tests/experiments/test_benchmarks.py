@@ -15,7 +15,7 @@ HERE = Path(attention.__file__).parent
 
 
 def tiny(model="transformer-xl", **changes):
-    sizes = {"d_model": 12, "heads": 3, "d_ff": 20, "n_layers": 2, "segment_len": 8, "mem_len": 8}
+    sizes = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_layers": 2, "segment_len": 8, "mem_len": 8}
     sizes |= {"c_mem_len": 6, "compression_rate": 2, "vocab_size": 65, "positions": "learned"}
     return Case("tiny", ModelConfig(model=model, **sizes | changes), 3, 2)
 

@@ -20,7 +20,7 @@ def test_an_experiment_ends_with_a_report(name, more, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
-    [("transformer_xl", ["--heads", 3], "error: d_model=128 is not divisible by heads=3"),
+    [("transformer_xl", ["--n-heads", 3], "error: d_model=128 is not divisible by n_heads=3"),
      ("soak", ["--size", 0], "size to be a whole number, at least 1, got size=0"),
      ("soak", ["--steps", 5], "every=100 must be between 10 and steps=5"),
      ("memory_worth", ["--arms", "none", "c3"], "arm 'c3' is unknown; there are none, xl-64, slots-32-32"),

@@ -12,7 +12,7 @@ from memformers import LayerMemory, MemoryLM, ModelConfig, UpdateContext, assert
 from memformers.models.facts import BYTES, memory_facts
 from memformers.models.rules import BUILT_IN
 
-TINY = {"vocab_size": 7, "d_model": 8, "heads": 2, "n_layers": 2, "d_ff": 8, "segment_len": 5}
+TINY = {"vocab_size": 7, "d_model": 8, "n_heads": 2, "n_layers": 2, "d_ff": 8, "segment_len": 5}
 every_memory = pytest.mark.parametrize("memory", ALL_MEMORIES, ids=lambda memory: memory.name)
 
 
@@ -23,8 +23,8 @@ def test_every_memory_conforms(memory):
 
 @every_memory
 def test_the_keys_and_bytes_of_a_table_are_those_of_a_full_memory(memory):
-    config = ModelConfig(model=memory.import_path, d_model=12, heads=3, n_layers=5, segment_len=8, mem_len=16,
-                         c_mem_len=6, compression_rate=4)  # fmt: skip
+    config = ModelConfig(model=memory.import_path, d_model=12, n_heads=3, n_layers=5, segment_len=8,
+                         mem_len=16,                         c_mem_len=6, compression_rate=4)  # fmt: skip
     letters = {"n": 5, "D": 12, "E": 4, "M": 16, "C": 6}
     if "m" in memory.keys:
         letters["m"] = config.memory_config.tokens_of_memory

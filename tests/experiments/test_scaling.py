@@ -22,7 +22,7 @@ from memformers.training.optimizers import build_optimizers
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 SIZES = ModelConfig(
-    vocab_size=37, d_model=24, heads=3, n_layers=2, d_ff=41, kernel="naive", segment_len=16, mem_len=20,
+    vocab_size=37, d_model=24, n_heads=3, n_layers=2, d_ff=41, kernel="naive", segment_len=16, mem_len=20,
     c_mem_len=10, compression_rate=4,
 )  # fmt: skip
 COMPRESSIVE = {"model": "compressive"}

@@ -134,7 +134,7 @@ def test_ctrl_c_between_two_layers_leaves_no_half_of_a_step(model, layer):
 
 
 def test_a_stepper_reads_in_eval_mode_keeps_each_modules_mode_and_gives_copies():
-    core = MemoryCore(CoreConfig(d_input=3, d_model=8, heads=2, dropout=0.5, segment_len=4, mem_len=4))
+    core = MemoryCore(CoreConfig(d_input=3, d_model=8, n_heads=2, dropout=0.5, segment_len=4, mem_len=4))
     attention, x = core.transformer.layers[0].eval().self_attn, torch.randn(8, 2, 3)
     attention.key = nn.Sequential(attention.key, nn.Dropout(0.5))
     modes, random = [module.training for module in core.modules()], torch.get_rng_state()

@@ -96,7 +96,7 @@ def test_new_special_tokens_are_read_by_a_resized_model():
     tokenizer = build("bpe")
     theirs = huggingface.tokenizer_of(tokenizer)
     theirs.add_special_tokens({"extra_special_tokens": ["<|user|>"]})
-    sizes = {"d_model": 16, "heads": 2, "n_layers": 1, "d_ff": 16, "segment_len": 8, "mem_len": 8}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 16, "segment_len": 8, "mem_len": 8}
     model = MemformerForCausalLM(MemformerConfig(vocab_size=tokenizer.vocab_size, **sizes))
     model.resize_token_embeddings(len(theirs))
     for text in ("<|user|>the end", "<|user|>a <pad>"):

@@ -20,7 +20,7 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig(cutoffs=(4, 8))}
 
 def build(*, tied=False, vocab_size=11, **settings):
     torch.manual_seed(0)
-    sizes = {"d_model": 16, "heads": 2, "n_layers": 2, "d_ff": 16, "segment_len": 8, "mem_len": 8}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 16, "segment_len": 8, "mem_len": 8}
     config = MemformerConfig(vocab_size=vocab_size, tie_word_embeddings=tied, **sizes | settings)
     model = MemformerForCausalLM(config).eval()
     nn.init.normal_(model.model.head.bias)  # so that it matters

@@ -35,7 +35,7 @@ def package(name):
 
 def plain_lm(model, **changes):
     """A model that doesn't always predict the same, of widths that all libraries take."""
-    settings = {"d_model": 32, "heads": 4, "d_ff": 64, "token_shift": model == "compressive"} | changes
+    settings = {"d_model": 32, "n_heads": 4, "d_ff": 64, "token_shift": model == "compressive"} | changes
     lm = small_lm(model, **settings)
     with torch.no_grad():
         for name, factor in (("embed", 5), ("head", 20)):

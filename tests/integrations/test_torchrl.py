@@ -15,7 +15,7 @@ from memformers import CoreConfig, MemoryCore
 from memformers.integrations.torchrl import MemoryModule
 from tests.texts import read
 
-SMALL = {"d_model": 8, "heads": 2, "n_layers": 2, "d_ff": 16, "dropout": 0.0}
+SMALL = {"d_model": 8, "n_heads": 2, "n_layers": 2, "d_ff": 16, "dropout": 0.0}
 CORES = [
     {"model": "transformer-xl", "mem_len": 7, "segment_len": 5},
     {"model": "transformer-xl", "mem_len": (3, 9), "segment_len": 1},

@@ -37,7 +37,7 @@ def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
 
 
 def attention(**arguments):
-    return RelativeMultiHeadAttention(**({"heads": 2, "d_model": 8} | arguments))
+    return RelativeMultiHeadAttention(**({"n_heads": 2, "d_model": 8} | arguments))
 
 
 def attend(**arguments):
@@ -50,7 +50,8 @@ MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2,
 
 @pytest.mark.parametrize(
     ("do", "word"),
-    [(lambda: attention(d_model=100, heads=8), "96 or 104"), (lambda: attention(d_model=4, heads=8), "as 8"),
+    [(lambda: attention(d_model=100, n_heads=8), "96 or 104"),
+     (lambda: attention(d_model=4, n_heads=8), "as 8"),
      (lambda: attention(positions="rotary"), "rotary"), (lambda: attention(clamp_len=5), "clamp_len=5"),
      (lambda: attention(positions="sinusoidal", clamp_len=0), "clamp_len=0"),
      (lambda: attention(position_features=4), "position_fe"),

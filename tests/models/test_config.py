@@ -18,7 +18,7 @@ NAMES = ("norm", "kernel", "positions", "embedding", "gate")
 NAMES += ("compression", "compression_start", "compression_loss")
 BAD = {
     **dict.fromkeys(NUMBERS, (0,)), **dict.fromkeys(NAMES, ("both", None)), "model": ("lstm", None),
-    "d_model": ("128", 1.5, 0), "heads": (np.int64(4), 0), "dropout": (-0.1, 1.0, float("nan")),
+    "d_model": ("128", 1.5, 0), "n_heads": (np.int64(4), 0), "dropout": (-0.1, 1.0, float("nan")),
     "mem_len": (-1, True, (1, 2.0, 3, 4), [1, 2, 3, 4], 10**99), "c_mem_len": (-1, (1, -1, 0, 1)),
     "compression_rate": (0, (1, 1, 0, 1)), "bptt": (-1,),
 }  # fmt: skip
@@ -35,7 +35,7 @@ COMPRESSIVE = [
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({"d_model": 100, "heads": 8}, "96 or 104"), ({"mem_len": (3, 4)}, "2 lengths"),
+    [({"d_model": 100, "n_heads": 8}, "96 or 104"), ({"mem_len": (3, 4)}, "2 lengths"),
      ({"c_mem_len": (3,)}, "1 lengths"), ({"same_length": True, "mem_len": (1, 2, 0, 4)}, "needs a memory"),
      ({"gate": "gru", "norm": "post"}, "norm='pre'"), ({"memory_config": 3}, "memory_config.*3"),
      ({"n_layers": 10_001}, "n_layers"),

@@ -251,7 +251,7 @@ def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
 def test_inductor_computes_the_loss_and_every_gradient_of_a_training_step(model, bounded):
     """In float32, with two layers: so it once reused a buffer that was still to be read."""
     torch.compiler.reset()
-    sizes = {"n_layers": 2, "d_model": 32, "heads": 2, "d_ff": 64, "segment_len": 16, "mem_len": 16}
+    sizes = {"n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "segment_len": 16, "mem_len": 16}
     lm = fill_zeros(MemoryLM(ModelConfig(model=model, vocab_size=11, c_mem_len=8, **sizes)))
     text, memory = tokens(81, 8), None
     starts = (torch.rand(80, 8) < 0.01).split(16) if bounded else [None] * 5

@@ -11,7 +11,7 @@ from torch import nn
 from memformers import CompressiveRule, LayerMemory, Memory, MemoryLM, MemoryRule, ModelConfig
 from memformers.models import registry
 from memformers.models.config import applies_to
-from memformers.models.registry import import_path, name_of, register_memory
+from memformers.models.registry import import_path, register_memory, register_model
 from tests.builders import SMALL
 from tests.texts import documents, read, tokens
 
@@ -180,9 +180,9 @@ def test_a_rule_gets_all_slots_also_of_a_memory_that_has_fewer():
 
 def test_lengths_that_change_nothing_are_refused_by_the_command():
     """Whether a memory uses them is seen from its sizes."""
-    assert applies_to("mem_len", name_of("mine.py:Averages"))
-    assert not applies_to("c_mem_len", name_of("mine.py:Averages"))
-    assert not applies_to("memory_warmup", name_of("mine.py:Averages"))
+    assert applies_to("mem_len", register_model("mine.py:Averages"))
+    assert not applies_to("c_mem_len", register_model("mine.py:Averages"))
+    assert not applies_to("memory_warmup", register_model("mine.py:Averages"))
 
 
 def frozen(name, **default):
@@ -192,7 +192,7 @@ def frozen(name, **default):
 @pytest.mark.parametrize(
     ("settings", "word"),
     [(type("Config", (), {"decay": 0.9}), "frozen"), (frozen("dtype", dtype=torch.float32), "dtype"),
-     (frozen("heads", heads=2), "heads"), (frozen("decay"), "default")],
+     (frozen("n_heads", n_heads=2), "n_heads"), (frozen("decay"), "default")],
 )  # fmt: skip
 def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(settings, word):
     with pytest.raises(ValueError, match=f"Mine.*{word}"):
@@ -202,9 +202,13 @@ def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(sett
 def test_two_classes_of_one_name_are_told_apart():
     Path("other").mkdir()
     Path("other/mine.py").write_text(MINE)
-    assert name_of("mine.py:Averages") == name_of(f"{Path.cwd()}/mine.py:Averages") == "mine.py:Averages"
+    assert (
+        register_model("mine.py:Averages")
+        == register_model(f"{Path.cwd()}/mine.py:Averages")
+        == "mine.py:Averages"
+    )
     with pytest.raises(ValueError, match="the same name"):
-        name_of("other/mine.py:Averages")
+        register_model("other/mine.py:Averages")
     with pytest.raises(ValueError, match="MemoryRule"):
         register_memory(nn.Linear)
     assert ModelConfig(model=CompressiveRule, bptt=1) == ModelConfig(model="compressive", bptt=1)

@@ -12,7 +12,7 @@ from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.text import CompareConfig
 from memformers.models import registry
-from memformers.models.registry import import_memory, import_path, load_class, name_of
+from memformers.models.registry import import_memory, import_path, load_class, register_model
 from tests import builders
 from tests.processes import finish
 
@@ -25,8 +25,8 @@ for path in sys.argv[1:]:
 """
 SHOW_PATH = """
 if __name__ == "__main__":
-    from memformers.models.registry import MODELS, import_path, name_of
-    print(name_of(Mine), import_path(Mine), import_path(MODELS[name_of(Mine)]), sep="\\n")
+    from memformers.models.registry import MODELS, import_path, register_model
+    print(register_model(Mine), import_path(Mine), import_path(MODELS[register_model(Mine)]), sep="\\n")
 """
 FILES = [
     "thesis.v2/mine.py", ".local/share/hidden.py", "a b/spaces.py", "my.memory.py", "v1.2/a b.c d.py",
@@ -87,7 +87,7 @@ def test_another_process_imports_a_file_with_any_name_from_any_folder(tmp_path):
         path = write_memory(file).resolve()
         kind = load_class(f"{file}:Mine")
         assert import_path(kind) == f"{path}:Mine"
-        paths[name_of(kind)] = import_path(kind)
+        paths[register_model(kind)] = import_path(kind)
     assert list(paths) == [f"{Path(file).name}:Mine" for file in FILES]
     check_elsewhere(paths)
 
@@ -95,7 +95,7 @@ def test_another_process_imports_a_file_with_any_name_from_any_folder(tmp_path):
 @pytest.mark.parametrize("file", FILES)
 def test_a_model_with_a_memory_in_a_file_of_any_name_is_saved_and_loaded(file):
     write_memory(file)
-    lm = MemoryLM(ModelConfig(model=f"{file}:Mine", vocab_size=5, d_model=8, heads=2, n_layers=1))
+    lm = MemoryLM(ModelConfig(model=f"{file}:Mine", vocab_size=5, d_model=8, n_heads=2, n_layers=1))
     assert lm.config.model == f"{Path(file).name}:Mine"
     lm.save_pretrained("saved")
     assert MemoryLM.from_pretrained("saved", model=f"{file}:Mine").config == lm.config
@@ -108,7 +108,7 @@ def test_all_paths_to_a_file_are_one_memory(tmp_path, monkeypatch):
     Path("file_link.py").symlink_to("thesis.v2/mine.py")
     Path("elsewhere").mkdir()
     first = load_class("thesis.v2/mine.py:Mine")
-    assert name_of(first) == "mine.py:Mine"
+    assert register_model(first) == "mine.py:Mine"
     for path in (
         f"{tmp_path}/thesis.v2/mine.py", "elsewhere/../thesis.v2/mine.py", "~/thesis.v2/mine.py",
         "folder_link/mine.py", "file_link.py",
@@ -129,7 +129,7 @@ def test_a_class_that_the_program_imported_itself_is_the_one_in_its_file(linked,
     monkeypatch.syspath_prepend(folder)
     import mine
 
-    assert name_of(mine.Mine) == "mine.py:Mine"
+    assert register_model(mine.Mine) == "mine.py:Mine"
     assert load_class("thesis.v2/mine.py:Mine") is mine.Mine
 
 
@@ -224,7 +224,7 @@ def test_an_experiment_refuses_a_memory_that_its_processes_can_not_import(tmp_pa
     class Local(load_class("mine.py:Mine")):
         pass
 
-    config = CompareConfig(models=(), arms=(f"mine: model={name_of(Local)}",))
+    config = CompareConfig(models=(), arms=(f"mine: model={register_model(Local)}",))
     with pytest.raises(UserError, match="top level of a file"):
         run_experiment(config.experiment(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

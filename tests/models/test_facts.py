@@ -12,7 +12,7 @@ from memformers.models.facts import memory_facts
 from tests.texts import kept
 
 BYTES = 4
-TINY = ModelConfig(vocab_size=13, d_model=8, heads=2, d_ff=8)
+TINY = ModelConfig(vocab_size=13, d_model=8, n_heads=2, d_ff=8)
 
 
 class Decaying(MemoryRule):

@@ -126,12 +126,12 @@ def test_a_file_in_which_a_byte_has_changed_is_refused(name, tmp_path):
 
 
 def test_a_core_is_a_language_models_network_and_is_saved_and_loaded(tmp_path):
-    core = MemoryCore(CoreConfig("compressive", d_input=3, d_model=12, heads=3, gate="gru")).eval()
+    core = MemoryCore(CoreConfig("compressive", d_input=3, d_model=12, n_heads=3, gate="gru")).eval()
     core.save_pretrained(tmp_path)
     loaded, x = MemoryCore.from_pretrained(tmp_path), torch.randn(5, 2, 3)
     assert loaded.config == core.config
     assert torch.equal(loaded(x).output, core(x).output)
     with pytest.raises(ValueError, match="d_input"):
         MemoryLM.from_pretrained(tmp_path)
-    lm = MemoryLM(ModelConfig("compressive", d_model=12, heads=3, gate="gru"))
+    lm = MemoryLM(ModelConfig("compressive", d_model=12, n_heads=3, gate="gru"))
     assert core.transformer.state_dict().keys() == lm.transformer.state_dict().keys()

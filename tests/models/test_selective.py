@@ -9,7 +9,7 @@ from memformers.models.rules.selective import select_novel
 from tests.builders import fill_zeros
 from tests.texts import gradients, read, same
 
-TINY = {"vocab_size": 7, "d_model": 8, "heads": 2, "n_layers": 1, "d_ff": 8, "segment_len": 5}
+TINY = {"vocab_size": 7, "d_model": 8, "n_heads": 2, "n_layers": 1, "d_ff": 8, "segment_len": 5}
 
 
 @pytest.mark.parametrize("newest", [None, (9, 14, 4, 20)])

@@ -25,7 +25,7 @@ F_C = "transformer.rules.0.f_c.conv"
 
 
 def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
-    core = MemoryCore(CoreConfig(d_model=16, heads=2, n_layers=1, dropout=0.5)).eval()
+    core = MemoryCore(CoreConfig(d_model=16, n_heads=2, n_layers=1, dropout=0.5)).eval()
     core.transformer.layers[0].train()
     x = torch.randn(1, 16)
     assert torch.equal(*(Stepper(core, 1).step(x) for _ in range(2)))
@@ -40,11 +40,11 @@ class Reversed(MemoryLayer):
         return -super().attend(x, *others)
 
 
-@pytest.mark.parametrize(("kind", "heads"), [(Reversed, 2), (MemoryLayer, 4)])
-def test_a_layer_that_attends_otherwise_or_has_other_heads_takes_effect_step_by_step(kind, heads):
-    core = MemoryCore(CoreConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=4, mem_len=4)).eval()
+@pytest.mark.parametrize(("kind", "n_heads"), [(Reversed, 2), (MemoryLayer, 4)])
+def test_a_layer_that_attends_otherwise_or_has_other_heads_takes_effect_step_by_step(kind, n_heads):
+    core = MemoryCore(CoreConfig(d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=4, mem_len=4)).eval()
     [old] = core.transformer.layers
-    attention = RelativeMultiHeadAttention(heads, 16)
+    attention = RelativeMultiHeadAttention(n_heads, 16)
     core.transformer.layers[0] = kind(
         d_model=16, self_attn=attention, feed_forward=old.feed_forward, dropout_prob=0.0
     ).eval()

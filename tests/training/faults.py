@@ -45,9 +45,9 @@ def fault_at(place: str, count: int, fault: Callable[[], object]) -> Iterator[No
     """A block in which ``fault`` comes before ``place`` does for the ``count``-th time; "" is any place."""
     came = itertools.count(1)
 
-    def watch(real: Any, name_of: Callable[..., str]) -> Any:
+    def watch(real: Any, register_model: Callable[..., str]) -> Any:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
-            if place in ("", name_of(self, *arguments)) and next(came) == count:
+            if place in ("", register_model(self, *arguments)) and next(came) == count:
                 fault()
             return real(self, *arguments, **options)
 

@@ -13,7 +13,7 @@ from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import keep_best_and_newest
 from tests.training.runs import train_run
 
-NETWORK = ModelConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=16)
+NETWORK = ModelConfig(d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=16)
 
 
 def write_checkpoint(parent, step, loss, evaluated_tokens):

@@ -28,7 +28,7 @@ TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
 ARGUMENTS = [
     "--model", "compressive", "--tokens", "2048", "--batch-size", "8", "--evaluations", "2", "--log-every",
-    "4", "--d-model", "16", "--heads", "2", "--d-ff", "16", "--n-layers", "2", "--segment-len", "16",
+    "4", "--d-model", "16", "--n-heads", "2", "--d-ff", "16", "--n-layers", "2", "--segment-len", "16",
     "--mem-len", "24", "--c-mem-len", "8", "--precision", "float32", "--checkpoint-every", "640",
     "--final-tokens", "500", "--dashboard", "off",
 ]  # fmt: skip

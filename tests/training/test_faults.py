@@ -168,7 +168,7 @@ def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
 FOREIGN = [
     ("training.json", {"config": asdict(replace(CHECKPOINTED, tokens=9_999))}, "9,999"),
     ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
-    ("config.json", {"heads": None}, "heads"),
+    ("config.json", {"n_heads": None}, "n_heads"),
     ("manifest.json", {"format": 2}, "format 2"),
     ("random.json", {"ranks": []}, "0 processes"),
     ("state.json", {"window": 2**70}, "window"),

@@ -28,7 +28,7 @@ from tests.training.faults import fault_at
 from tests.training.runs import SHORT, train_run
 
 CPU = torch.device("cpu")
-NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=8,
+NETWORK = ModelConfig(model="compressive", d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
 CONFIG = replace_nested(
     TrainConfig(NETWORK, tokens=500, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=500,
