@@ -120,7 +120,6 @@ def facts_of_settings(experiment: str, label: str) -> dict[str, Any]:
     names = (
         "model",
         "d_model",
-        "heads",
         "n_layers",
         "segment_len",
         "mem_len",
