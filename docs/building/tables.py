@@ -117,12 +117,9 @@ def cost_of_settings(experiment: str, label: str) -> str:
 def facts_of_settings(experiment: str, label: str) -> dict[str, Any]:
     settings = about(experiment)["settings"]
     stored = {**settings["all"], **settings[label]}
-    if "model.heads" in stored:  # what it was called in stored results
-        stored["model.n_heads"] = stored.pop("model.heads")
     names = (
         "model",
         "d_model",
-        "n_heads",
         "n_layers",
         "segment_len",
         "mem_len",
