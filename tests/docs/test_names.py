@@ -34,7 +34,7 @@ EPYC     DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX Transfo
     quantize_dynamic
     prefix_token_id set_recurrent_mode stop_strings transfo
     TERM activate nohup sbatch usr
-    ELLIPSIS FFFD HTML HTTP M_MMAP_THRESHOLD M_TRIM_THRESHOLD TFLOP
+    ELLIPSIS EPYC FFFD HTML HTTP M_MMAP_THRESHOLD M_TRIM_THRESHOLD TFLOP
     P_i d_c x_j
 """
 """Names of other libraries that the code doesn't use, of a shell, abbreviations, and mathematics."""
