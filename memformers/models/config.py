@@ -346,8 +346,8 @@ def applies_to(name: str, model: str) -> bool:
 def changes_sizes(name: str, rule: Any) -> bool:
     """Whether the sizes of the memory ``rule`` depend on the setting called ``name``."""
     # Tried with another value: a memory need not say what it uses. One that refuses it looks at it.
-    config = NetworkConfig(model=rule)
     try:
+        config = NetworkConfig(model=rule)
         changed = replace(config, **{name: getattr(config, name) + 1})
     except UserError:
         return True

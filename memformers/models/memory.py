@@ -166,19 +166,17 @@ class Memory:
     @property
     def mem_len(self) -> int:
         """M, in positions, of the layer that has the most."""
-        return max((layer.mem_len for layer in self.layers), default=0)
+        return max([0, *(layer.mem_len for layer in self.layers)])
 
     @property
     def n_slots(self) -> int:
         """C, in slots, of the layer that has the most."""
-        return max((layer.n_slots for layer in self.layers), default=0)
+        return max([0, *(layer.n_slots for layer in self.layers)])
 
     def n_positions(self, sizes: Sequence[MemorySizes]) -> int:
         """The positions of the layer that remembers the most, those of its slots by ``sizes`` included."""
         by_layer = zip(self.layers, sizes, strict=bool(self.layers))
-        return max(
-            (layer.mem_len + size.compression_rate * layer.n_slots for layer, size in by_layer), default=0
-        )
+        return max([0, *(layer.mem_len + size.compression_rate * layer.n_slots for layer, size in by_layer)])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
         """The memory with ``change`` applied to its tensors, ``[·, B, …]``, and to ``n_valid`` as ``[1,
