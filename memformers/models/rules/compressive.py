@@ -142,8 +142,8 @@ class CompressiveRule(MemoryRule):
         c = self.rate
         n_slots = len(bptt_inputs) // c
         per_segment = slots_per_segment(self.segment_len, c)
-        n_segments, n_oldest = divmod(n_slots, per_segment)
-        lengths = [per_segment * c] * n_segments
+        n_oldest = n_slots % per_segment
+        lengths = [per_segment * c] * (n_slots // per_segment)
         if n_oldest:
             lengths.insert(0, n_oldest * c)
         return torch.cat([make_slots(self.f_c, inputs, c) for inputs in bptt_inputs.split(lengths)])
