@@ -11,7 +11,7 @@ from typing import Any
 
 from memformers.common.intervals import mean_of_known
 from memformers.common.text import UserError, duration
-from memformers.report.arms import MEASURES, ArmRuns, Column, arms_of, base_of
+from memformers.report.arms import ArmRuns, Column, arms_of, base_of, measure_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
 from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
@@ -80,7 +80,8 @@ def describe(
 
 def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What is above the chart, and what below it, as HTML."""
-    base, measure = base_of(arms), MEASURES[arms[0].first.task]
+    base = base_of(arms)
+    measure = measure_of(arms)
     measured = str(measure.of)  # a name, as all measures of tasks have
     measure = replace(measure, of=lambda result: finite_number(result.get(measured)))
     finished = [run.state[0] for run in runs.all].count(FINISHED)

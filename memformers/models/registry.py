@@ -2,6 +2,7 @@
 checkpoint never imports code by itself: its class must be named in this process, by an option, an arm, or in
 Python."""
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -141,6 +142,7 @@ def import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    check_neighbours(path)
     USER_MODULES.add(name)
     sys.modules[name] = module
     try:
@@ -150,6 +152,38 @@ def import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def check_neighbours(path: Path) -> None:
+    """Raise UserError if the file at ``path`` imports a neighbour whose name that of another memory has, with
+    other code: it would get that one, since Python has one module of a name."""
+    files = [file_of(sys.modules.get(name)) for name in USER_MODULES]
+    folders_of_memories = {file.parent for file in files if file}
+    for name in imported_names(path):
+        neighbour = path.parent / f"{name}.py"
+        known = file_of(sys.modules.get(name))
+        if known is None or known.parent not in folders_of_memories or not neighbour.is_file():
+            continue
+        if known.read_bytes() != neighbour.read_bytes():
+            raise UserError(
+                f"{path} imports {name} from its folder, but another memory has imported {known}; rename one "
+                f"of these files."
+            )
+
+
+def imported_names(path: Path) -> list[str]:
+    """The packages, or modules outside of any, that the file at ``path`` imports; none for a broken file."""
+    names = []
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # which its import says
+        return []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    return [name.partition(".")[0] for name in names]
 
 
 def import_named(location: str) -> ModuleType:

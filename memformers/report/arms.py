@@ -66,6 +66,7 @@ class Measure:
 
 
 BITS = Measure("bits per character", "bits_per_character")
+NATS = Measure("nats per token", "loss")
 MEASURES = {
     "text": BITS,
     "recall": Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1),
@@ -139,6 +140,15 @@ class ArmRuns:
             (fmean(curve[at][0] for curve in every), mean_of([curve[at][1] for curve in every]))
             for at in shared
         ]
+
+
+def measure_of(arms: Sequence[ArmRuns]) -> Measure:
+    """What ``arms`` of one task are compared by. Bits per character are not known where only a part of a text
+    was evaluated that its tokens lose."""
+    measure = MEASURES[arms[0].first.task]
+    results = [result for arm in arms for result in arm.results.values()]
+    has_bits = not results or any(result.get("bits_per_character") is not None for result in results)
+    return NATS if measure is BITS and not has_bits else measure
 
 
 def thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:

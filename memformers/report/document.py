@@ -14,7 +14,6 @@ from memformers.common.intervals import Mean
 from memformers.common.text import UserError
 from memformers.report import plotting
 from memformers.report.arms import (
-    BITS,
     MEASURES,
     ArmRuns,
     Column,
@@ -24,6 +23,7 @@ from memformers.report.arms import (
     arms_of,
     arms_table,
     base_of,
+    measure_of,
 )
 from memformers.report.keys import keys_text, mean_keys
 from memformers.report.markdown import (
@@ -78,8 +78,9 @@ def write_report(folder: Path) -> Report:
     notes: list[str] = [prose("probe_left_out")] if probe is None and (folder / PROBE).exists() else []
     notes += warnings(arms, base, folder)
     is_fair = len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1
-    claimed = claims(arms, base, BITS, folder) if is_fair else []
-    results = results_table(arms, base, [BITS])
+    measure = measure_of(arms)
+    claimed = claims(arms, base, measure, folder) if is_fair else []
+    results = results_table(arms, base, [measure])
     read = tokens_of_results(arms)
     parts: list[str] = [f"# {plain(title)}", *(f"> {note}" for note in notes), *claimed, results]
     parts += tokens_of_losses(arms, probe)
@@ -92,7 +93,8 @@ def write_report(folder: Path) -> Report:
 
     def numbers(arm: ArmRuns) -> dict[str, Any]:
         means = {name: arm.mean(name) for name in IN_TABLE}
-        return means | {f"{BITS.of}_minus_base": arm.minus(base, BITS.of) if arm is not base else None}
+        difference = arm.minus(base, measure.of) if arm is not base else None
+        return means | {f"{measure.of}_minus_base": difference}
 
     lines = [
         [arm.name, seed, *(result.get(name) for name in IN_TABLE)]
@@ -101,7 +103,7 @@ def write_report(folder: Path) -> Report:
     ]
     write_results(folder, arms, base, numbers, ["arm", "seed", *IN_TABLE], lines)
     answer = [title, results, *notes, *claimed[: len(arms) <= MAX_CLAIMS + 1]]
-    return write_page(parts, folder, bars(arms, BITS), answer)
+    return write_page(parts, folder, bars(arms, measure), answer)
 
 
 def probe_answer(folder: Path) -> str:

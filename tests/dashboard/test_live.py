@@ -146,6 +146,17 @@ def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
     assert paragraph in describe(runs)["above"], "a broken number breaks nothing"
 
 
+def test_the_live_page_compares_nats_where_bits_per_character_are_not_known(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0,)))
+    for name, loss in (("short", 2.5), ("long", 2.25)):
+        record(tmp_path / name, [3.0, loss], "completed")
+        write_json(tmp_path / name / "result.json", {"bits_per_character": None, "loss": loss})
+    runs.update()
+    above = describe(runs)["above"]
+    assert "nats per token" in above
+    assert "<em>−0.250</em>" in above or "0.250 nats per token apart" in above
+
+
 def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     one, two = (plan(tmp_path / name) for name in ("one", "two"))

@@ -180,6 +180,24 @@ def test_two_files_of_one_name_are_refused_in_any_order():
         MemoryLM.from_pretrained("saved", model="mine.py:Mine")
 
 
+def test_two_neighbours_of_one_name_with_other_code_are_refused():
+    write_memory("first.d/one.py")
+    write_memory("second.d/two.py")
+    Path("second.d/neighbour.py").write_text("STEP = 7.0\n")
+    import_memory("first.d/one.py:Mine")
+    with pytest.raises(UserError, match="another memory has imported"):
+        import_memory("second.d/two.py:Mine")
+    Path("second.d/two.py").write_text(MINE.replace("import neighbour", "neighbour = None"))
+    assert import_memory("second.d/two.py:Mine") == "two.py:Mine"
+
+
+def test_two_files_share_a_neighbour_and_a_module_of_python():
+    for file in ("mine.py", "more.py"):
+        write_memory(file, MINE.replace("import neighbour", "import json\nimport neighbour"))
+        Path("json.py").write_text("")
+        assert import_memory(f"{file}:Mine") == f"{file}:Mine"
+
+
 @pytest.mark.parametrize("module", ["package.mine", "package"])
 def test_two_packages_of_one_name_are_refused(module, monkeypatch):
     relative = "from . import neighbour\nSTEP = neighbour.STEP"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from memformers.common.command_line import OF_A_FOLDER, without_options
+from memformers.common.files import read_json
 from memformers.report.document import beyond_base
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
@@ -35,6 +36,19 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, expect
     assert "no significant difference" not in markdown
     assert "*−0.0" not in markdown
     assert (tmp_path / "figures" / "differences.svg").is_file()
+
+
+def test_nats_are_compared_where_bits_per_character_are_not_known(tmp_path):
+    """As of a part of a text that its tokens lose."""
+    fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": BETTER})
+    for path in tmp_path.glob("*/result.json"):
+        changed(path, bits_per_character=None, bits_per_byte=None)
+    markdown = markdown_of(tmp_path)
+    assert "**Compressive Transformer is better by 0.014 ± 0.002**" in markdown
+    assert "compared with Transformer-XL by its nats per token" in markdown
+    assert "| model | seeds | nats per token | minus Transformer-XL |" in markdown
+    compressive = read_json(tmp_path / "results.json")["arms"][1]
+    assert compressive["loss_minus_base"]["mean"] == pytest.approx(-0.014)
 
 
 def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_hidden(tmp_path):
