@@ -19,13 +19,15 @@ COST, SMALL_COST = "keys · state · operations", "keys · state"
 KEYS, OPERATIONS = "keys per layer, without the segment's", "attention operations per token"
 MODELS = ("transformer-xl", "compressive")
 POSITION_ARMS = {
-    "all": "P = D = 128, wavelengths up to 10,000 · 2π",
+    "all": "P = D, wavelengths up to 10,000 · 2π",
     "p16": "16, the same wavelengths",
     "p16-1k": "16, up to 1,000 · 2π",
     "p8-1k": "8, up to 1,000 · 2π",
     "p8-fit": "8, up to four times the longest distance",
 }
 """The arms of ``position_features``, as a table shows them."""
+POSITIONS = ("position_features", "position_features_subwords", "position_features_recall")
+"""The experiments with these arms."""
 Arm = Mapping[str, str]
 """A row of ``arms.csv``: an arm of a table, how it is shown, and what it costs, or its label in the facts of
 its experiment."""
@@ -283,20 +285,23 @@ def recipes(search: str) -> str:
 
 
 def position_features() -> str:
-    """Losses with several numbers of position features, and the difference from P = D, by text."""
-    measured = list(dict.fromkeys(row["measure"] for row in rows("position_features")))
+    """Losses with several numbers of position features, and the difference from P = D, by text, and the share
+    of correct answers on the recall stream."""
+    measured = []
+    for name in POSITIONS:
+        measured += [(name, measure) for measure in dict.fromkeys(row["measure"] for row in rows(name))]
     head = ["position features"]
-    for measure in measured:
+    for _, measure in measured:
         text = measure.removeprefix("held-out loss, ").removesuffix(" (nats)")
-        head += [f"held-out loss, {text}, nats", "vs. P = D"]
+        head += [text, "vs. P = D"] if "correct" in text else [f"held-out loss, {text}, nats", "vs. P = D"]
     body = []
     for arm, shown in POSITION_ARMS.items():
         cells = [shown]
-        for measure in measured:
-            ours = seeds("position_features", arm, measure)
-            theirs = seeds("position_features", "all", measure)
-            difference = DASH if arm == "all" or not ours else more(paired(ours, theirs))
-            cells += [bits(mean(ours)), difference]
+        for name, measure in measured:
+            ours, theirs = (seeds(name, x, measure) for x in (arm, "all"))
+            points = "correct" in measure
+            cells.append(share(mean(ours)) if points else bits(mean(ours)))
+            cells.append(DASH if arm == "all" or not ours else more(paired(ours, theirs), points=points))
         body.append(cells)
     return table(head, body, numbers=True)
 

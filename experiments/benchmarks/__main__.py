@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.arms import write_rows
-from experiments.benchmarks import attention, decoding, training
+from experiments.benchmarks import attention, decoding, kernels, training
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
@@ -34,8 +34,9 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 class Options:
     """What to measure."""
 
-    only: Literal["speed", "decoding", "report"] = "speed"
-    """Training and attention (speed), or decoding. report measures nothing and writes both reports again."""
+    only: Literal["speed", "decoding", "kernels", "report"] = "speed"
+    """Training and attention (speed), decoding, or attention by kernel and position features (kernels).
+    report measures nothing and writes all reports again."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
@@ -48,6 +49,7 @@ def main(options: Options) -> None:
     for part, name, measure, write in (
         ("speed", "results", speed, write_speeds),
         ("decoding", "decoding", decoding.measure_all, write_decoding),
+        ("kernels", "kernels", measure_kernels, write_kernels),
     ):
         if options.only == part:
             write_rows(folder / f"{name}.json", measure(quick=options.quick))
@@ -67,6 +69,12 @@ def speed(*, quick: bool) -> Result:
         "training": [training.measure(case, quick=quick) for case in cases],
         "attention": [attention.measure(M, repeats=2 if quick else 7) for M in lengths],
     }
+
+
+def measure_kernels(*, quick: bool) -> Result:
+    described = describe_environment(torch.device("cpu"))
+    described["capability"] = torch.backends.cpu.get_cpu_capability()
+    return {"quick": quick, "environment": described, "attention": kernels.measure_all(quick=quick)}
 
 
 def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
@@ -110,6 +118,23 @@ def write_speeds(results: Result, folder: Path) -> None:
                             "share of torch.mm"], rows),
     }  # fmt: skip
     write_page("RESULTS.md", folder, values)
+
+
+def write_kernels(results: Result, folder: Path) -> None:
+    rows = []
+    for r in results["attention"]:
+        row = [r["case"], r["precision"], str(r["queries"]), str(r["keys"])]
+        row += [f"{milliseconds(r['seconds']['16'][side]):.1f}" for side in (kernels.FLASH, kernels.BLOCKED)]
+        for seconds in r["seconds"].values():
+            row.append(f"{times_as_fast(seconds[kernels.FLASH], seconds[kernels.BLOCKED])}")
+        rows.append(row)
+    features = [f"P = {label}" for label in kernels.features_of(1, 1)]
+    head = ["case", "precision", "S", "K", "flash, ms", "blocked, ms", *features]
+    values = {
+        "quick": results["quick"], "environment": results["environment"],
+        "packages": packages_of(results["environment"]), "kernels": table(head, rows),
+    }  # fmt: skip
+    write_page("KERNELS.md", folder, values)
 
 
 def share_of_mm(r: Result, side: str) -> str:

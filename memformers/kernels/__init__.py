@@ -41,7 +41,9 @@ def is_flash_faster(query: Tensor, position_features: int) -> bool:
     position features faster than other kernels. On devices other than a CPU, nobody has measured it."""
     # Beyond E / 2 features, the longer product costs more than the shift and the bias that it saves.
     S, E = query.shape[2:]
-    return query.device.type == "cpu" and S >= MIN_QUERIES_FOR_FLASH and position_features <= E
+    is_half = query.dtype.itemsize < 4
+    most_features = E // 2 if is_half else E  # scores are in float32, all other products are faster
+    return query.device.type == "cpu" and S >= MIN_QUERIES_FOR_FLASH and position_features <= most_features
 
 
 def relative_attention(

@@ -260,6 +260,7 @@ def test_auto_takes_flash_where_it_is_faster(monkeypatch):
     assert uses_flash(dtype=torch.bfloat16)
     assert uses_flash(position_features=8)
     assert not uses_flash(position_features=10)
+    assert not uses_flash(dtype=torch.bfloat16, position_features=8)
     assert not uses_flash(length=8)
     assert not uses_flash(train=True)  # PyTorch's kernel for CPUs drops no probabilities
     assert not uses_flash(position_features=None)
