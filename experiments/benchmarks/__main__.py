@@ -103,8 +103,12 @@ def write_speeds(results: Result, folder: Path) -> None:
             mib = number(memory and memory / 2**20, ",.0f")
             lengths = str(r["memory_len"]), str(r["keys"])
             rows.append([*lengths, name, ms, a_key, faster, mib, share_of_mm(r, name)])
+    has_flash = any(attention.FLASH in r["seconds"] for r in alone)
+    # Results of before this kernel are of learned positions.
+    positions = f"sinusoidal positions with {attention.P} features" if has_flash else "learned positions"
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": attention,
+        "positions": positions,
         "packages": packages_of(results["environment"]), "kept": 4 * blocked.MAX_KEPT / 2**20,
         "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
         "parity": max(r["parity error"] for r in steps),
