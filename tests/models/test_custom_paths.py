@@ -200,13 +200,16 @@ def test_two_neighbours_of_one_name_with_other_code_are_refused():
     import_memory("first.d/one.py:Mine")
     with pytest.raises(UserError, match="another memory has imported"):
         import_memory("second.d/two.py:Mine")
-    Path("second.d/two.py").write_text(MINE.replace("import neighbour", "neighbour = None"))
+    own = "import types\nneighbour = types.SimpleNamespace(STEP=1.0)"
+    path = Path("second.d/two.py")
+    path.write_text(path.read_text().replace("import neighbour", own))
     assert import_memory("second.d/two.py:Mine") == "two.py:Mine"
 
 
 def test_two_files_share_a_neighbour_and_a_module_of_python():
     for file in ("mine.py", "more.py"):
-        write_memory(file, MINE.replace("import neighbour", "import json\nimport neighbour"))
+        path = write_memory(file)
+        path.write_text(f"import json\n{path.read_text()}")
         Path("json.py").write_text("")
         assert import_memory(f"{file}:Mine") == f"{file}:Mine"
 
