@@ -72,6 +72,13 @@ ALL_MEMORIES = (
         state="n * (M + C) * D",
     ),
     ListedMemory(
+        name="random positions",
+        model=f"{FOLDER}/random_positions.py:RandomPositions",
+        idea="its newest M inputs, and C older ones at random",
+        keys="M + C",
+        state="n * ((M + C) * D + C + 1)",
+    ),
+    ListedMemory(
         name="exponential average",
         model=f"{FOLDER}/averages.py:Averages",
         idea="its newest M inputs, and one average of all older ones",

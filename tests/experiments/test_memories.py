@@ -8,7 +8,8 @@ from torch.nn.functional import elu
 from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
 from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.memory_tokens import MemoryTokens
-from memformers import LayerMemory, MemoryLM, ModelConfig, UpdateContext, assert_conforms
+from experiments.memories.random_positions import RandomPositions
+from memformers import LayerMemory, MemoryLM, MemorySizes, ModelConfig, UpdateContext, assert_conforms
 from memformers.models.facts import BYTES, memory_facts
 from memformers.models.rules import BUILT_IN
 
@@ -75,3 +76,58 @@ def test_memory_tokens_are_read_by_the_next_segment_and_carry_a_gradient_if_they
         assert memory.layers[0].slots.requires_grad == through_memory
     fresh, after = lm(text).logits, lm(text, memory).logits
     assert not torch.equal(fresh, after)
+
+
+def read_segments(rule, x, segment_len, starts=None):
+    """What ``rule`` remembers of the inputs ``x [T, B, D]``, in whole segments, where the second document of
+    each stream ``starts``, at the edge of a segment."""
+    past = LayerMemory.nothing(x)
+    for begin in range(0, len(x), segment_len):
+        segment = x[begin : begin + segment_len]
+        end = begin + len(segment)
+        n_valid = None if starts is None else torch.tensor([end - start * (end > start) for start in starts])
+        past, _ = rule.update(past, segment, UpdateContext(None, segment, n_valid))
+    return past
+
+
+def test_random_positions_are_those_with_the_highest_priority_among_the_unexpired():
+    M, C, c, S, T = 8, 6, 4, 4, 200
+    rule = RandomPositions(MemorySizes(M, C, c, slot_positions=1), RandomPositions.Config())
+    x = torch.arange(1.0, T + 1)[:, None, None]  # inputs are their own numbers
+    past = read_segments(rule, x, S)
+    priority = rule.priority(torch.arange(T + 1)).tolist()
+    kept = []
+    for end in range(S, T + 1, S):
+        leaving = range(max(end - M - S, 0) + 1, max(end - M, 0) + 1)
+        n_expired = max(-(-len(leaving) // c) - (C - len(kept)), 0)
+        candidates = [*kept[n_expired:], *leaving]
+        kept = sorted(sorted(candidates, key=lambda number: -priority[number])[:C])
+    assert past.slots[:, 0, 0].tolist() == kept == past.state["kept"][:, 0].tolist()
+    assert past.mem[:, 0, 0].tolist() == [*range(T - M + 1, T + 1)]
+    assert past.state["newest"].item() == T
+
+
+def test_random_priorities_are_uniform_and_differ_between_layers_and_seeds():
+    number = torch.arange(100_000)
+    config = ModelConfig(model=RandomPositions, memory_config={"seed": 1}, **TINY, c_mem_len=2)
+    rules = [
+        *RandomPositions.build(config),
+        RandomPositions(config.memory_sizes[0], RandomPositions.Config()),
+    ]
+    drawn = torch.stack([rule.priority(number) for rule in rules])
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+    counts = torch.stack([(10 * row).long().bincount() for row in drawn])
+    assert (counts - 10_000).abs().max() < 500  # five standard deviations
+    shifted = torch.cat((drawn, drawn.roll(1, 1)))
+    correlation = shifted.corrcoef() - torch.eye(len(shifted))
+    assert correlation.abs().max() < 0.02
+
+
+def test_random_positions_of_a_new_document_are_those_of_a_fresh_stream():
+    rule = RandomPositions(MemorySizes(8, 6, 4, slot_positions=1), RandomPositions.Config())
+    x = torch.randn(80, 2, 3)
+    beside = read_segments(rule, x, 4, starts=(0, 40))
+    fresh = read_segments(rule, x[40:, 1:], 4)
+    assert torch.equal(beside.slots[:, 1:], fresh.slots)
+    assert torch.equal(beside.slots[:, :1], read_segments(rule, x[:, :1], 4).slots)
