@@ -79,6 +79,15 @@ ALL_MEMORIES = (
         state="n * ((M + C) * D + C + 1)",
     ),
     ListedMemory(
+        name="KeyDiff",
+        model=f"{FOLDER}/keydiff.py:KeyDiff",
+        idea="its newest M inputs, and the C older ones whose keys differ most from the mean key",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Park et al. 2025",
+        arxiv="2504.15364",
+    ),
+    ListedMemory(
         name="exponential average",
         model=f"{FOLDER}/averages.py:Averages",
         idea="its newest M inputs, and one average of all older ones",

@@ -7,6 +7,7 @@ from torch.nn.functional import elu
 
 from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
 from experiments.memories.infini import InfiniAttention, matrix_of
+from experiments.memories.keydiff import KeyDiff
 from experiments.memories.memory_tokens import MemoryTokens
 from experiments.memories.random_positions import RandomPositions
 from memformers import LayerMemory, MemoryLM, MemorySizes, ModelConfig, UpdateContext, assert_conforms
@@ -131,3 +132,42 @@ def test_random_positions_of_a_new_document_are_those_of_a_fresh_stream():
     fresh = read_segments(rule, x[40:, 1:], 4)
     assert torch.equal(beside.slots[:, 1:], fresh.slots)
     assert torch.equal(beside.slots[:, :1], read_segments(rule, x[:, :1], 4).slots)
+
+
+@pytest.mark.parametrize("n_valid", [None, 11, 7])
+def test_keydiff_keeps_the_positions_whose_keys_have_the_smallest_cosine_with_the_mean(n_valid):
+    M, C = 4, 5
+    lm = MemoryLM(ModelConfig(model=KeyDiff, mem_len=M, c_mem_len=C, **TINY)).double()
+    rule = lm.transformer.memory_rules[0]
+    layer = lm.transformer.memory_layers[0]
+    older = torch.randn(C + M, 1, 8).double()
+    x = torch.randn(5, 1, 8).double()
+    lengths = None if n_valid is None else torch.tensor([n_valid])
+    after, _ = rule.update(LayerMemory(older[C:], older[:C]), x, UpdateContext(layer, x, lengths))
+
+    every = torch.cat((older, x))[:, 0]
+    own = [*range(len(every))] if n_valid is None else [*range(len(every) - n_valid, len(every))]
+    own = [i for i in own if i < len(every) - M]  # the newest M stay anyway
+    total = dict.fromkeys(own, 0.0)
+    for head in range(2):
+        keys = {}
+        for i in own:
+            keys[i] = layer.self_attn.key(layer.norm_self_attn(every[i])).view(2, 4)[head]
+        anchor = sum(key / key.norm() for key in keys.values()) / len(keys)
+        for i, key in keys.items():
+            total[i] += (anchor @ key / (anchor.norm() * key.norm())).item()
+    kept = sorted(sorted(own, key=lambda i: total[i])[:C])
+    assert len(kept) == min(C, len(own))
+    assert torch.equal(after.slots[C - len(kept) :, 0], every[kept])
+    assert torch.equal(after.mem[:, 0], every[-M:])
+
+
+def test_keydiff_does_not_read_what_an_earlier_document_left():
+    """Not even if it isn't finite."""
+    lm = MemoryLM(ModelConfig(model=KeyDiff, mem_len=4, c_mem_len=5, **TINY))
+    rule = lm.transformer.memory_rules[0]
+    x = torch.randn(8, 1, 8)
+    left = torch.full((4, 1, 8), torch.nan)
+    context = UpdateContext(lm.transformer.memory_layers[0], x, torch.tensor([8]))
+    after, _ = rule.update(LayerMemory(left, left), x, context)
+    assert torch.equal(after.slots[1:], x[:4])
