@@ -12,7 +12,7 @@ FOLDER = "experiments/memories"
 class ListedMemory:
     """What the tables say of a memory.
 
-    Its formulas are of the layers n, the widths D and E of layer and head, the settings M, C and c, and m
+    Its formulas are of the layers n, the widths D and E of layer and head, the settings M, C, c and S, and m
     memory tokens.
     """
 
@@ -28,7 +28,7 @@ class ListedMemory:
     paper: str = ""
     """Its authors and year, if it is from a paper."""
     arxiv: str = ""
-    """The number of the paper."""
+    """The number of the paper, if it is there."""
 
     @property
     def import_path(self) -> str:
@@ -86,6 +86,14 @@ ALL_MEMORIES = (
         state="n * (M + C) * D",
         paper="Park et al. 2025",
         arxiv="2504.15364",
+    ),
+    ListedMemory(
+        name="pooled slots",
+        model=f"{FOLDER}/pooled_slots.py:PooledSlots",
+        idea="its newest M inputs, and C slots, each pooled from c older ones by feature",
+        keys="M + C",
+        state="n * (M + C + S) * D",
+        paper="DeepSeek-V4 2026",
     ),
     ListedMemory(
         name="exponential average",

@@ -8,9 +8,9 @@ M (the paper's sliding window):
     anchor = (1 / n) Σ k / |k|                            mean of the normalized keys
     score = −cos(anchor, k)                               the C positions with the highest stay
 
-The paper keeps other positions for each head of a trained model's cache. Here a layer keeps the same positions
-for all its heads, those with the highest mean score, since it remembers inputs, not keys; and the model is
-trained with the rule. As in the paper, kept positions don't expire.
+The paper keeps other positions for each head of a trained model's cache. Here a layer keeps the same
+positions for all its heads, those with the highest mean score, since it remembers inputs, not keys; and the
+model is trained with the rule. As in the paper, kept positions don't expire.
 """
 
 import torch
@@ -44,8 +44,8 @@ class KeyDiff(MemoryRule):
 
 
 def key_difference(layer: MemoryLayer, x: Tensor, belongs: Tensor) -> Tensor:
-    """The score of the inputs ``x [n, B, D]`` of ``layer``, ``[n, B]``, from −1 to 1. The mean is of those that
-    belong to the document, by ``belongs [n, B]``."""
+    """The score of the inputs ``x [n, B, D]`` of ``layer``, ``[n, B]``, from −1 to 1. The mean is of those
+    that belong to the document, by ``belongs [n, B]``."""
     attention = layer.self_attn
     key = attention.by_head(attention.key(layer.attention_input(x)))  # [B, H, n, E]
     key = key.to(torch.promote_types(key.dtype, torch.float32))

@@ -9,6 +9,7 @@ from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
 from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.keydiff import KeyDiff
 from experiments.memories.memory_tokens import MemoryTokens
+from experiments.memories.pooled_slots import PooledSlots, SoftmaxPooling
 from experiments.memories.random_positions import RandomPositions
 from memformers import LayerMemory, MemoryLM, MemorySizes, ModelConfig, UpdateContext, assert_conforms
 from memformers.models.facts import BYTES, memory_facts
@@ -27,7 +28,7 @@ def test_every_memory_conforms(memory):
 def test_the_keys_and_bytes_of_a_table_are_those_of_a_full_memory(memory):
     config = ModelConfig(model=memory.import_path, d_model=12, n_heads=3, n_layers=5, segment_len=8,
                          mem_len=16,                         c_mem_len=6, compression_rate=4)  # fmt: skip
-    letters = {"n": 5, "D": 12, "E": 4, "M": 16, "C": 6}
+    letters = {"n": 5, "D": 12, "E": 4, "M": 16, "C": 6, "S": 8}
     if "m" in memory.keys:
         letters["m"] = config.memory_config.tokens_of_memory
     facts = memory_facts(config)
@@ -171,3 +172,42 @@ def test_keydiff_does_not_read_what_an_earlier_document_left():
     context = UpdateContext(lm.transformer.memory_layers[0], x, torch.tensor([8]))
     after, _ = rule.update(LayerMemory(left, left), x, context)
     assert torch.equal(after.slots[1:], x[:4])
+
+
+def test_a_slot_is_pooled_by_a_softmax_over_its_positions_for_each_feature():
+    pooling = SoftmaxPooling(3, 4).double()
+    mem = torch.randn(6, 2, 4).double()
+    torch.testing.assert_close(pooling(mem), torch.stack((mem[:3].mean(0), mem[3:].mean(0))))
+    for parameter in pooling.parameters():
+        torch.nn.init.normal_(parameter)
+    wanted = torch.empty(2, 2, 4).double()
+    for slot in range(2):
+        for stream in range(2):
+            inputs = mem[3 * slot : 3 * slot + 3, stream]
+            values = [pooling.value.weight @ h for h in inputs]
+            scores = [pooling.score.weight @ h + pooling.bias[j, 0] for j, h in enumerate(inputs)]
+            exps = [score.exp() for score in scores]
+            pooled = sum(exp * value for exp, value in zip(exps, values, strict=True))
+            wanted[slot, stream] = pooled / sum(exps)
+    torch.testing.assert_close(pooling(mem), wanted)
+
+
+@pytest.mark.parametrize("learned_segments", [1, 2])
+def test_the_pooling_learns_from_the_language_model_and_reads_in_training_what_it_reads_afterwards(
+    learned_segments,
+):
+    settings = TINY | {"segment_len": 4, "mem_len": 4, "c_mem_len": 8, "compression_rate": 2, "dropout": 0.0}
+    config = ModelConfig(model=PooledSlots, memory_config={"learned_segments": learned_segments}, **settings)
+    lm = MemoryLM(config)
+    memory = None
+    for text in torch.randint(7, (4, 4, 2)):
+        memory = lm(text, memory).memory
+    text = torch.randint(7, (4, 2))
+    output = lm(text, memory)
+    torch.testing.assert_close(output.logits, lm.eval()(text, memory).logits)
+    assert output.auxiliary_loss == 0
+    output.logits.square().mean().backward()
+    for pooling in lm.transformer.compressions:
+        assert all(parameter.grad.any() for parameter in pooling.parameters())
+    # Two slots a segment are learned, and their inputs kept.
+    assert len(memory.layers[0].bptt_inputs) == 4 * learned_segments
