@@ -112,6 +112,15 @@ ALL_MEMORIES = (
         arxiv="2404.07143",
     ),
     ListedMemory(
+        name="Gated DeltaNet",
+        model=f"{FOLDER}/gated_delta.py:GatedDelta",
+        idea="its newest M inputs, and a matrix for each head of all older ones, which decays",
+        keys="M",
+        state="n * (M + E) * D",
+        paper="Yang et al. 2024",
+        arxiv="2412.06464",
+    ),
+    ListedMemory(
         name="memory tokens",
         model=f"{FOLDER}/memory_tokens.py:MemoryTokens",
         idea="m vectors, in the first layer alone, which are read and written with each segment",

@@ -3,9 +3,10 @@ what the papers' equations say."""
 
 import pytest
 import torch
-from torch.nn.functional import elu
+from torch.nn.functional import elu, softplus
 
 from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
+from experiments.memories.gated_delta import GatedDelta
 from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.keydiff import KeyDiff
 from experiments.memories.memory_tokens import MemoryTokens
@@ -211,3 +212,80 @@ def test_the_pooling_learns_from_the_language_model_and_reads_in_training_what_i
         assert all(parameter.grad.any() for parameter in pooling.parameters())
     # Two slots a segment are learned, and their inputs kept.
     assert len(memory.layers[0].bptt_inputs) == 4 * learned_segments
+
+
+def gated_delta_reads(layer, x, starts):
+    """S_t q_t for each position of one stream's inputs ``x [T, D]`` of ``layer``, by the recurrence of the
+    paper; documents begin at ``starts``. ``[T, D]``."""
+    attention = layer.self_attn
+    reads = []
+    for t, z in enumerate(layer.norm_self_attn(x)):
+        if t == 0 or t in starts:
+            S = [torch.zeros(4, 4).double() for _ in range(2)]
+        gates = layer.gates.weight @ z
+        by_head = []
+        for head in range(2):
+            q, k, v = (
+                project(z).view(2, 4)[head] for project in (attention.query, attention.key, attention.value)
+            )
+            q = q / q.norm()
+            k = k / k.norm()
+            rate = layer.log_rate[head].exp() * softplus(gates[head] + layer.rate_bias[head])
+            beta = gates[2 + head].sigmoid()
+            erase = torch.eye(4).double() - beta * torch.outer(k, k)
+            S[head] = (-rate).exp() * S[head] @ erase + beta * torch.outer(v, k)
+            by_head.append(S[head] @ q)
+        reads.append(torch.cat(by_head))
+    return torch.stack(reads)
+
+
+@torch.no_grad()
+def test_the_reads_of_gated_delta_are_those_of_the_recurrence_over_each_document():
+    lm = MemoryLM(ModelConfig(model=GatedDelta, mem_len=7, **TINY)).double().eval()
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter)
+    text = torch.randint(7, (60, 2))
+    starts = torch.zeros(60, 2, dtype=torch.bool)
+    starts[[23, 24, 40], 0] = True  # within a segment, again, and with a segment
+    for layer in lm.transformer.memory_layers:
+        layer.share.fill_(torch.inf)  # no attention
+        inputs = []
+        reads = []
+        keep_input = layer.register_forward_pre_hook(lambda _, args, kept=inputs: kept.append(args[0]))
+        keep_read = layer.self_attn.output.register_forward_pre_hook(
+            lambda _, args, kept=reads: kept.append(args[0])
+        )
+        memory = None
+        for part, part_starts in zip(text.split(5), starts.split(5), strict=True):
+            memory = lm(part, memory, doc_starts=part_starts).memory
+        keep_input.remove()
+        keep_read.remove()
+        for stream, of_stream in enumerate(((23, 24, 40), ())):
+            wanted = gated_delta_reads(layer, torch.cat(inputs)[:, stream], of_stream)
+            torch.testing.assert_close(torch.cat(reads)[:, stream], wanted)
+
+
+def test_gated_delta_without_a_share_of_its_state_is_transformer_xl():
+    lm = MemoryLM(ModelConfig(model=GatedDelta, mem_len=7, dropout=0.0, **TINY))
+    xl = MemoryLM(ModelConfig(model="transformer-xl", mem_len=7, dropout=0.0, **TINY))
+    xl.load_state_dict(lm.state_dict(), strict=False)
+    for layer in lm.transformer.memory_layers:
+        torch.nn.init.constant_(layer.share, -torch.inf)
+    memory = None
+    xl_memory = None
+    for text in torch.randint(7, (6, 5, 2)):
+        output = lm(text, memory)
+        wanted = xl(text, xl_memory)
+        memory = output.memory
+        xl_memory = wanted.memory
+        torch.testing.assert_close(output.logits, wanted.logits)
+
+
+def test_decay_and_writing_strength_of_gated_delta_learn_from_the_language_model():
+    lm = MemoryLM(ModelConfig(model=GatedDelta, mem_len=7, **TINY))
+    text = torch.randint(7, (5, 2))
+    lm(text).logits.square().mean().backward()
+    for layer in lm.transformer.memory_layers:
+        for parameter in (layer.gates.weight, layer.log_rate, layer.rate_bias, layer.share):
+            assert parameter.grad.isfinite().all()
+            assert parameter.grad.any()
