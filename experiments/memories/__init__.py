@@ -88,6 +88,15 @@ ALL_MEMORIES = (
         arxiv="2504.15364",
     ),
     ListedMemory(
+        name="TOVA",
+        model=f"{FOLDER}/tova.py:TOVA",
+        idea="its newest M inputs, and the C older ones to which the newest query attends most",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Oren et al. 2024",
+        arxiv="2401.06104",
+    ),
+    ListedMemory(
         name="pooled slots",
         model=f"{FOLDER}/pooled_slots.py:PooledSlots",
         idea="its newest M inputs, and C slots, each pooled from c older ones by feature",

@@ -8,8 +8,8 @@ Position number i of a document has a priority once and for all, p(i), pseudoran
 
 Kept positions expire as in ``model="selective"``: for c positions that leave the newest M, the oldest one.
 So C of about the c·C positions before the newest M are kept, each as likely as any other, and a comparison
-with selective is one of the choice alone. p is a hash of i, ``seed`` and the layer's number, which makes runs
-repeatable and streams independent of their batch; all documents of a layer keep the same numbers.
+with selective is one of the choice alone. p is a hash of i, the layer's number and ``hash_seed``, which makes
+runs repeatable and streams independent of their batch; all documents of a layer keep the same numbers.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ BITS = 31
 
 @dataclass(frozen=True)
 class Settings:
-    seed: Annotated[int, Range(0, 2**31)] = 0
+    hash_seed: Annotated[int, Range(0, 2**20)] = 0
     """Another one keeps other positions."""
 
 
@@ -77,7 +77,8 @@ class RandomPositions(MemoryRule):
 
     def priority(self, number: Tensor) -> Tensor:
         """p of the positions with a ``number [n, B]``: the same shape."""
-        key = number.long() + (self.layer_number + 1) * (2**32 + self.settings.seed * 2**8)
+        # A number is less than 2³², and a layer's less than 2¹⁰.
+        key = number.long() + (self.layer_number + 1) * 2**32 + self.settings.hash_seed * 2**42
         mixed = key * GOLDEN  # int64 wraps around
         mixed = (mixed ^ (mixed >> BITS)) * MIX
         return ((mixed >> BITS) & (2**BITS - 1)) / 2**BITS

@@ -12,6 +12,7 @@ from experiments.memories.keydiff import KeyDiff
 from experiments.memories.memory_tokens import MemoryTokens
 from experiments.memories.pooled_slots import PooledSlots, SoftmaxPooling
 from experiments.memories.random_positions import RandomPositions
+from experiments.memories.tova import TOVA
 from memformers import LayerMemory, MemoryLM, MemorySizes, ModelConfig, UpdateContext, assert_conforms
 from memformers.models.facts import BYTES, memory_facts
 from memformers.models.rules import BUILT_IN
@@ -112,7 +113,7 @@ def test_random_positions_are_those_with_the_highest_priority_among_the_unexpire
 
 def test_random_priorities_are_uniform_and_differ_between_layers_and_seeds():
     number = torch.arange(100_000)
-    config = ModelConfig(model=RandomPositions, memory_config={"seed": 1}, **TINY, c_mem_len=2)
+    config = ModelConfig(model=RandomPositions, memory_config={"hash_seed": 1}, **TINY, c_mem_len=2)
     rules = [
         *RandomPositions.build(config),
         RandomPositions(config.memory_sizes[0], RandomPositions.Config()),
@@ -289,3 +290,38 @@ def test_decay_and_writing_strength_of_gated_delta_learn_from_the_language_model
         for parameter in (layer.gates.weight, layer.log_rate, layer.rate_bias, layer.share):
             assert parameter.grad.isfinite().all()
             assert parameter.grad.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_tova_keeps_the_positions_to_which_the_last_query_of_a_segment_attended_most(positions):
+    M, C = 4, 3
+    config = ModelConfig(model=TOVA, mem_len=M, c_mem_len=C, positions=positions, **TINY)
+    lm = MemoryLM(config).double().eval()
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter)
+    layer = lm.transformer.memory_layers[0]
+    memory = None
+    for text in torch.randint(7, (6, 5, 1)):
+        past = LayerMemory.nothing(lm.embed(text)) if memory is None else memory.layers[0]
+        every = torch.cat((past.slots, past.mem, lm.embed(text)))[:, 0]
+        memory = lm(text, memory).memory
+        K = len(every)
+        z = layer.norm_self_attn(every)
+        attention = layer.self_attn
+        terms = attention.distance_terms(K)
+        score = torch.zeros(K).double()
+        for head in range(2):
+            q = attention.query(z[-1]).view(2, 4)[head]
+            logits = torch.empty(K).double()
+            for j in range(K):
+                k = attention.key(z[j]).view(2, 4)[head]
+                d = K - 1 - j
+                logits[j] = (q + terms["u"][head]) @ k + q @ terms["r"][head, d]
+                if positions == "learned":
+                    logits[j] += terms["s"][head, d]
+                else:
+                    logits[j] += terms["v"][head] @ terms["r"][head, d]
+            score += (logits / 2).softmax(0)
+        kept = score[: K - M].topk(min(C, K - M)).indices.sort().values
+        assert torch.equal(memory.layers[0].slots[:, 0], every[kept])
