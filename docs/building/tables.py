@@ -356,6 +356,8 @@ def source_of(memory: ListedMemory) -> str:
     """A link to the paper of a memory, if it has one."""
     if not memory.paper:
         return DASH
+    if not memory.arxiv:
+        return memory.paper
     return Markup(f"[{memory.paper}](https://arxiv.org/abs/{memory.arxiv})")
 
 

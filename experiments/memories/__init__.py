@@ -12,7 +12,7 @@ FOLDER = "experiments/memories"
 class ListedMemory:
     """What the tables say of a memory.
 
-    Its formulas are of the layers n, the widths D and E of layer and head, the settings M, C and c, and m
+    Its formulas are of the layers n, the widths D and E of layer and head, the settings M, C, c and S, and m
     memory tokens.
     """
 
@@ -28,7 +28,7 @@ class ListedMemory:
     paper: str = ""
     """Its authors and year, if it is from a paper."""
     arxiv: str = ""
-    """The number of the paper."""
+    """The number of the paper, if it is there."""
 
     @property
     def import_path(self) -> str:
@@ -72,6 +72,39 @@ ALL_MEMORIES = (
         state="n * (M + C) * D",
     ),
     ListedMemory(
+        name="random positions",
+        model=f"{FOLDER}/random_positions.py:RandomPositions",
+        idea="its newest M inputs, and C older ones at random",
+        keys="M + C",
+        state="n * ((M + C) * D + C + 1)",
+    ),
+    ListedMemory(
+        name="KeyDiff",
+        model=f"{FOLDER}/keydiff.py:KeyDiff",
+        idea="its newest M inputs, and the C older ones whose keys differ most from the mean key",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Park et al. 2025",
+        arxiv="2504.15364",
+    ),
+    ListedMemory(
+        name="TOVA",
+        model=f"{FOLDER}/tova.py:TOVA",
+        idea="its newest M inputs, and the C older ones to which the newest query attends most",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Oren et al. 2024",
+        arxiv="2401.06104",
+    ),
+    ListedMemory(
+        name="pooled slots",
+        model=f"{FOLDER}/pooled_slots.py:PooledSlots",
+        idea="its newest M inputs, and C slots, each pooled from c older ones by feature",
+        keys="M + C",
+        state="n * (M + C + S) * D",
+        paper="DeepSeek-V4 2026",
+    ),
+    ListedMemory(
         name="exponential average",
         model=f"{FOLDER}/averages.py:Averages",
         idea="its newest M inputs, and one average of all older ones",
@@ -86,6 +119,15 @@ ALL_MEMORIES = (
         state="n * (E + 1) * D",
         paper="Munkhdalai et al. 2024",
         arxiv="2404.07143",
+    ),
+    ListedMemory(
+        name="Gated DeltaNet",
+        model=f"{FOLDER}/gated_delta.py:GatedDelta",
+        idea="its newest M inputs, and a matrix for each head of all older ones, which decays",
+        keys="M",
+        state="n * (M + E) * D",
+        paper="Yang et al. 2024",
+        arxiv="2412.06464",
     ),
     ListedMemory(
         name="memory tokens",

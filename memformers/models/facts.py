@@ -47,6 +47,7 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     configured_keys = mean_keys + configured - mean
     # What is carried from segment to segment, in vectors of D numbers.
     always_held = sum(size.c_mem_len + size.bptt_len + size.has_shift_state for size in sizes)
+    extra_bytes = sum(size.extra_state for size in sizes) * BYTES
     farthest = [size.full_reach(S) - config.same_length for size in sizes]
     operations_of_layers = sum(operations(D, S, size.mean_keys(S) + S) // S for size in sizes)
     extra_operations = sum(size.extra_operations for size in sizes)
@@ -55,8 +56,8 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
         "keys": plain_number(keys / n_layers),
         "mean_keys": plain_number(mean_keys / n_layers),
         "configured_keys": plain_number(configured_keys / n_layers),
-        "state_bytes": (most + always_held) * D * BYTES,
-        "mean_state_bytes": plain_number((mean + always_held) * D * BYTES),
+        "state_bytes": (most + always_held) * D * BYTES + extra_bytes,
+        "mean_state_bytes": plain_number((mean + always_held) * D * BYTES + extra_bytes),
         "cached_bytes": round(2 * keys * D * BYTES),
         "attention_operations": int(operations_of_layers) + extra_operations,
     }

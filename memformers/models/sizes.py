@@ -38,6 +38,8 @@ class MemorySizes:
     """Whether the newest input is kept too, which a token shift adds to the next one."""
     n_keys: Length | None = None
     """How many keys a query attends to besides the segment's; None for all positions and slots."""
+    extra_state: Length = 0
+    """How many numbers a stream's state has besides positions and slots, of 4 bytes each."""
     extra_operations: Length = 0
     """Operations of a token in other matrix products of this layer's memory; a multiply-add is two."""
 

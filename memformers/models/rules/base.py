@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 JSON = (int, float, str, tuple, type(None))
 """The types of a rule's settings: bool is an int."""
+ROUNDING = 10_000
+"""Scores that differ by less than one part in this are equal: those of copies are, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,37 @@ class Window(NamedTuple):
     document."""
     belongs: Tensor
     """Boolean ``[n, B]``: which of them belong to the current document."""
+
+
+class Candidates(NamedTuple):
+    """What [`MemoryRule.candidates`][] makes of past and segment: the positions that a rule chooses among."""
+
+    mem: Tensor
+    """``[M, B, D]``: the newest positions."""
+    older: Tensor
+    """``[n, B, D]``: the positions kept so far and those that leave ``mem``, oldest first."""
+    belongs: Tensor
+    """Boolean ``[n, B]``: which of ``older`` belong to the current document."""
+
+    def chosen(self, score: Tensor, n_kept: int) -> Tensor:
+        """The indices ``[n_kept, B]``, in order of time, of those of ``older`` with the highest ``score [n,
+        B]``, from −1 to 1; any other document's after all of the current one. All if there are fewer."""
+        return highest(score.masked_fill(~self.belongs, -2.0).T, n_kept)
+
+    def take(self, chosen: Tensor) -> Tensor:
+        """The ``chosen [C, B]`` of ``older``: ``[C, B, D]``."""
+        return self.older.gather(0, chosen[..., None].expand(-1, -1, self.older.shape[2]))
+
+
+def highest(score: Tensor, n_kept: int) -> Tensor:
+    """The indices ``[n_kept, B]``, in order, of the highest of ``score [B, n]``, which is NaN or in the order
+    of 1; all if n is less. Of equal scores, the newest come first."""
+    # Copies have equal scores but for rounding: the newer one stays, whatever else is in the batch. No two
+    # ranks are equal, so no stable sort is needed, which ONNX doesn't have. NaN is chosen last of all.
+    n = score.shape[1]
+    rounded = (ROUNDING * score.nan_to_num(nan=-3.0)).round().long()
+    rank = rounded * n + torch.arange(n, device=score.device)  # [B, n]
+    return rank.topk(min(n_kept, n)).indices.sort().values.T
 
 
 class MemoryRule(nn.Module):
@@ -194,6 +227,28 @@ class MemoryRule(nn.Module):
             if n_valid is not None:
                 slots = slots.where((n_valid > n_past)[:, None], 0.0)
         return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs)
+
+    def candidates(
+        self, past: LayerMemory, x: Tensor, context: UpdateContext, expiry_rate: int | None = None
+    ) -> Candidates:
+        """Append ``x [S, B, D]`` to the newest M positions of ``past``, for a rule that keeps C older ones
+        unchanged, in place of slots: what stays, and which older ones there are to choose among. With an
+        ``expiry_rate``, the oldest kept one expires for as many positions that leave, unless there is a free
+        place. Such a rule's [`MemorySizes`][memformers.MemorySizes] have ``slot_positions=1``."""
+        recent = (past.mem, x)
+        n_recent = past.mem_len + len(x)
+        n_evicted = max(n_recent - self.mem_len, 0)
+        # The oldest kept ones expire, as long as there is no free place.
+        n_expired = 0
+        if expiry_rate is not None:
+            n_free = self.c_mem_len - past.n_slots
+            n_expired = max(-(-n_evicted // expiry_rate) - n_free, 0)
+        older = torch.cat((past.slots[n_expired:], cut(recent, 0, n_evicted)))  # [n, B, D]
+        # A document keeps all positions as long as there is a place, so its length tells which are its own.
+        age = torch.arange(len(older), 0, -1, device=x.device)[:, None] + n_recent - n_evicted
+        n_valid = context.n_valid
+        belongs = age > 0 if n_valid is None else age <= n_valid
+        return Candidates(cut(recent, n_evicted), older, belongs.expand(-1, x.shape[1]))
 
 
 def is_built_in(rule: MemoryRule) -> bool:

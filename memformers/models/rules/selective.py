@@ -9,13 +9,10 @@ from torch import Tensor
 from memformers.common.fields import Count, check_arguments
 from memformers.models.config import LENGTHS, NetworkConfig
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import LayerMemory, cut
-from memformers.models.rules.base import MemoryRule, UpdateContext
+from memformers.models.memory import LayerMemory
+from memformers.models.rules.base import MemoryRule, UpdateContext, highest
 from memformers.models.sizes import Length, MemorySizes, Rate
 from memformers.models.stack import MemoryStack
-
-ROUNDING = 10_000
-"""Similarities that differ by less than one part in this are equal: copies are, but for rounding."""
 
 
 class SelectiveRule(MemoryRule):
@@ -24,6 +21,11 @@ class SelectiveRule(MemoryRule):
     leave, the oldest ⌈n / c⌉ kept ones expire. If segments are multiples of c, a layer therefore sees at most
     M + c·C positions back, as with slots; in segments of one token, a call each, the newest M + C stay (a
     ``Stepper`` remembers whole segments). Nothing is learned.
+
+    KeyDiff ([arXiv 2504.15364](https://arxiv.org/abs/2504.15364)) and R-KV ([arXiv
+    2505.24133](https://arxiv.org/abs/2505.24133)) also keep what is least similar, to the mean key or to
+    other keys, in the key caches of trained models. Here a model trains with its rule, the largest similarity
+    to any *newer* position decides, no attention is used, and kept positions expire.
 
     Args:
         size: M and C, and as ``compression_rate`` how many positions leave for each kept one that expires.
@@ -47,24 +49,17 @@ class SelectiveRule(MemoryRule):
 
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
         """The newest M of ``past`` and ``x [S, B, D]``, and of all older ones the C most novel; no loss."""
-        recent = (past.mem, x)
-        n_evicted = max(past.mem_len + len(x) - self.mem_len, 0)
-        mem = cut(recent, n_evicted)
-        if not n_evicted or not self.c_mem_len:
-            return LayerMemory(mem, past.slots), None
-
-        # Kept positions expire, the oldest first, as long as there is no free place.
-        n_free = self.c_mem_len - past.n_slots
-        n_expired = -(-n_evicted // self.expiry_rate) - n_free
-        kept = past.slots[max(n_expired, 0) :]
+        candidates = self.candidates(past, x, context, self.expiry_rate)
+        if not self.c_mem_len or len(candidates.mem) == past.mem_len + len(x):
+            return LayerMemory(candidates.mem, past.slots), None
 
         # What is kept is chosen by what attention sees of it.
-        everything = torch.cat((kept, *recent)).detach()  # [C + M + S, B, D]
+        everything = torch.cat((candidates.older, candidates.mem)).detach()  # [C + M + S, B, D]
         with torch.no_grad():
             key = context.layer.compute(context.layer.attention_input, everything)
-        chosen = select_novel(key, len(kept) + n_evicted, self.c_mem_len, context.n_valid)  # [C, B]
-        slots = everything.gather(0, chosen[..., None].expand(-1, -1, x.shape[2]))
-        return LayerMemory(mem, slots), None
+        n = len(candidates.older)
+        chosen = select_novel(key, n, self.c_mem_len, context.n_valid)  # [C, B]
+        return LayerMemory(candidates.mem, candidates.take(chosen).detach()), None
 
 
 class SelectiveTransformer(MemoryStack):
@@ -119,8 +114,4 @@ def select_novel(key: Tensor, n: int, n_kept: int, n_valid: Tensor | None) -> Te
         similarity = (key[:, :n] @ key.mT).masked_fill(~is_newer, -2.0).amax(2)  # [B, n]
     similarity = similarity.masked_fill(~belongs[..., :n], 2.0)  # of earlier documents, the last to be chosen
 
-    # Copies are equally similar but for rounding: the newer one stays, whatever else is in the batch. No two
-    # ranks are equal, so no stable sort is needed, which ONNX doesn't have. NaN is chosen last of all.
-    rounded = (ROUNDING * similarity.nan_to_num(nan=3.0)).round().long()
-    rank = rounded * n + position[:n].flip(0)  # [B, n]
-    return rank.topk(min(n_kept, n), largest=False).indices.sort().values.T
+    return highest(-similarity, n_kept)

@@ -1,0 +1,120 @@
+"""A Gated DeltaNet state (Yang et al. 2024, arXiv 2412.06464) beside attention over a window of positions.
+
+    memformers train --model experiments/memories/gated_delta.py:GatedDelta
+
+By head, with E features a position, for the positions t of a document in order of time (section 3.1):
+
+    S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ        decay, erase, write
+    A = (1 − sigmoid(g)) ⊙ A_dot + sigmoid(g) ⊙ S_t q_t        g: a learned scalar
+
+A_dot is attention over the newest M positions and the segment; q, k and v are its projections, q and k of
+length 1. α_t = exp(−exp(a) · softplus(w_α z_t + b)) and β_t = sigmoid(w_β z_t) are learned. The paper's short
+convolutions and output gate are left out. A memory holds S before the newest M; these and the segment are
+written where they are read, so the loss reaches α and β through M + S positions. They are written all at
+once: from γ_t = α_1 ⋯ α_t and u_t = β_t (v_t − α_t S_{t−1} k_t) follow
+
+    S_t = γ_t S_0 + Σ_{i≤t} (γ_t / γ_i) u_i k_iᵀ
+    u_t = β_t (v_t − γ_t S_0 k_t − Σ_{i<t} (γ_t / γ_i) (k_i·k_t) u_i)        a triangular system
+"""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import normalize, softplus
+
+from memformers import LayerMemory, MemoryLayer, MemoryRule, MemorySizes, NetworkConfig, UpdateContext
+
+
+class GatedDeltaLayer(MemoryLayer):
+    def __init__(self, **parts: Any):
+        super().__init__(**parts)
+        H = self.self_attn.n_heads
+        self.gates = nn.Linear(self.d_model, 2 * H, bias=False)  # w_α and w_β
+        self.log_rate = nn.Parameter(torch.zeros(H))  # a
+        # −log α starts at 0.001 to 0.1, by head: S lasts about 1,000 to 10 positions.
+        self.rate_bias = nn.Parameter(torch.logspace(-3, -1, H).expm1().log())  # b
+        self.share = nn.Parameter(torch.zeros(H))  # g
+
+    def attend(
+        self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
+    ) -> Tensor:
+        """A of ``x [S, B, D]``, projected, where ``past`` has S as slots ``[E, B, D]`` if there is one, which
+        queries whose ``key_start [B, S]`` is 0 see. No ``mask`` is used but the causal one."""
+        past = LayerMemory.nothing(x) if past is None else past
+        attention = self.self_attn
+        z = self.attention_input(torch.cat((past.mem, x)))  # [T, B, D], T = M + S
+        q = attention.by_head(attention.query(z[past.mem_len :]))  # [B, H, S, E]
+        k, v = (attention.by_head(project(z)) for project in (attention.key, attention.value))  # [B, H, T, E]
+        key_start = x.new_zeros(x.shape[1], len(x)).long() if key_start is None else key_start
+        first = (key_start - past.n_slots).clamp(min=0)  # [B, S], of the positions
+        A_dot = attention.attend_by_head(q, k, v, key_start=first)  # [B, H, S, E]
+        # The newest M are written if they are of the first query's document.
+        key_start = torch.cat((key_start[:, :1].expand(-1, past.mem_len), key_start), 1)  # [B, T]
+        A_state, _ = self.delta_rule(q, k, v, z, past.slots, key_start)
+        A = A_dot.lerp(A_state.to(A_dot.dtype), self.share.sigmoid()[:, None, None].to(A_dot.dtype))
+        return attention.output(rearrange(A, "b h s e -> s b (h e)"))
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, z: Tensor, slots: Tensor, key_start: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """S_t q_t of ``q [B, H, n, E]``, the newest of T positions, and S_T; each is written after those of
+        ``slots``, S_0, and of ``k``, ``v [B, H, T, E]``, ``z [T, B, D]`` from its ``key_start [B, T]`` on."""
+        # log α and β [B, H, T], S_0 [B, H, E, E], all at least in float32
+        rate, beta = rearrange(self.gates(z), "t b (two h) -> two b h t", two=2)
+        log_alpha = -self.log_rate.exp()[:, None] * softplus(rate + self.rate_bias[:, None])
+        B, H, T, E = k.shape
+        S_0 = rearrange(slots, "e b (h f) -> b h e f", h=H) if len(slots) else k.new_zeros(B, H, E, E)
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        q, k = (normalize(part.to(dtype), dim=3) for part in (q, k))
+        v, log_alpha, beta, S_0 = (part.to(dtype) for part in (v, log_alpha, beta.sigmoid(), S_0))
+        position = torch.arange(T, device=k.device)
+        visible = (key_start[..., None] <= len(slots) + position) & (position <= position[:, None])
+        with torch.autocast("cpu" if k.is_meta else k.device.type, enabled=False):
+            # γ_t [B, H, T, 1] and γ_t / γ_i [B, H, T, T], 0 where t isn't written after S_0, or i
+            log_gamma = log_alpha.cumsum(2)[..., None]
+            gamma = log_gamma.exp().where((key_start == 0)[:, None, :, None], 0.0)
+            decay = (log_gamma - log_gamma.mT).masked_fill(~visible[:, None], -torch.inf).exp()
+            # u [B, H, T, E], of a matrix with ones on its diagonal
+            pairs = beta[..., None] * decay * (k @ k.mT)
+            values = beta[..., None] * (v - gamma * (k @ S_0.mT))
+            u = torch.linalg.solve_triangular(pairs.tril(-1), values, upper=False, unitriangular=True)
+            newest = slice(T - q.shape[2], T)
+            read = gamma[:, :, newest] * (q @ S_0.mT) + (decay[:, :, newest] * (q @ k.mT)) @ u  # S_t q_t
+            return read, gamma[:, :, -1:] * S_0 + (decay[:, :, -1, :, None] * u).mT @ k  # S_T
+
+    def state_after(self, x: Tensor, belongs: Tensor, slots: Tensor) -> Tensor:
+        """S ``[B, H, E, E]`` after ``slots`` and those of ``x [n, B, D]`` that ``belongs [n, B]`` has."""
+        z = self.attention_input(x)
+        k, v = (self.self_attn.by_head(project(z)) for project in (self.self_attn.key, self.self_attn.value))
+        # The document begins with a slot, or after the inputs that don't belong to it.
+        n_hidden = (~belongs).sum(0)  # [B]
+        key_start = (n_hidden + len(slots)).where(n_hidden > 0, 0)[:, None].expand(-1, len(x))
+        return self.delta_rule(k[:, :, :0], k, v, z, slots, key_start)[1]
+
+
+class GatedDelta(MemoryRule):
+    """The newest ``mem_len`` inputs, and S of all heads as E slots of D = H·E features: slot e is row e."""
+
+    layer = GatedDeltaLayer
+
+    @classmethod
+    def sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
+        """E slots, which are no keys. A product takes 2·D operations by pair of positions, with S 2·D·E."""
+        D = config.d_model
+        S = config.segment_len
+        E = D // config.n_heads
+        sizes = []
+        for M in config.per_layer("mem_len"):
+            T = M + S  # are read; S are remembered
+            operations = (3 * T * T + 4 * S * T + 3 * S * S + 2 * E * (T + 3 * S) + 4 * S * D) * D // S
+            sizes.append(MemorySizes(M, E, n_keys=M, extra_operations=operations))
+        return sizes
+
+    def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
+        mem, slots, evicted, belongs = self.push(past, x, context)
+        if len(evicted):
+            S = context.layer.compute(GatedDeltaLayer.state_after, context.layer, evicted, belongs, slots)
+            slots = rearrange(S, "b h e f -> e b (h f)").to(x.dtype)
+        return LayerMemory(mem, slots), None
