@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
     from memformers.data.tokenizer import ByteTokenizer as ByteTokenizer
     from memformers.evaluation.conformance import assert_conforms as assert_conforms
+    from memformers.evaluation.learning import LearnConfig as LearnConfig
     from memformers.generation.generate import generate as generate
     from memformers.generation.stepper import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -62,6 +63,7 @@ _NAMES = {
     "data.tokenize_corpus": ("prepare_ids",),
     "data.tokenizer": ("ByteTokenizer",),
     "evaluation.conformance": ("assert_conforms",),
+    "evaluation.learning": ("LearnConfig",),
     "generation.generate": ("generate",),
     "generation.stepper": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),

@@ -21,6 +21,7 @@ from memformers.common.fields import annotations_of
 from memformers.common.files import read_json
 from memformers.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from memformers.data.tokenizers import save_tokenizer
+from memformers.evaluation.learning import LearnConfig
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.tracking import discovery
 from memformers.training.api import TrainedModel
@@ -147,7 +148,7 @@ GENERATE = options(
                tokens=of(FEW), device=of(DEVICES), interactive=st.none())
 )  # fmt: skip
 EVALUATE = options(
-    **kinds_of(Evaluate, but=(*NOT_HERE, "text"), device=of(DEVICES),
+    **kinds_of(Evaluate, LearnConfig, but=(*NOT_HERE, "text", "learning"), device=of(DEVICES),
                out=of([place for place in PLACES if place != "/dev/null"]))
 )  # fmt: skip
 TRAINING = options(
@@ -172,7 +173,7 @@ def test_a_model_reads_and_writes_or_is_a_plain_error_and_changes_nothing_but_it
     first = ("tokens", 3) if command == "generate" else ("text", source)
     ended = run(command, *words([("checkpoint", models / model), first, *chosen]), input=content)
     check_plain(ended)
-    names = ("evaluation.json", "loss_by_position.png")
+    names = ("evaluation.json", "loss_by_position.png", "loss_over_text.png")
     place.check_nothing_lost(*(f"{out}/{name}" for out in outs for name in names))
     if outs and ended.code == 0:
         read_json(Path(outs[-1], "evaluation.json"))

@@ -4,7 +4,7 @@ memory helps it."""
 import math
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,8 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
-from memformers.evaluation.evaluate import LOSES_TEXT, evaluate, summary, units, with_lengths
+from memformers.evaluation.evaluate import LOSES_TEXT, Evaluation, evaluate, summary, units, with_lengths
+from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
 from memformers.evaluation.memory_ablation import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
@@ -30,6 +31,9 @@ from memformers.runs.folder import FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
+FIGURE_OF_LEARNING = "loss_over_text.png"
+N_POINTS = 50
+"""Of that figure: parts of the text, each long enough for a mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class Evaluate(ModelCommand, MovedText):
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
 
     Example: memformers evaluate --checkpoint runs/… --split test
+
+    Example: memformers evaluate --checkpoint runs/… --text book.txt --learn
     """
 
     text: str = ""
@@ -65,20 +71,29 @@ class Evaluate(ModelCommand, MovedText):
     """Which field of a line of JSON, or which column of a table, is the text; for --text."""
     document_separator: str = ""
     """The text between the documents of a text file, for --text; empty: the file is one text."""
-    streams: Count = 16
-    """The number of parallel streams into which the text is cut. Each starts with an empty memory; with
-    fewer streams, more tokens are predicted with a full memory, and the evaluation is slower. For documents,
-    how many are read in parallel, which doesn't change the result."""
+    streams: Count | None = None
+    """The number of parallel streams into which the text is cut; by default 16, or 1 with --learn. Each
+    starts with an empty memory; with fewer streams, more tokens are predicted with a full memory, and the
+    evaluation is slower. For documents, how many are read in parallel, which changes the result only with
+    --learn."""
     segment_len: int | None = None
     """Segment length S, if not that of the training."""
     mem_len: Lengths | None = None
     """Memory length M, if not that of the training; one number for all layers, or one for each."""
     c_mem_len: Lengths | None = None
     """Compressed memory length C, if not that of the training; one number for all layers, or one for each."""
+    learn: bool = False
+    """Whether to measure, beside this, a model that learns while it reads: it predicts a segment, then takes
+    a gradient step on it. The model itself stays as it is."""
+    learning: LearnConfig = field(default_factory=LearnConfig)
+    """How it learns with --learn."""
     out: Path | None = None
-    """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
+    """A folder for the numbers, evaluation.json, and figures of the loss by position and, with --learn, over
+    the text."""
 
     def run(self) -> None:
+        if not self.learn and self.learning != LearnConfig():
+            raise UserError("learn_rate, learn_weights and learn_reset are for --learn; add it.")
         model, tokenizer = self.load()
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
@@ -88,7 +103,7 @@ class Evaluate(ModelCommand, MovedText):
             try:
                 read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
             except UserError:  # no evaluation wrote it
-                refuse_overwrite(self.out, (NUMBERS, FIGURE))
+                refuse_overwrite(self.out, (NUMBERS, FIGURE, FIGURE_OF_LEARNING))
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
@@ -115,46 +130,120 @@ class Evaluate(ModelCommand, MovedText):
         return replace(split, names=split.names or [f"{name}:{n + 1}" for n in range(len(split.documents))])
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
-        start, lengths = time.perf_counter(), tuple(split.documents.tolist())
-        with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
+        lengths = tuple(split.documents.tolist())
+        learn = self.learning if self.learn else None
+        streams = usual_streams(learn) if self.streams is None else self.streams
+        n_predicted = len(split.tokens) - (len(lengths) or 1)
+
+        # The trained model, then, if asked for, one that learns.
+        start = time.perf_counter()
+        with reading_bar("evaluating", n_predicted, model) as bar:
             evaluation = evaluate(
-                model, split.tokens, self.streams, documents=lengths, progress=lambda x: bar.update(len(x))
+                model, split.tokens, streams, documents=lengths, progress=lambda x: bar.update(len(x))
             )
-        numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths, split.counts))
+        seconds = [time.perf_counter() - start]
+        learned = None
+        if learn is not None:
+            start = time.perf_counter()
+            with reading_bar("learning", n_predicted, model) as bar:
+                learned = evaluate_learning(
+                    model, split.tokens, streams, learn, documents=lengths,
+                    progress=lambda x: bar.update(len(x)),
+                )  # fmt: skip
+            seconds.append(time.perf_counter() - start)
+
+        # Their numbers.
+        text_units = units(tokenizer, split.tokens, lengths, split.counts)
+        columns = [summary(e, tokenizer, text_units) for e in (evaluation, learned) if e is not None]
+        numbers = dict(columns[0])
+        if learned is not None:
+            numbers |= learning_columns(evaluation, learned, tokenizer, text_units)
         if split.counts.is_lossy:
             warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
-        tokens, speed = numbers["tokens"], numbers["tokens"] / (time.perf_counter() - start)
-        loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
-        print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
-        unit = "per token" if tokenizer.name == "ids" else "per character"
-        shown = (
-            (unit, "bits_per_character", "{:.4f} bits"),
-            ("per byte", "bits_per_byte", "{:.4f} bits"),
-            ("perplexity", "perplexity", "{:,.1f} per token, ends of lines included"),
-            ("per word", "word_perplexity", "perplexity {:,.1f}"),
-            ("accuracy", "accuracy", "{:.1%}"),
-        )
-        for label, name, how in shown:
-            if not math.isnan(numbers[name]):
-                print(f"{label:<15} {how.format(numbers[name])}")
-        documents = f", in {counted(len(lengths), 'document')}" if lengths else ""
-        print(f"{'':15} {tokens:,} tokens, {speed:,.0f} per second{documents}")
+        for line in shown_numbers(columns, seconds, tokenizer, len(lengths)):
+            print(line)
+        if learned is not None:
+            saved, width = numbers["learning_saves_nats"], numbers["learning_saves_uncertainty_nats"]
+            print(f"{'learning saves':<15} {with_width(saved, width)} nats per token")
         if self.out:
-            in_segment, by_memory = evaluation.by_position, evaluation.by_memory
-            details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
-            details["loss_in_segment"] = in_segment
-            details["loss_by_memory"] = [
-                {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
-                for before, loss, uncertainty in by_memory
-            ]
-            if lengths:
-                rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
-                details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
-            write_json(self.out / NUMBERS, details)
-            from memformers.report.plotting import save_loss_by_position  # not above: it takes 30 MiB
+            self.write(self.out, numbers, evaluation, learned, split)
 
-            save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
-            print(f"written to {self.out}")
+    def write(
+        self,
+        out: Path,
+        numbers: dict[str, float],
+        evaluation: Evaluation,
+        learned: Evaluation | None,
+        split: Split,
+    ) -> None:
+        from memformers.report.plotting import (  # not above: it takes 30 MiB
+            save_loss_by_position,
+            save_loss_over_text,
+        )
+
+        in_segment = evaluation.by_position
+        by_memory = evaluation.by_memory
+        details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
+        details["loss_in_segment"] = in_segment
+        details["loss_by_memory"] = [
+            {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
+            for before, loss, uncertainty in by_memory
+        ]
+        if len(split.documents):
+            rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
+            details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
+        over_text: list[tuple[float, float, float]] = []
+        if learned is not None:
+            details["learn"] = asdict(self.learning)
+            for document, loss in zip(details.get("documents", ()), learned.document_losses, strict=False):
+                document["learning_loss"] = or_none(loss)
+            of_parts = zip(evaluation.over_text(N_POINTS), learned.over_text(N_POINTS), strict=True)
+            over_text = [(middle, loss, learned_loss) for (middle, loss), (_, learned_loss) in of_parts]
+            details["loss_over_text"] = [
+                {"middle": middle, "loss": loss, "learning_loss": learned_loss}
+                for middle, loss, learned_loss in over_text
+            ]
+        write_json(out / NUMBERS, details)
+        save_loss_by_position(in_segment, by_memory, out / FIGURE)
+        if over_text:
+            save_loss_over_text(over_text, out / FIGURE_OF_LEARNING)
+        print(f"written to {out}")
+
+
+def shown_numbers(
+    columns: list[dict[str, float]], seconds: list[float], tokenizer: Tokenizer, n_documents: int
+) -> list[str]:
+    """The lines of a terminal: a row for each measure, and a column for the trained model and, if there are
+    two, for one that learns."""
+    unit = "per token" if tokenizer.name == "ids" else "per character"
+    shown = (
+        (unit, "bits_per_character", "{:.4f} bits"),
+        ("per byte", "bits_per_byte", "{:.4f} bits"),
+        ("perplexity", "perplexity", "{:,.1f} per token, ends of lines included"),
+        ("per word", "word_perplexity", "perplexity {:,.1f}"),
+        ("accuracy", "accuracy", "{:.1%}"),
+    )
+    losses = [with_width(numbers["loss_nats"], numbers["uncertainty_nats"]) for numbers in columns]
+    rows = [("loss", [f"{loss} nats per token" for loss in losses])]
+    for label, name, how in shown:
+        if not math.isnan(columns[0][name]):
+            rows.append((label, [how.format(numbers[name]) for numbers in columns]))
+    documents = f", in {counted(n_documents, 'document')}" if n_documents else ""
+    tokens = columns[0]["tokens"]
+    speeds = [f"{tokens / time_taken:,.0f} per second" for time_taken in seconds]
+    rows.append(("", [f"{tokens:,} tokens, {speeds[0]}{documents}", *speeds[1:]]))
+    if columns[1:]:
+        rows.insert(0, ("", ["as trained", "learning"]))
+    width = max(len(cells[0]) for _, cells in rows)
+    lines = []
+    for label, cells in rows:
+        padded = [cell.ljust(width) for cell in cells]
+        lines.append(f"{label:<15} {'   '.join(padded)}".rstrip())
+    return lines
+
+
+def with_width(value: float, half_width: float) -> str:
+    return f"{value:.4f}" if math.isnan(half_width) else f"{value:.4f} ± {half_width:.4f}"
 
 
 def or_none(value: float) -> float | None:

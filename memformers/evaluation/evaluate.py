@@ -47,6 +47,10 @@ Control = Callable[[Memory], Memory]
 Scores = tuple[Tensor, Tensor]
 """Of each token ``[S, B]``, on the CPU: its loss in nats, and whether it was the most likely prediction."""
 
+SegmentScores = tuple[Segment, Memory, Tensor, dict[str, Scores]]
+"""What [`read_segments`][] yields."""
+ReadSegments = Callable[[MemoryLM, Iterable[Segment]], Iterable[SegmentScores]]
+
 
 class Evaluation:
     """How well a model predicts the streams of a ``reading``, as sums: four numbers for each document, one
@@ -128,10 +132,26 @@ class Evaluation:
     def uncertainty(self) -> float:
         """Half the width of a 95 % confidence interval of the loss, in nats per token, over documents or
         means of blocks, since neighbouring tokens are similarly difficult. NaN for fewer than two."""
-        if self.of_documents:
-            return self._mean(self._sums["streams"]).half_width
-        blocks = (self._sums["blocks"] / BLOCK).tolist()
-        return mean_of(blocks).half_width if blocks else math.nan
+        return self._half_width(self._sums["streams"], self._sums["blocks"])
+
+    def minus(self, other: "Evaluation") -> Mean:
+        """By how many nats per token the loss is above that of an ``other`` evaluation of the same reading,
+        with the interval of the paired differences over documents or blocks."""
+        (nats, counts), (nats_of_other, _) = self._sums["streams"], other._sums["streams"]
+        streams = torch.stack((nats - nats_of_other, counts))
+        blocks = self._sums["blocks"] - other._sums["blocks"]
+        n = int((counts > 0).sum()) if self.of_documents else len(blocks)
+        return Mean(self.loss - other.loss, self._half_width(streams, blocks), n)
+
+    def over_text(self, n_parts: int) -> list[tuple[float, float]]:
+        """The middle, in tokens, and the mean loss of at most ``n_parts`` consecutive parts of a plain text,
+        which consist of whole blocks; none of documents."""
+        blocks = self._sums["blocks"]
+        size = max(-(-len(blocks) // n_parts), 1)
+        parts = blocks.split(size) if len(blocks) else ()
+        return [
+            ((i * size + len(part) / 2) * BLOCK, part.mean().item() / BLOCK) for i, part in enumerate(parts)
+        ]
 
     @property
     def by_position(self) -> list[float]:
@@ -156,6 +176,13 @@ class Evaluation:
             return mean
         return replace(mean, half_width=mean_of((sums / counts)[counts > 0].tolist()).half_width)
 
+    def _half_width(self, streams: Tensor, blocks: Tensor) -> float:
+        """Of the mean over documents ``streams [2, documents]``, sums and counts, or over ``blocks``."""
+        if self.of_documents:
+            return self._mean(streams).half_width
+        means = (blocks / BLOCK).tolist()
+        return mean_of(means).half_width if means else math.nan
+
 
 @torch.no_grad()
 def read_segments(
@@ -163,7 +190,7 @@ def read_segments(
     segments: Iterable[Segment],
     controls: Mapping[str, Control] | None = None,
     warm_up: int = 0,
-) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, Scores]]]:
+) -> Iterator[SegmentScores]:
     """Read ``segments``, each with the memory that the one before it left. Yields each with this memory, its
     auxiliary loss and its scores, as ``untouched``; and, unless it ends within the first ``warm_up``
     positions of its streams, those with what each of the ``controls`` makes of the memory. Of a segment of
@@ -212,13 +239,18 @@ def evaluate(
 
 
 def evaluate_reading(
-    model: MemoryLM, tokens: Tokens, reading: Reading, progress: Callable[[Tensor], object]
+    model: MemoryLM,
+    tokens: Tokens,
+    reading: Reading,
+    progress: Callable[[Tensor], object],
+    read: ReadSegments = read_segments,
 ) -> Evaluation:
-    """[`evaluate`][] in the order of ``reading``, without streams that another process reads."""
+    """[`evaluate`][] in the order of ``reading``, without streams that another process reads, with another
+    way to ``read`` segments."""
     evaluation = Evaluation(reading, model.config.remembered_positions)
     with eval_mode(model):
-        read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)
-        for (numbers, start), (segment, _, compressed, scores) in read:
+        steps = zip(reading.steps, read(model, reading.segments(tokens)), strict=True)
+        for (numbers, start), (segment, _, compressed, scores) in steps:
             losses, correct = scores[UNTOUCHED]
             evaluation.add(numbers, start, losses, correct, float(compressed))
             progress(losses[segment.targets != IGNORED])

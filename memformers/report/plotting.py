@@ -324,3 +324,15 @@ def save_loss_by_position(
     draw_marks(lower, [Series("", points, ORANGE)])
     style(lower, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     save(figure, path)
+
+
+def save_loss_over_text(parts: Sequence[tuple[float, float, float]], path: Path) -> None:
+    """Draw the loss of consecutive parts of a text, each with its middle in tokens, of a model as trained and
+    of one that learns as it reads."""
+    figure, [axes] = panels([2.7])
+    static = [(middle, Mean(loss, math.nan, 1)) for middle, loss, _ in parts]
+    learning = [(middle, Mean(loss, math.nan, 1)) for middle, _, loss in parts]
+    draw_lines(axes, [Series("as trained", static, BLUE), Series("learning", learning, ORANGE)])
+    style(axes, "position in the text (tokens)", "loss (nats per token)")
+    legend(figure)
+    save(figure, path)

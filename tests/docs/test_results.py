@@ -26,6 +26,7 @@ from docs.building.results import (
 )
 from docs.building.tables import KEYS, MODELS, cost_of_keys, share
 from experiments.mqar import SHORTEST, level_without_association
+from memformers import LearnConfig
 from memformers.commands import compare
 from memformers.common.command_line import parse_arguments
 from tests.builders import small_lm
@@ -103,6 +104,30 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
 
 def test_no_numbers_are_left_that_no_experiment_has():
     assert {path.name for path in DATA.iterdir() if path.is_dir()} == {*experiments()}
+
+
+def test_the_guide_to_evaluation_says_what_learning_saved_and_took():
+    def of(model, measure):
+        return seeds("learning", f"{model}-shakespeare", measure)[0]
+
+    said = {}
+    for model in MODELS:
+        saved, half_width = of(model, "saved (nats)"), of(model, "saved, half width (nats)")
+        assert saved - half_width > 0
+        said[model] = f"(−{saved:.3f} ± {half_width:.3f})"
+    (xl, xl_learning), (slots, slots_learning) = (
+        (of(model, "loss (nats)"), of(model, "loss with learning (nats)")) for model in MODELS
+    )
+    times = " and ".join(f"{of(model, 'CPU time, ratio'):.1f}" for model in MODELS)
+    halves = " and ".join(f"{of(model, 'saved in the second half (nats)'):.3f}" for model in MODELS)
+    guide = " ".join((ROOT / "docs/how-to/evaluate.md").read_text(encoding="utf-8").split())
+    assert (
+        f"learning takes `transformer-xl-shakespeare` from {xl:.4f} to {xl_learning:.4f} nats per token "
+        f"{said['transformer-xl']} and `compressive-shakespeare` from {slots:.4f} to {slots_learning:.4f} "
+        f"{said['compressive']}, in {times} times the CPU time"
+    ) in guide
+    assert f"in the second half, learning saves {halves} nats" in guide
+    assert about("learning")["learn"]["learn_rate"] == LearnConfig.learn_rate
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,0 +1,95 @@
+"""What learning while reading saves, and what it costs: the packaged models on the held-out tenth of Tiny
+Shakespeare, as trained and with ``--learn``, in one stream.
+
+Run it with ``python -m experiments.learning --data input.txt --out FOLDER``; without ``--data`` the text is
+downloaded.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.files import csv_text, write_json, write_text
+from memformers.common.machine import describe_environment
+from memformers.common.text import UserError
+from memformers.data.sources import CorpusSpec
+from memformers.data.streams import Tokens
+from memformers.data.tokenize_corpus import dataset_of
+from memformers.evaluation.evaluate import evaluate
+from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, evaluate_learning
+from memformers.models.io import packaged_names
+from memformers.models.language_model import MemoryLM
+from memformers.runs.load import load_packaged
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Measure the packaged models with and without learning, on one thread of a CPU."""
+
+    data: str = ""
+    """The file of Tiny Shakespeare; by default the one that a training run uses."""
+    learning: LearnConfig = field(default_factory=LearnConfig)
+    """How they learn."""
+    out: Path = Path("runs/learning")
+    """The folder for results.csv and results.json."""
+
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        corpus = dataset_of(CorpusSpec(self.data))
+        if corpus.info.is_stand_in:
+            raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+        tokens = corpus.validation.tokens
+        rows = []
+        for name in packaged_names():
+            model, tokenizer = load_packaged(name, torch.device("cpu"))
+            assert tokenizer.to_json() == corpus.tokenizer.to_json()
+            for measure, value in self.measure(model, tokens).items():
+                print(f"{name}: {measure}: {value:.4f}", flush=True)
+                rows.append((measure, name, 0, value))
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_text(self.out / "results.csv", csv_text(("measure", "arm", "seed", "value"), rows))
+        about = {
+            "corpus": {"name": corpus.info.name, "sha256": corpus.info.sha256, "tokens": len(tokens)},
+            "learn": asdict(self.learning),
+            "streams": STREAMS_OF_LEARNING,
+            "environment": describe_environment(torch.device("cpu")),
+        }
+        write_json(self.out / "results.json", about)
+
+    def measure(self, model: MemoryLM, tokens: Tokens) -> dict[str, float]:
+        static, static_seconds = timed(lambda: evaluate(model, tokens, STREAMS_OF_LEARNING))
+        learned, learned_seconds = timed(
+            lambda: evaluate_learning(model, tokens, STREAMS_OF_LEARNING, self.learning)
+        )
+        saved = static.minus(learned)
+        # The rate was chosen on the first half, so only the second shows what it does on another text.
+        (_, _), (_, static_half) = static.over_text(2)
+        (_, _), (_, learned_half) = learned.over_text(2)
+        return {
+            "loss (nats)": static.loss,
+            "loss with learning (nats)": learned.loss,
+            "saved (nats)": saved.mean,
+            "saved, half width (nats)": saved.half_width,
+            "saved in the second half (nats)": static_half - learned_half,
+            "CPU time (s)": static_seconds,
+            "CPU time with learning (s)": learned_seconds,
+            "CPU time, ratio": learned_seconds / static_seconds,
+        }
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What ``work`` returns, and the seconds of CPU time of this process that it took."""
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+if __name__ == "__main__":
+    with cli_errors():
+        parse_arguments(Learning).run()
