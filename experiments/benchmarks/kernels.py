@@ -4,6 +4,7 @@ features: the table that keeps both."""
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,12 +53,12 @@ def measure(name: str, precision: str, *, rounds: int) -> Result:
     return {"case": name, "precision": precision, "queries": S, "keys": K, "seconds": seconds}
 
 
-def by_flash(inputs: dict[str, Tensor], w: Tensor, table: Tensor, grad: Tensor) -> None:
+def by_flash(inputs: dict[str, Any], w: Tensor, table: Tensor, grad: Tensor) -> None:
     output = flash.relative_attention(**inputs, w=w, table=table)
     torch.autograd.grad(output, [*inputs.values(), w], grad)
 
 
-def by_blocked(inputs: dict[str, Tensor], w: Tensor, table: Tensor, grad: Tensor) -> None:
+def by_blocked(inputs: dict[str, Any], w: Tensor, table: Tensor, grad: Tensor) -> None:
     r = torch.einsum("hep,kp->hke", w, table).to(inputs["key"].dtype)
     output = blocked.relative_attention(**inputs, r=r)
     torch.autograd.grad(output, [*inputs.values(), w], grad)

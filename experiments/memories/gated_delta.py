@@ -113,8 +113,10 @@ class GatedDelta(MemoryRule):
         return sizes
 
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
-        mem, slots, evicted, belongs = self.push(past, x, context)
-        if len(evicted):
-            S = context.layer.compute(GatedDeltaLayer.state_after, context.layer, evicted, belongs, slots)
+        window = self.push(past, x, context)
+        slots = window.slots
+        if len(window.evicted):
+            inputs = (context.layer, window.evicted, window.belongs, slots)
+            S = context.layer.compute(GatedDeltaLayer.state_after, *inputs)
             slots = rearrange(S, "b h e f -> e b (h f)").to(x.dtype)
-        return LayerMemory(mem, slots), None
+        return LayerMemory(window.mem, slots), None

@@ -1,5 +1,6 @@
 """Cached keys and values: a value beside the memory, for reading a segment a few tokens at a time."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -162,10 +163,12 @@ class KeyCache:
             kept_slots = 0
             n_kept = 0
             if has_read and rule.append_only:
-                group = rule.size.group
-                n_new_slots = min(rule.size.n_evicted(old.mem_len + segment_len) // group, new.n_slots)
-                kept_slots = new.n_slots - n_new_slots
-                n_kept = new.mem_len
+                n_new_slots = rule.size.n_evicted(old.mem_len + segment_len) // rule.size.group
+                n_old_slots = new.n_slots - min(n_new_slots, new.n_slots)
+                # What the cache doesn't have is computed, so a rule that fills up its slots is right too.
+                if rule.size.slot_positions is not None and n_old_slots <= layer.n_slots:
+                    kept_slots = n_old_slots
+                    n_kept = new.mem_len
             layer.restart(rule.recall(new), segment_len, kept_slots, n_kept)
         self.past = memory
         self.n_read = 0
@@ -184,10 +187,9 @@ def attends_to_keys(transformer: MemoryStack) -> bool:
     if type(transformer).forward is not MemoryStack.forward:
         return False
     for layer in transformer.memory_layers:
-        attends_as_usual = (type(layer).forward, type(layer).attend) == (
-            MemoryLayer.forward,
-            MemoryLayer.attend,
-        )
+        # A user's layer may have a forward of its own, if it passes the cache on.
+        takes_cache = "cache" in inspect.signature(type(layer).forward).parameters
+        attends_as_usual = takes_cache and type(layer).attend is MemoryLayer.attend
         if not attends_as_usual or not is_unmodified(layer.self_attn, RelativeMultiHeadAttention):
             return False
     return True

@@ -91,6 +91,8 @@ class Stepper:
         expected = list(self.running.shape[1:])
         if isinstance(self.model, MemoryLM):
             self.model.check_tokens(x, expected[0])
+        elif not isinstance(x, Tensor):
+            raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         elif list(x.shape[1:]) != expected or not len(x):
             raise UserError(f"expected [steps, {str(expected)[1:]}, at least one step, got {list(x.shape)}.")
         check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)

@@ -52,8 +52,8 @@ def visible_past_keys(n_valid: Tensor, mem_len: int, n_slots: int, slot_position
 
 def document_length(n_valid: Tensor | None, doc_starts: Tensor | None, segment_len: int) -> Tensor | None:
     """How many positions the document has that runs at the end of a segment with ``doc_starts [S, B]``,
-    after a memory with ``n_valid [B]``: int64 ``[B]``, at least ``UNBOUNDED`` where the memory is as long as
-    the document; None where both are None."""
+    after a memory with ``n_valid [B]``: int64 ``[B]``, exact up to what the memory covers, then a lower
+    bound; None where both are None, and all belongs to it."""
     return valid_afterwards(n_valid, doc_starts, segment_len, UNBOUNDED, 2 * UNBOUNDED - 1)
 
 

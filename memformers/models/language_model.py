@@ -138,7 +138,8 @@ class MemoryLM(Pretrained):
             doc_starts: Boolean ``[S, B]``, true where a stream's new document starts: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
             through_memory: Whether positions that this segment adds to the memory keep their gradient, so
-                that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
+                that a later segment's loss reaches it. Slots of built-in memories never do.
+                [`Memory.detach`][] removes it.
 
         Raises:
             ValueError: For tokens, targets or starts of another shape, dtype or range, a memory of another

@@ -1,7 +1,7 @@
 """What a model remembers between segments, as a value: passed in, returned, and never stored on a module.
 
-At any time, every past position is in exactly one place: in the memory, in one slot, or forgotten. Which of
-it a query may see is in ``documents.py``; how it changes with a segment is in ``rules``.
+In the built-in memories, every past position is in exactly one place at any time: in the memory, in one slot,
+or forgotten. Which of it a query may see is in ``documents.py``; how it changes with a segment, in ``rules``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class LayerMemory:
     """``[m·c, B, D]``: the inputs of the newest m slots, from which these are computed again while f_c learns
     from the language model's loss; None without ``bptt``."""
     state: Mapping[str, Tensor] = field(default_factory=dict)
-    """Whatever else a rule needs, by name, each ``[·, B, …]``; no query attends to it."""
+    """Whatever else a rule needs, by name, each ``[·, B, …]``; only a layer's own ``attend`` reads it."""
 
     @property
     def mem_len(self) -> int:
@@ -128,7 +128,8 @@ class Memory:
     ) -> "Memory":
         """An empty memory with the shapes of a full one, the compressive M rounded down to whole slots: zeros
         that no query sees, from which a model computes the same as from none. Shapes then stay the same if
-        ``segment_len`` is a multiple of the compressive ``compression_rate``."""
+        ``segment_len`` is a multiple of the compressive ``compression_rate``. A rule's own state is not in
+        it."""
 
         def zeros(length: int) -> Tensor:
             return torch.zeros(length, batch, config.d_model, dtype=dtype, device=device)

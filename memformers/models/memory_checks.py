@@ -1,6 +1,6 @@
 """Whether a memory can be one of a model: shapes, lengths, dtypes and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,10 @@ def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory
             f"expected a memory of {len(sizes)} layers, got {len(memory.layers)}; use a memory of this model."
         )
     # Layers of one size have read the same segments, so their lengths are the same.
-    first_of_size: dict[tuple[int, ...], tuple[int, LayerMemory]] = {}
+    first_of_size: dict[tuple[int | None, ...], tuple[int, LayerMemory]] = {}
     for i, (layer, size) in enumerate(zip(memory.layers, sizes, strict=True)):
         check_layer_memory(layer, x, size, f"of layer {i}")
-        key = (size.mem_len, size.c_mem_len, size.compression_rate)
+        key = (size.mem_len, size.c_mem_len, size.compression_rate, size.slot_positions)
         first, alike = first_of_size.setdefault(key, (i, layer))
         if (layer.mem_len, layer.n_slots) != (alike.mem_len, alike.n_slots):
             raise UserError(
@@ -54,8 +54,10 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
     }
     for name, limit in limits.items():
         tensor = getattr(memory, name)
-        if tensor is None:
+        if tensor is None and name not in ("mem", "slots"):
             continue
+        if tensor is None:
+            raise UserError(f"expected {name} {whose} as a torch.Tensor, got None; use x[:0] for nothing.")
         n = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
         check_streams(f"{name} {whose}", tensor, x.dtype, torch.Size((n, *x.shape[1:])), x.device)
         if n > limit:
@@ -78,6 +80,10 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
             f"{n_inputs}; use it as a model returns it."
         )
     # Of a rule's own state only the streams are known.
+    if not isinstance(memory.state, Mapping):
+        raise UserError(
+            f"expected the state {whose} as a dict of tensors, got {type(memory.state).__name__}."
+        )
     for name, tensor in memory.state.items():
         if not isinstance(tensor, Tensor) or tensor.dim() < 2 or tensor.shape[1] != x.shape[1]:
             got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

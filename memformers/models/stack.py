@@ -47,8 +47,8 @@ class SegmentCache(Protocol):
 
 class MemoryStack(nn.Module):
     """``n_layers`` layers like ``layer``, or like those given, with fresh weights, each with one of
-    ``rules``, which say what it remembers; in pre-norm a final norm. Raises ValueError unless there
-    are as many.
+    ``rules``, which say what it remembers; in pre-norm a final norm. Raises ValueError unless there is
+    a layer, or one each, and one rule each.
 
     Examples:
         >>> import torch
@@ -219,7 +219,7 @@ class MemoryStack(nn.Module):
         after = Memory(tuple(remembered))
         if doc_starts is None and memory.n_valid is None:
             return after
-        # No document is longer than what the layer with the longest memory covers.
+        # More than the layer with the longest memory covers isn't counted.
         n_before = memory.n_positions(self.sizes)
         n_after = after.n_positions(self.sizes)
         n_valid = valid_afterwards(memory.n_valid, doc_starts, segment_len, n_before, n_after)
@@ -313,7 +313,8 @@ def build_transformer(config: NetworkConfig) -> MemoryStack:
 
 def initialise_weights(transformer: MemoryStack) -> None:
     """Let the layers and the final norm draw their weights anew, the compression functions after all others.
-    Modules that a user's memory adds keep their weights."""
+    Modules that a user's rule adds keep their weights; those of a user's layer are drawn anew, and its own
+    ``reset_parameters`` has the last word."""
     # From one seed, models then start alike in all that they share.
     reset_parameters(module for _, module in children_first(transformer.layers))
     reset_parameters([transformer.norm])

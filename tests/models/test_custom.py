@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memformers import CompressiveRule, LayerMemory, Memory, MemoryLM, MemoryRule, ModelConfig
+from memformers import CompressiveRule, LayerMemory, Memory, MemoryLM, MemoryRule, ModelConfig, Stepper
 from memformers.models import registry
 from memformers.models.config import applies_to
 from memformers.models.registry import import_path, register_memory, register_model
@@ -126,6 +126,10 @@ class Bare(MemoryRule):
     def update(self, past, x, context): return past, 0.5
 class Silent(MemoryRule):
     def update(self, past, x, context): ...
+class Gone(MemoryRule):
+    def update(self, past, x, context): return LayerMemory(None, x[:0]), None
+class Listed(MemoryRule):
+    def update(self, past, x, context): return LayerMemory(x[:0], x[:0], state=[x]), None
 class Plain(MemoryRule):
     def update(self, past, x, context): return x, None
 class Closed(MemoryRule):
@@ -139,6 +143,8 @@ class Closed(MemoryRule):
         "torch": "does not name a class", "Nothing": "Nothing", "Few": "Few.sizes to return 2 MemorySizes",
         "Grows": r"mem from Grows.update has length \d+, where this model keeps at most 5",
         "Slots": "slots from Slots.update has length 7, where this model keeps at most 4",
+        "Gone": "expected mem from Gone.update as a torch.Tensor, got None",
+        "Listed": "the state from Listed.update as a dict of tensors, got list",
         "Bare": "Bare.update returned 0.5", "Plain": "a LayerMemory from Plain.update, got a Tensor",
         "Silent": "Silent.update to return a LayerMemory and a loss or None, got NoneType",
         "Closed": r"Closed.__init__ must take \(size, settings\)", "Empty": "Empty must define update",
@@ -183,6 +189,54 @@ def test_lengths_that_change_nothing_are_refused_by_the_command():
     assert applies_to("mem_len", register_model("mine.py:Averages"))
     assert not applies_to("c_mem_len", register_model("mine.py:Averages"))
     assert not applies_to("memory_warmup", register_model("mine.py:Averages"))
+
+
+class Appends(MemoryRule):
+    """Keeps what left the newest, after slots that ``push`` fills up with zeros."""
+
+    append_only = True
+
+    def update(self, past, x, context):
+        window = self.push(past, x, context)
+        slots = torch.cat((window.slots, window.evicted)) if len(window.evicted) else past.slots
+        return LayerMemory(window.mem, slots[max(len(slots) - self.c_mem_len, 0) :]), None
+
+
+class AppendsPositions(Appends):
+    """The same, which says that each slot is one position."""
+
+    @classmethod
+    def sizes(cls, config):
+        return [replace(size, slot_positions=1) for size in super().sizes(config)]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rule", [Appends, AppendsPositions])
+@pytest.mark.parametrize("c_mem_len", [4, 12, 16])
+def test_an_append_only_rule_is_stepped_as_it_is_read(rule, c_mem_len):
+    """Also with more slots than a segment makes, where documents begin."""
+    lm = MemoryLM(config_of(model=rule, c_mem_len=c_mem_len)).eval()
+    text, starts = tokens(42), torch.rand(42, 2) < 0.1
+    wanted = read(lm, text, starts)[0]
+    stepper = Stepper(lm, 2)
+    steps = [stepper.step(token, start) for token, start in zip(text, starts, strict=True)]
+    torch.testing.assert_close(torch.stack(steps), wanted, rtol=0, atol=1e-10)
+
+
+def test_a_rules_own_state_is_cleared_where_a_document_starts():
+    class Sums(MemoryRule):
+        n_slots = 0
+
+        def update(self, past, x, context):
+            window = self.push(past, x, context)
+            total = window.state.get("sum", x.new_zeros(1, *x.shape[1:]))
+            return LayerMemory(window.mem, window.slots, state={"sum": total + 1}), None
+
+    stack = MemoryLM(config_of(model=Sums)).transformer
+    memory = None
+    for starts in (None, documents(7, 2, (3, 0)), None, documents(7, 2, (0, 1))):
+        memory = stack(torch.randn(7, 2, 12), memory, doc_starts=starts)[1]
+    assert memory.layers[1].state["sum"][0, :, 0].tolist() == [3, 1]
 
 
 def frozen(name, **default):

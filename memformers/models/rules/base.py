@@ -45,7 +45,7 @@ class UpdateContext:
     """``[S, B, D]``: the layer's inputs without token shift, of which queries are made."""
     n_valid: Tensor | None
     """int64 ``[B]``: how many of the newest positions, the segment's included, belong to the document that
-    runs at its end; None for all."""
+    runs at its end, exact up to what the memory covers, then a lower bound; None for all."""
 
 
 class Window(NamedTuple):
@@ -54,13 +54,15 @@ class Window(NamedTuple):
     mem: Tensor
     """``[M, B, D]``: the newest positions."""
     slots: Tensor
-    """``[C, B, D]``: the slots so far, zeros before the first position has left ``mem`` and in streams whose
-    document has no slots yet; ``[0, B, D]`` as long as none has left."""
+    """``[C, B, D]``: the slots so far, zeros where nothing was written, which queries see too, and in streams
+    whose document has no slots yet; ``[0, B, D]`` until the first position leaves ``mem``."""
     evicted: Tensor
     """``[n, B, D]``: the positions that leave ``mem``, oldest first, zeros where they belong to an earlier
     document."""
     belongs: Tensor
     """Boolean ``[n, B]``: which of them belong to the current document."""
+    state: dict[str, Tensor]
+    """The rule's own ``[·, B, …]``, zeros in streams in which a document starts within the segment."""
 
 
 class Candidates(NamedTuple):
@@ -104,8 +106,8 @@ class MemoryRule(nn.Module):
       options of the command, settings of arms, and ``self.settings``.
     - ``n_slots``, if C is always the same number and not the setting ``c_mem_len``; or ``sizes(config)``, the
       [`MemorySizes`][memformers.MemorySizes] of each layer.
-    - ``append_only = True``, if slots, once written, stay as they are and in order: generation then keeps
-      their keys.
+    - ``append_only = True``, if slots, once written, stay as they are and in order, one for each
+      ``slot_positions`` of ``sizes`` that leave: generation then keeps their keys.
     - ``layer`` or ``stack``, the classes of its layers or of the whole network, if they read in another way.
 
     Args:
@@ -207,7 +209,8 @@ class MemoryRule(nn.Module):
         return past
 
     def push(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> Window:
-        """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them.
+        """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them, and
+        the rule's own state.
         Nothing of an earlier document is left in slots and evicted positions."""
         # The oldest positions leave, as many as there are too many.
         n_past = past.mem_len + len(x)
@@ -226,7 +229,14 @@ class MemoryRule(nn.Module):
             slots = torch.cat((x.new_zeros(n_missing, *x.shape[1:]), slots))
             if n_valid is not None:
                 slots = slots.where((n_valid > n_past)[:, None], 0.0)
-        return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs)
+        state = dict(past.state)
+        if n_valid is not None:
+            is_new = n_valid < len(
+                x
+            )  # [B]; where a document starts with the segment, nothing is left already
+            for name, tensor in state.items():
+                state[name] = tensor.masked_fill(is_new.view(1, -1, *[1] * (tensor.dim() - 2)), 0)
+        return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs, state)
 
     def candidates(
         self, past: LayerMemory, x: Tensor, context: UpdateContext, expiry_rate: int | None = None
