@@ -16,9 +16,10 @@ from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device
 from memformers.common.text import UserError, counted
-from memformers.data import TEST, VALIDATION
-from memformers.data.dataset import Split
+from memformers.data import TEST, TRAIN, VALIDATION
+from memformers.data.dataset import Split, TokenDataset
 from memformers.data.sources import CorpusSpec
+from memformers.data.streams import Tokens
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
@@ -87,13 +88,16 @@ class Evaluate(ModelCommand, MovedText):
     a gradient step on it. The model itself stays as it is."""
     learning: LearnConfig = field(default_factory=LearnConfig)
     """How it learns with --learn."""
+    learn_text: str = ""
+    """A text that the model was trained on, for --learn-step rms; empty: the training part of the run's
+    text."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and figures of the loss by position and, with --learn, over
     the text."""
 
     def run(self) -> None:
-        if not self.learn and self.learning != LearnConfig():
-            raise UserError("learn_rate, learn_weights and learn_reset are for --learn; add it.")
+        if not self.learn and (self.learning != LearnConfig() or self.learn_text):
+            raise UserError("the options that begin with --learn- are for --learn; add it.")
         model, tokenizer = self.load()
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
@@ -110,9 +114,7 @@ class Evaluate(ModelCommand, MovedText):
         if self.text and any(self.moved.values()):
             raise UserError("--text names another text than the run's; leave out --data and the like.")
         if self.text:
-            name = tokenizer.name if tokenizer.name in OWN else "bpe"
-            how = self.document_separator, self.text_field, name
-            corpus = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
+            corpus = self.read_text(self.text, tokenizer)
         elif self.document_separator or self.text_field != "text":
             raise UserError("text_field and document_separator are for the file of --text; name it, too.")
         elif self.checkpoint and (self.checkpoint / FACTS).is_file():
@@ -129,6 +131,25 @@ class Evaluate(ModelCommand, MovedText):
         split = corpus.splits[name]
         return replace(split, names=split.names or [f"{name}:{n + 1}" for n in range(len(split.documents))])
 
+    def read_text(self, text: str, tokenizer: Tokenizer) -> TokenDataset:
+        name = tokenizer.name if tokenizer.name in OWN else "bpe"
+        spec = CorpusSpec(text, "", "", self.document_separator, self.text_field, name)
+        return dataset_of(spec, tokenizer)
+
+    def read_training(self, tokenizer: Tokenizer) -> Tokens | None:
+        """What ``--learn-step rms`` knows of the training; None if no text of it is named or known."""
+        if self.learning.learn_step != "rms":
+            return None
+        if self.learn_text:
+            corpus = self.read_text(self.learn_text, tokenizer)
+        elif self.checkpoint and (self.checkpoint / FACTS).is_file():
+            corpus = common_corpus(read_runs(self.checkpoint), tokenizer, **self.moved)
+        else:
+            return None
+        # Of a text without splits, all is one.
+        name = TRAIN if TRAIN in corpus.splits else next(iter(corpus.splits))
+        return corpus.splits[name].tokens
+
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
         lengths = tuple(split.documents.tolist())
         learn = self.learning if self.learn else None
@@ -144,10 +165,11 @@ class Evaluate(ModelCommand, MovedText):
         seconds = [time.perf_counter() - start]
         learned = None
         if learn is not None:
+            training = self.read_training(tokenizer)
             start = time.perf_counter()
             with reading_bar("learning", n_predicted, model) as bar:
                 learned = evaluate_learning(
-                    model, split.tokens, streams, learn, documents=lengths,
+                    model, split.tokens, streams, learn, documents=lengths, training=training,
                     progress=lambda x: bar.update(len(x)),
                 )  # fmt: skip
             seconds.append(time.perf_counter() - start)

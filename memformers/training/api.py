@@ -211,6 +211,7 @@ def evaluate(
     *,
     streams: Count | None = None,
     learn: LearnConfig | None = None,
+    learn_text: str = "",
 ) -> dict[str, float]:
     """Measure how well a model predicts a text, from start to end, with the memory carried along.
 
@@ -224,6 +225,8 @@ def evaluate(
         learn: How a second evaluation learns: it takes a gradient step on each segment once it has predicted
             it (dynamic evaluation; Krause et al. 2019, arXiv 1904.08378), from all streams together, so that
             their number changes the result. The model has its weights back afterwards. None for no learning.
+        learn_text: A part of the text that the model was trained on, which ``LearnConfig(learn_step="rms")``
+            needs.
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;
@@ -262,6 +265,7 @@ def evaluate(
     text_units = units(tokenizer, tokens, documents, counts)
     numbers = summary(measured, tokenizer, text_units)
     if learn is not None:
-        learning = evaluate_learning(model, tokens, streams, learn, documents=documents)
+        training = tokenizer.ids(learn_text) if learn_text else None
+        learning = evaluate_learning(model, tokens, streams, learn, documents=documents, training=training)
         numbers |= learning_columns(measured, learning, tokenizer, text_units)
     return numbers

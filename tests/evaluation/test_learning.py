@@ -115,6 +115,56 @@ def test_the_model_is_as_before(error):
     assert all(weight.grad is None and weight.requires_grad for weight in lm.parameters())
 
 
+def rms_by_hand(lm, text):
+    """The root mean square of each gradient, over segments of ``text [n]`` in one stream."""
+    lm.eval()
+    memory, squares, n = None, {name: 0.0 for name, _ in lm.named_parameters()}, 0
+    for x, y in zip(text[:-1].split(S), text[1:].split(S), strict=True):
+        logits, memory, _ = lm(x[:, None], memory)
+        lm.zero_grad()
+        F.cross_entropy(logits[:, 0], y).backward()
+        n += 1
+        for name, weight in lm.named_parameters():
+            squares[name] += 0.0 if weight.grad is None else weight.grad**2
+    return {name: torch.as_tensor(square / n).sqrt() for name, square in squares.items()}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_step_of_rms_is_that_of_a_plain_loop(decay):
+    """g / (RMS + ε), ε the mean RMS, and the decay λ RMS / mean RMS, at most 1, to the trained weights."""
+    lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (60,))
+    training = torch.randint(0, 11, (90,))
+    learn = LearnConfig(learn_step="rms", learn_rate=0.01, learn_decay=decay)
+    got, evaluation = losses_in_order(lm, text, learn=learn, training=training)
+
+    learner = copy.deepcopy(lm)
+    rms = rms_by_hand(learner, training)
+    mean = torch.cat([x.flatten() for x in rms.values()]).mean()
+    memory, wanted = None, []
+    for x, y in zip(text[:-1].split(S), text[1:].split(S), strict=True):
+        logits, memory, _ = learner(x[:, None], memory)
+        scored = F.cross_entropy(logits[:, 0], y, reduction="none")
+        wanted += scored.tolist()
+        learner.zero_grad()
+        scored.mean().backward()
+        with torch.no_grad():
+            for (name, weight), trained in zip(learner.named_parameters(), lm.parameters(), strict=True):
+                back = (decay * rms[name] / mean).clamp(max=1.0) * (trained - weight)
+                weight += back - 0.01 * weight.grad / (rms[name] + mean)
+    assert got.tolist() == pytest.approx(wanted, abs=1e-10)
+    assert abs(evaluation.loss - evaluate(lm, text, 1).loss) > 1e-3
+
+
+def test_rms_leaves_the_model_as_it_was_and_needs_a_training_text():
+    lm, text = small_lm("compressive"), torch.randint(0, 11, (60,))
+    before = weights_of(lm)
+    learn = LearnConfig(learn_step="rms")
+    losses_in_order(lm, text, 2, learn=learn, training=text)
+    assert changed(lm, before) == set()
+    with pytest.raises(ValueError, match="learn_step=rms needs a part of the training text"):
+        evaluate_learning(lm, text, 1, learn)
+
+
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 @pytest.mark.parametrize("weights", ["all", "feed-forward", "norms"])
 def test_only_the_chosen_weights_move(model, weights):
@@ -177,7 +227,7 @@ def test_a_rate_of_zero_is_the_static_evaluation(model, streams, documents):
 def test_divergence_is_an_error_that_leaves_the_model_as_it_was():
     lm = small_lm("transformer-xl")
     before = weights_of(lm)
-    with pytest.raises(ValueError, match=r"the loss is (nan|inf) while learning; use a learn_rate"):
+    with pytest.raises(ValueError, match=r"the loss is (nan|inf) while learning; use a lower learn_rate"):
         evaluate_learning(lm, torch.randint(0, 11, (200,)), 1, LearnConfig(learn_rate=1e200))
     assert changed(lm, before) == set()
 
@@ -233,7 +283,7 @@ def test_the_command_shows_both_side_by_side(book, tmp_path, capsys):
     assert heads.index("learning") == loss.rindex(f"{numbers['learning_loss_nats']:.4f}")
     assert f"loss            {numbers['loss_nats']:.4f}" in loss
     assert f"learning saves  {numbers['learning_saves_nats']:.4f} ±" in saves
-    assert numbers["learn"] == {"learn_rate": 0.03, "learn_weights": "all", "learn_reset": False}
+    assert numbers["learn"]["learn_weights"] == "all"
     assert len(numbers["loss_over_text"]) == numbers["tokens"] // BLOCK
     assert (tmp_path / "out" / FIGURE_OF_LEARNING).read_bytes().startswith(b"\x89PNG")
 
@@ -244,6 +294,13 @@ def test_the_command_shows_each_document_twice(tmp_path):
     evaluated("--text", tmp_path, "--learn", "--out", tmp_path / "out")
     for row in json.loads((tmp_path / "out" / NUMBERS).read_text())["documents"]:
         assert row["learning_loss"] < row["loss"]
+
+
+def test_the_command_takes_a_training_text_for_rms(book, tmp_path, capsys):
+    evaluated("--text", book, "--learn", "--learn-step", "rms", "--learn-text", book)
+    assert "learning saves" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="name one with learn_text"):
+        evaluated("--text", book, "--learn", "--learn-step", "rms")
 
 
 def test_options_of_learning_need_it(book):
