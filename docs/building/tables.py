@@ -340,15 +340,17 @@ def memory_ideas() -> str:
 
 
 def memory_costs() -> str:
-    """Each memory's name, how it is named, and what it costs."""
+    """Each memory's name, how it is named, what it costs, and where it was measured."""
     body = []
     for memory in ALL_MEMORIES:
         model = Markup(f"`{memory.model}`")
         n_keys = formula(memory.keys)
         n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
-        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes])
+        results = Markup(f"[measured](results/{memory.results}.md)") if memory.results else "untested"
+        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes, results])
     option = Markup("`--model`")
-    head = ["memory", option, "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+    costs = ["keys per layer", "bytes per stream"]
+    head = ["memory", option, "source", "what each layer remembers", *costs, "results"]
     return table(head, body)
 
 

@@ -8,8 +8,7 @@ By head, with E features a position, for the positions t of a document in order 
     A = (1 − sigmoid(g)) ⊙ A_dot + sigmoid(g) ⊙ S_t q_t        g: a learned scalar
 
 A_dot is attention over the newest M positions and the segment; q, k and v are its projections, q and k of
-length 1. α_t = exp(−exp(a) · softplus(w_α z_t + b)) and β_t = sigmoid(w_β z_t) are learned. The paper's short
-convolutions and output gate are left out. A memory holds S before the newest M; these and the segment are
+length 1. α_t = exp(−exp(a) · softplus(w_α z_t + b)) and β_t = sigmoid(w_β z_t) are learned. A memory holds S before the newest M; these and the segment are
 written where they are read, so the loss reaches α and β through M + S positions. They are written all at
 once: from γ_t = α_1 ⋯ α_t and u_t = β_t (v_t − α_t S_{t−1} k_t) follow
 
@@ -41,7 +40,7 @@ class GatedDeltaLayer(MemoryLayer):
         self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
     ) -> Tensor:
         """A of ``x [S, B, D]``, projected, where ``past`` has S as slots ``[E, B, D]`` if there is one, which
-        queries whose ``key_start [B, S]`` is 0 see. No ``mask`` is used but the causal one."""
+        queries whose ``key_start [B, S]`` is 0 see."""
         past = LayerMemory.nothing(x) if past is None else past
         attention = self.self_attn
         z = self.attention_input(torch.cat((past.mem, x)))  # [T, B, D], T = M + S
@@ -107,7 +106,7 @@ class GatedDelta(MemoryRule):
         E = D // config.n_heads
         sizes = []
         for M in config.per_layer("mem_len"):
-            T = M + S  # are read; S are remembered
+            T = M + S  # are read, S remembered
             operations = (3 * T * T + 4 * S * T + 3 * S * S + 2 * E * (T + 3 * S) + 4 * S * D) * D // S
             sizes.append(MemorySizes(M, E, n_keys=M, extra_operations=operations))
         return sizes
@@ -116,7 +115,7 @@ class GatedDelta(MemoryRule):
         window = self.push(past, x, context)
         slots = window.slots
         if len(window.evicted):
-            inputs = (context.layer, window.evicted, window.belongs, slots)
+            inputs = context.layer, window.evicted, window.belongs, slots
             S = context.layer.compute(GatedDeltaLayer.state_after, *inputs)
             slots = rearrange(S, "b h e f -> e b (h f)").to(x.dtype)
         return LayerMemory(window.mem, slots), None

@@ -10,8 +10,8 @@ By head, with E features a position and σ = ELU + 1 (section 2 of the paper):
     z ← z + Σ σ(K)                                        the sum for normalization
     A = sigmoid(β) ⊙ A_mem + (1 − sigmoid(β)) ⊙ A_dot     β: a learned scalar
 
-A_dot, attention over the segment, has relative positions as in all models of this package; Q and K of the
-matrix have none. An empty memory gives A_mem = 0.
+A_dot, attention over the segment, has relative positions; Q and K of the matrix have none. An empty memory
+gives A_mem = 0.
 """
 
 from typing import Any
@@ -32,8 +32,7 @@ class InfiniLayer(MemoryLayer):
     def attend(
         self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
     ) -> Tensor:
-        """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
-        query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
+        """A of ``x [S, B, D]``, projected; a query whose ``key_start [B, S]`` is not 0 sees no slots."""
         # Queries, keys and values of the segment, [B, H, S, E] each.
         attention = self.self_attn
         z = self.attention_input(x)
@@ -41,7 +40,7 @@ class InfiniLayer(MemoryLayer):
         K = attention.by_head(attention.key(z))
         V = attention.by_head(attention.value(z))
         # Attention over the segment alone, whose first key comes after the slots.
-        n_slots = 0 if past is None else past.n_slots
+        n_slots = past.n_slots if past else 0
         first = None if key_start is None else (key_start - n_slots).clamp(min=0)
         share = self.beta.sigmoid()[:, None, None]
         A = (1 - share) * attention.attend_by_head(Q, K, V, key_start=first)  # [B, H, S, E]

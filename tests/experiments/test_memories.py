@@ -149,18 +149,18 @@ def test_keydiff_keeps_the_positions_whose_keys_have_the_smallest_cosine_with_th
     after, _ = rule.update(LayerMemory(older[C:], older[:C]), x, UpdateContext(layer, x, lengths))
 
     every = torch.cat((older, x))[:, 0]
-    own = [*range(len(every))] if n_valid is None else [*range(len(every) - n_valid, len(every))]
-    own = [i for i in own if i < len(every) - M]  # the newest M stay anyway
-    total = dict.fromkeys(own, 0.0)
+    in_document = [*range(len(every))] if n_valid is None else [*range(len(every) - n_valid, len(every))]
+    in_document = [i for i in in_document if i < len(every) - M]  # the newest M stay anyway
+    total = dict.fromkeys(in_document, 0.0)
     for head in range(2):
         keys = {}
-        for i in own:
+        for i in in_document:
             keys[i] = layer.self_attn.key(layer.norm_self_attn(every[i])).view(2, 4)[head]
         anchor = sum(key / key.norm() for key in keys.values()) / len(keys)
         for i, key in keys.items():
             total[i] += (anchor @ key / (anchor.norm() * key.norm())).item()
-    kept = sorted(sorted(own, key=lambda i: total[i])[:C])
-    assert len(kept) == min(C, len(own))
+    kept = sorted(sorted(in_document, key=lambda i: total[i])[:C])
+    assert len(kept) == min(C, len(in_document))
     assert torch.equal(after.slots[C - len(kept) :, 0], every[kept])
     assert torch.equal(after.mem[:, 0], every[-M:])
 
