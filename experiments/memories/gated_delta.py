@@ -2,16 +2,15 @@
 
     memformers train --model experiments/memories/gated_delta.py:GatedDelta
 
-By head, with E features a position, for the positions t of a document in order of time (section 3.1):
+By head, for the positions t of a document in order of time (section 3.1), with E features each:
 
     S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ        decay, erase, write
     A = (1 − sigmoid(g)) ⊙ A_dot + sigmoid(g) ⊙ S_t q_t        g: a learned scalar
 
 A_dot is attention over the newest M positions and the segment; q, k and v are its projections, q and k of
-length 1. α_t = exp(−exp(a) · softplus(w_α z_t + b)) and β_t = sigmoid(w_β z_t) are learned. A memory holds S
-before the newest M; these and the segment are written where they are read, so the loss reaches α and β
-through M + S positions. They are written all at once: from γ_t = α_1 ⋯ α_t and u_t = β_t (v_t − α_t S_{t−1}
-k_t) follow
+length 1; α_t = exp(−exp(a) · softplus(w_α z_t + b)) and β_t = sigmoid(w_β z_t). A memory holds S before the
+newest M; these and the segment are written where they are read, so the loss reaches α and β, all at once:
+with γ_t = α_1 ⋯ α_t and u_t = β_t (v_t − α_t S_{t−1} k_t),
 
     S_t = γ_t S_0 + Σ_{i≤t} (γ_t / γ_i) u_i k_iᵀ
     u_t = β_t (v_t − γ_t S_0 k_t − Σ_{i<t} (γ_t / γ_i) (k_i·k_t) u_i)        a triangular system

@@ -79,8 +79,7 @@ class InfiniAttention(MemoryRule):
             :, None, :, None
         ]  # [B, H, S, E]
         M = M + K.mT @ (attention.by_head(attention.value(z)) - retrieve(K, M, norm))
-        norm = norm + K.sum(2)
-        slots = rearrange(torch.cat([M, norm[:, :, None]], 2), "b h e f -> e b (h f)")
+        slots = rearrange(torch.cat([M, (norm + K.sum(2))[:, :, None]], 2), "b h e f -> e b (h f)")
         return LayerMemory(window.mem, slots), None
 
 
