@@ -159,7 +159,7 @@ def step_of(trained: Trained, learn: LearnConfig, rms: Sequence[Tensor] | None) 
     if rms is None:
         return sgd
 
-    # What steers the text more in training may move more, and is pulled back more.
+    # Numbers with large gradients in training take smaller steps, and are pulled back more.
     mean = torch.cat([of_weight.flatten() for of_weight in rms]).mean()
     divisors = [of_weight + mean for of_weight in rms]  # ε is the mean: no number is divided by nearly 0
     decays = [(of_weight * (learn.learn_decay / mean)).clamp(max=1.0) for of_weight in rms]
