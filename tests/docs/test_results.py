@@ -113,18 +113,18 @@ def test_the_guide_to_evaluation_says_what_learning_saved_and_took(step):
     def of(model, measure):
         return seeds("learning", f"{model}-shakespeare", measure)[0]
 
-    said = []
+    sentences = []
     for model in MODELS:
         saved, half_width = of(model, f"{step}: saved (nats)"), of(model, f"{step}: saved, half width (nats)")
         assert saved > half_width
         losses = of(model, "loss (nats)"), of(model, f"{step}: loss (nats)")
-        said.append(f"`{model}-shakespeare` from {losses[0]:.4f} to {losses[1]:.4f}")
-        said.append(f"(−{saved:.3f} ± {half_width:.3f})")
+        sentences.append(f"`{model}-shakespeare` from {losses[0]:.4f} to {losses[1]:.4f}")
+        sentences.append(f"(−{saved:.3f} ± {half_width:.3f})")
     measures = {".1f": "CPU time, ratio", ".3f": "saved in the second half (nats)"}
     for form, measure in measures.items():
-        said.append(" and ".join(f"{of(model, f'{step}: {measure}'):{form}}" for model in MODELS))
+        sentences.append(" and ".join(f"{of(model, f'{step}: {measure}'):{form}}" for model in MODELS))
     guide = " ".join((ROOT / "docs/how-to/evaluate.md").read_text(encoding="utf-8").split())
-    assert [text for text in said if text not in guide] == []
+    assert [text for text in sentences if text not in guide] == []
     settings = about("learning")["learn"][step]
     assert settings == json.loads(json.dumps(asdict(LearnConfig(learn_step=step))))
 
