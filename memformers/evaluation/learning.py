@@ -231,7 +231,7 @@ def restore(trained: Trained) -> None:
 def learning_columns(
     static: Evaluation, learning: Evaluation, tokenizer: Tokenizer, of: Units
 ) -> dict[str, float]:
-    """The [`summary`][] of the ``learning`` evaluation under names of its own, and what it saves against the
+    """The summary of the ``learning`` evaluation under names of its own, and what it saves against the
     ``static`` one of the same text, with half of a 95 % interval of this paired difference."""
     numbers = summary(learning, tokenizer, of)
     columns = {f"learning_{name}": number for name, number in numbers.items() if name != "tokens"}
