@@ -230,6 +230,11 @@ class MemoryStack(nn.Module):
     ) -> list[Tensor | None]:
         """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None
         where every query sees all keys up to its own, which without ``windows`` only documents prevent."""
+        # Without documents and windows, no length is looked at, on which a compiled graph would depend.
+        has_windows = windows and any(layer.window is not None for layer in self.memory_layers)
+        if memory.n_valid is None and doc_starts is None and not has_windows:
+            return [None] * len(self.layers)
+
         # Layers that remember as much see as much, which is all of them in most models.
         key_starts: list[Tensor | None] = []
         known: dict[Any, Tensor | None] = {}
