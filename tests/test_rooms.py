@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "cli": {"commands", "common"},
     "__main__": {"cli"},
 }
-"""Which rooms each room may import: folders, or files with a line of their own."""
+"""Which rooms each room may import: folders, or files with a separate line."""
 
 
 def imports(path):

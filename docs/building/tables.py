@@ -334,9 +334,24 @@ def commands() -> str:
 
 
 def memory_ideas() -> str:
-    """Each memory's name, source and idea."""
-    body = [[memory.name, source_of(memory), memory.idea] for memory in ALL_MEMORIES]
-    return table(["memory", "source", "what each layer remembers"], body)
+    """What each built-in memory keeps, and the names of the others."""
+    body = []
+    in_files = []
+    for memory in ALL_MEMORIES:
+        if ":" in memory.model:
+            in_files.append(memory.name)
+        else:
+            body.append([linked_name(memory), memory.idea])
+    ideas = table(["memory", "what each layer remembers"], body)
+    *names, last = in_files
+    return f"{ideas}\n\nOthers, [one file each](experiments/memories): {', '.join(names)} and {last}."
+
+
+def linked_name(memory: ListedMemory) -> Markup | str:
+    """The name of a memory, with a link to its paper, if it has one."""
+    if not memory.arxiv:
+        return memory.name
+    return Markup(f"[{memory.name}](https://arxiv.org/abs/{memory.arxiv})")
 
 
 def memory_costs() -> str:

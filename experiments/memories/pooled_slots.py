@@ -78,7 +78,7 @@ class PooledSlots(CompressiveRule):
 
     @classmethod
     def build(cls, config: NetworkConfig) -> Sequence[MemoryRule]:
-        """The rule of each layer, with a pooling of its own."""
+        """The rule of each layer, with its pooling."""
         learned = config.memory_config.learned_segments
         rules = []
         for size in config.memory_sizes:

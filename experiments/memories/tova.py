@@ -23,7 +23,7 @@ class TOVA(MemoryRule):
     @classmethod
     def sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """A kept position stands for itself alone. After each segment, the keys of C + M + S positions are
-        projected once more, 2·D² operations each, and compared with a query of its own, 4·D each."""
+        projected once more, 2·D² operations each, and compared with its query, 4·D each."""
         D = config.d_model
         S = config.segment_len
         sizes = []

@@ -185,7 +185,8 @@ class Evaluate(ModelCommand, MovedText):
         for line in shown_numbers(columns, seconds, tokenizer, len(lengths)):
             print(line)
         if learned is not None:
-            saved, width = numbers["learning_saves_nats"], numbers["learning_saves_uncertainty_nats"]
+            saved = numbers["learning_saves_nats"]
+            width = numbers["learning_saves_uncertainty_nats"]
             print(f"{'learning saves':<15} {with_width(saved, width)} nats per token")
         if self.out:
             self.write(self.out, numbers, evaluation, learned, split)

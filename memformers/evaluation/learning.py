@@ -179,8 +179,8 @@ def step_of(trained: Trained, learn: LearnConfig, rms: Sequence[Tensor] | None) 
 def gradient_rms(
     model: MemoryLM, weights: Sequence[nn.Parameter], training: Tokens, streams: int
 ) -> list[Tensor]:
-    """The root mean square of each number of the gradients of the ``weights``, over segments of as many
-    streams as those that are learned."""
+    """The root mean square of each number of the gradients of the ``weights``, over segments of the
+    same number of streams as those that are learned."""
     squares = [torch.zeros_like(weight) for weight in weights]
     reading = reading_of(len(training), streams, model.config.segment_len)
     memory = None
@@ -231,7 +231,7 @@ def restore(trained: Trained) -> None:
 def learning_columns(
     static: Evaluation, learning: Evaluation, tokenizer: Tokenizer, of: Units
 ) -> dict[str, float]:
-    """The summary of the ``learning`` evaluation under names of its own, and what it saves against the
+    """The summary of the ``learning`` evaluation under separate names, and what it saves against the
     ``static`` one of the same text, with half of a 95 % interval of this paired difference."""
     numbers = summary(learning, tokenizer, of)
     columns = {f"learning_{name}": number for name, number in numbers.items() if name != "tokens"}

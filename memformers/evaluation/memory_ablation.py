@@ -220,11 +220,12 @@ def recall_by_distance(
         for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
             if segment.end <= warm_up:
                 continue
-            held, reach = memory.mem_len, memory.n_positions(model.config.memory_sizes)
+            n_exact = memory.mem_len
+            reach = memory.n_positions(model.config.memory_sizes)
             asked = distances != NO_QUESTION
             before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
             bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
-            places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
+            places.append(torch.bucketize(before[asked], torch.tensor([0, n_exact, reach])))
             for name, (losses, correct) in scores.items():
                 by_control.setdefault(name, []).append((correct[asked], losses[asked]))
     bin_of, place_of = torch.cat(bins), torch.cat(places)

@@ -187,7 +187,7 @@ def attends_to_keys(transformer: MemoryStack) -> bool:
     if type(transformer).forward is not MemoryStack.forward:
         return False
     for layer in transformer.memory_layers:
-        # A user's layer may have a forward of its own, if it passes the cache on.
+        # A user's layer may override forward, if it passes the cache on.
         takes_cache = "cache" in inspect.signature(type(layer).forward).parameters
         attends_as_usual = takes_cache and type(layer).attend is MemoryLayer.attend
         if not attends_as_usual or not is_unmodified(layer.self_attn, RelativeMultiHeadAttention):

@@ -235,7 +235,7 @@ class TextStream:
         decode = self.tokenizer.decoder()
         for last in self.last:
             decode(last)
-        written = ""  # the newest characters, as many as stop has
+        written = ""  # the newest characters, at most len(stop)
         for token in sample(self.reader, max_new_tokens, sampling, generator):
             self.last = [int(token)]
             for character in decode(*self.last):

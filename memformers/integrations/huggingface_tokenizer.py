@@ -38,7 +38,7 @@ class MemformerTokenizer(transformers.PreTrainedTokenizerFast):
         if split_special_tokens is None:
             split_special_tokens = self.split_special_tokens
         reader = self
-        # tokenizers reads special tokens all or not at all, so the one for padding needs a reader of its own.
+        # tokenizers reads special tokens all or not at all, so the one for padding needs a separate reader.
         if not split_special_tokens and self._is_for_padding() and contains((text, text_pair), self.outside):
             reader = self._with_one_special_token(self.outside)
             split_special_tokens = True
@@ -123,7 +123,7 @@ def inner_of_characters(tokenizer: CharacterTokenizer) -> Inner:
 
 def inner_of_words(tokenizer: WordTokenizer) -> Inner:
     inner = Inner(word_level(tokenizer))
-    # Each line ends with a token of its own.
+    # Each line ends with its token.
     inner.normalizer = normalizers.Replace(Regex("\r\n|\r|\n"), f" {EOS} ")
     # Python's str.split also cuts at four control characters that Unicode doesn't call white space.
     separators = pre_tokenizers.Split(Regex("[\x1c-\x1f]+"), "removed")

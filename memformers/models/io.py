@@ -111,7 +111,7 @@ class Pretrained(nn.Module):
         path = folder / WEIGHTS
         data = read_json(folder / CONFIG)
         is_transformers = data.get("model_type") == "memformers"
-        if is_transformers:  # which has settings of its own beside ours
+        if is_transformers:  # which writes other settings beside ours
             data = {f.name: data[f.name] for f in fields(cls.config_class) if f.name in data}
         loaded = cls(config_from_dict(cls.config_class, data, str(folder / CONFIG)))
         if not path.is_file():

@@ -54,7 +54,7 @@ class MemorySizes:
     def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
         with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a whole slot."""
-        # Whole groups leave, as many as it takes until at most M positions stay.
+        # Whole groups leave, until at most M positions stay.
         overflow = max(length - self.mem_len, 0)
         n_groups = min(-(-overflow // self.group), length // self.group)  # ⌈⌉ of integers
         return n_groups * self.group

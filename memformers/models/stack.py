@@ -253,7 +253,7 @@ class MemoryStack(nn.Module):
         return key_starts
 
     def resize(self, config: NetworkConfig) -> None:
-        """Let each layer remember as much, and see as many keys, as ``config`` says."""
+        """Set how much each layer remembers, and how many keys it sees, from ``config``."""
         for layer, rule, size, window in zip(
             self.memory_layers, self.memory_rules, config.memory_sizes, config.windows, strict=True
         ):

@@ -97,8 +97,12 @@ def test_the_readme_is_short_and_has_the_words_that_people_search_for():
     searched = ["recurrence over segments", "memory carried across batches", "truncated backpropagation"]
     searched += ["reset per row", "KV cache", "long context", "drop-in for `nn.GRU` and `nn.LSTM`"]
     assert [words for words in searched if words not in README] == []
-    prose = BLOCK.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(prose.split()) <= 750
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 750
+
+
+def test_the_readme_has_both_commands_on_its_first_screen():
+    first_screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
+    assert {"make compare", "make test"} <= {line.partition(" #")[0].strip() for line in first_screen}
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.keys() - {"commands", "index", "speed"}))

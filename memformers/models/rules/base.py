@@ -212,7 +212,7 @@ class MemoryRule(nn.Module):
         """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them, and
         the rule's own state.
         Nothing of an earlier document is left in slots and evicted positions."""
-        # The oldest positions leave, as many as there are too many.
+        # The oldest positions leave, until M stay.
         n_past = past.mem_len + len(x)
         n_evicted = max(n_past - self.mem_len, 0)
         age = torch.arange(n_past, n_past - n_evicted, -1, device=x.device)[:, None]  # [n, 1], 1: the newest
@@ -231,9 +231,8 @@ class MemoryRule(nn.Module):
                 slots = slots.where((n_valid > n_past)[:, None], 0.0)
         state = dict(past.state)
         if n_valid is not None:
-            is_new = n_valid < len(
-                x
-            )  # [B]; where a document starts with the segment, nothing is left already
+            # Where a document starts with the segment, the memory was reset before.
+            is_new = n_valid < len(x)  # [B]
             for name, tensor in state.items():
                 state[name] = tensor.masked_fill(is_new.view(1, -1, *[1] * (tensor.dim() - 2)), 0)
         return Window(cut((past.mem, x), n_evicted), slots, evicted, belongs, state)
@@ -243,8 +242,9 @@ class MemoryRule(nn.Module):
     ) -> Candidates:
         """Append ``x [S, B, D]`` to the newest M positions of ``past``, for a rule that keeps C older ones
         unchanged, in place of slots: what stays, and which older ones there are to choose among. With an
-        ``expiry_rate``, the oldest kept one expires for as many positions that leave, unless there is a free
-        place. Such a rule's [`MemorySizes`][memformers.MemorySizes] have ``slot_positions=1``."""
+        ``expiry_rate``, the oldest kept one expires each time that this number of positions leaves, unless
+        there is a free place. Such a rule's [`MemorySizes`][memformers.MemorySizes] have
+        ``slot_positions=1``."""
         recent = (past.mem, x)
         n_recent = past.mem_len + len(x)
         n_evicted = max(n_recent - self.mem_len, 0)
@@ -254,7 +254,7 @@ class MemoryRule(nn.Module):
             n_free = self.c_mem_len - past.n_slots
             n_expired = max(-(-n_evicted // expiry_rate) - n_free, 0)
         older = torch.cat((past.slots[n_expired:], cut(recent, 0, n_evicted)))  # [n, B, D]
-        # A document keeps all positions as long as there is a place, so its length tells which are its own.
+        # A document keeps all positions as long as there is a place, so its length tells which belong to it.
         age = torch.arange(len(older), 0, -1, device=x.device)[:, None] + n_recent - n_evicted
         n_valid = context.n_valid
         belongs = age > 0 if n_valid is None else age <= n_valid

@@ -25,7 +25,7 @@ class CompressiveRule(MemoryRule):
         mem_len: M, in positions.
         c_mem_len: C, in slots.
         f_c: The compression function, from ``[n·c, B, D]`` to ``[n, B, D]``, with its ``compression_rate``.
-        loss: What f_c learns from: attention reconstruction, or nothing of its own ("none").
+        loss: What f_c learns from: attention reconstruction, or nothing ("none").
         bptt: How many compressions back f_c learns from the language model's loss.
         segment_len: S, how many positions a compression comes after; needed with ``bptt``.
 
@@ -75,7 +75,7 @@ class CompressiveRule(MemoryRule):
 
     @classmethod
     def build(cls, config: NetworkConfig) -> Sequence[MemoryRule]:
-        """The rule of each layer, with a compression function of its own."""
+        """The rule of each layer, with its compression function."""
         f_c_of_rate = {c: build_compression(config, c) for c in {*config.per_layer("compression_rate")}}
         return [
             cls(
@@ -192,7 +192,7 @@ class CompressiveTransformer(MemoryStack):
 
 
 def sizes_with_slots(mem_len: int, c_mem_len: int, rate: int, bptt: int, segment_len: int) -> MemorySizes:
-    """M positions and C slots of c each, with the inputs of as many slots as ``bptt`` compressions make."""
+    """M positions and C slots of c each, with the inputs of the slots that ``bptt`` compressions make."""
     n_bptt_slots = min(bptt * slots_per_segment(segment_len, rate), c_mem_len)
     return MemorySizes(mem_len, c_mem_len, rate, slot_positions=rate, bptt_len=n_bptt_slots * rate)
 
