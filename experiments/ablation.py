@@ -21,7 +21,9 @@ from memformers.report.document import right_between
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)  # slots are there from the first steps
+TEXT = TrainConfig(
+    model=MEMORIES, max_tokens=500_000, memory_warmup=0.0
+)  # slots are there from the first steps
 RECALL_TOKENS = 1_000_000
 ROWS = {
     "transformer-xl": ("Transformer-XL, equal keys", None),
@@ -82,7 +84,7 @@ class Ablation(ArmsCommand):
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         """On the text, one training run at a time has all threads."""
         few = QUICK_TOKENS if self.quick else None
-        text = replace_nested(TEXT, data=self.data, tokens=self.text_tokens or few or TEXT.tokens)
+        text = replace_nested(TEXT, data=self.data, max_tokens=self.text_tokens or few or TEXT.max_tokens)
         text = replace_nested(text, evaluations=1) if self.quick else text
         tokens = self.recall_tokens or few or RECALL_TOKENS
         near = recall.RecallConfig(quick=self.quick, tokens=tokens).setting

@@ -59,7 +59,7 @@ class FineTuning(Checked):
         usual, begun = TrainConfig(), side == "begun"
         config = replace_nested(
             usual, model=load_initial(MODEL)[0].config, data=str(self.out / "learned.txt"),
-            validation=str(self.out / f"{part}.txt"), tokens=self.tokens, batch_size=16, evaluations=1,
+            validation=str(self.out / f"{part}.txt"), max_tokens=self.tokens, batch_size=16, evaluations=1,
             tokenizer=usual.tokenizer if begun else str(PACKAGED / MODEL / TOKENIZER), evaluation_tokens=0,
             learning_rate=rate * usual.optim.learning_rate, seed=seed,
             muon_learning_rate=rate * usual.optim.muon_peak, memory_warmup=0.0 if begun else None,

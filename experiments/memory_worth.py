@@ -143,7 +143,7 @@ class MemoryWorth(ArmsCommand):
             arms, budgets = arms or ("none", "xl-64", "slots-32-32", "xl-256"), (65_536,)
         chosen = replace(self, arms=arms).chosen(asdict(train))
         return {
-            str(n): Experiment(TextTask(probed=False), replace(train, tokens=n), {}, chosen, *self.how)
+            str(n): Experiment(TextTask(probed=False), replace(train, max_tokens=n), {}, chosen, *self.how)
             for n in budgets
         }
 

@@ -145,7 +145,7 @@ class MQAR(ArmsCommand):
         vocab_size = n_values + KEYS_PER_PAIR * pairs + FILLERS
         evaluations = 1 if self.quick else 8
         train = replace_nested(
-            TRAINING, tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=evaluations,
+            TRAINING, max_tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=evaluations,
             seed=self.seed, vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256,
         )  # fmt: skip
         measured = 1 if self.quick else 8  # episodes of each stream

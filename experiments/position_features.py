@@ -80,12 +80,12 @@ class PositionFeatures(ArmsCommand):
         experiments = {}
         if "characters" in self.tasks:
             short = replace(model, mem_len=SHORT)
-            train = TrainConfig(short, data=self.characters, tokens=tokens, evaluation=evaluation)
+            train = TrainConfig(short, data=self.characters, max_tokens=tokens, evaluation=evaluation)
             experiments["characters"] = self.experiment_of(train, SHORT)
         if "subwords" in self.tasks:
             data = self.subwords or prepared_python_source(folder, 2048)
             long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
-            train = TrainConfig(long, data=data, tokens=tokens, evaluation=evaluation, tokenizer="bpe")
+            train = TrainConfig(long, data=data, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe")
             experiments["subwords"] = self.experiment_of(train, LONG)
         if "recall" in self.tasks:
             setting = RecallConfig(quick=self.quick).setting

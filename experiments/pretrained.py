@@ -52,7 +52,7 @@ class Pretraining:
         if find(CorpusSpec(self.data)).is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         for name, network in MODELS.items():
-            config = TrainConfig(model=network, data=self.data, tokens=self.tokens, memory_warmup=0.0)
+            config = TrainConfig(model=network, data=self.data, max_tokens=self.tokens, memory_warmup=0.0)
             run = train(config, self.runs / name, resume=True, dashboard="off").folder
             recipe = put(run, self.out / name)
             print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {self.out / name}")

@@ -36,7 +36,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "streams-32": ("32 streams", {"batch_size": 32}),
     "slow": ("Muon 0.02, AdamW 2e-3", {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3}),
     "fast": ("Muon 0.06, AdamW 6e-3", {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3}),
-    "warm-up": ("warm-up 10 %", {"optim.warmup": 0.1}),
+    "warm-up": ("warm-up 10 %", {"optim.warmup_fraction": 0.1}),
     "beta2": ("β₂ 0.999", {"optim.beta2": 0.999}),
     "no-decay": ("no weight decay", {"optim.weight_decay": 0.0}),
     "dropout": ("dropout 0.05", {"model.dropout": 0.05}),
@@ -49,7 +49,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
 NO_WORK = {  # what changes what is learned from a step, but not its work
-    "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup", "optim.weight_decay",
+    "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup_fraction",
+    "optim.weight_decay",
     "chunk_len",
 }  # fmt: skip
 TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
@@ -81,7 +82,7 @@ class Recipes(ArmsCommand):
         speeds, arms = measured_speeds(chosen, shared, folder / "speeds" / TEXT.name), list[Arm]()
         for arm in chosen:
             tokens = max(round(speeds[arm.name] * (1.0 if self.quick else self.seconds)), 1)
-            arms.append(replace(arm, settings=arm.settings | {"tokens": tokens}))
+            arms.append(replace(arm, settings=arm.settings | {"max_tokens": tokens}))
         return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, tuple(arms), *self.how)}
 
     def parts(self, tasks: Tasks) -> Parts:
@@ -94,8 +95,8 @@ def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> d
     work = {arm.name: "default" if arm.settings.keys() <= NO_WORK else arm.name for arm in arms}
     of_work, short = {work[arm.name]: arm for arm in reversed(arms)}, list[Arm]()
     for arm in of_work.values():
-        step = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name).tokens_a_step
-        short.append(replace(arm, settings=arm.settings | {"tokens": TIMED_STEPS * step}))
+        step = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name).tokens_per_step
+        short.append(replace(arm, settings=arm.settings | {"max_tokens": TIMED_STEPS * step}))
     how = replace_nested(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
     timed = Experiment(TextTask(probed=False), how, {}, tuple(short), ROUNDS)
     run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())

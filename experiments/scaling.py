@@ -137,9 +137,9 @@ def row_of(name: str) -> list[str]:
         step = step_of(config, ranks)
         seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)
         tokens = ranks * -(-config.batch_size // ranks) * model.segment_len
-        hours = seconds * config.tokens / tokens / 3600
+        hours = seconds * config.max_tokens / tokens / 3600
         costs += [f"{step['bytes'] / 2**30:,.1f}", f"{hours:,.0f}"]
-    sizes = f"{step['parameters'] / 1e6:,.0f}", f"{config.tokens / 1e9:,.1f}"
+    sizes = f"{step['parameters'] / 1e6:,.0f}", f"{config.max_tokens / 1e9:,.1f}"
     return [name, preset["reaches"], *sizes, *costs]
 
 

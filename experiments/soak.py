@@ -119,7 +119,7 @@ def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[i
     command = [
         *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
         "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
-        "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
+        "--parallel", "ddp", "--batch-size", str(BATCH), "--max-tokens", str(tokens), "--evaluations", "4",
         "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", "off",
     ]  # fmt: skip
     # Through a pipe, since a file could not be written when the disk is full.
@@ -266,7 +266,15 @@ def large_text(settings: Soak, folder: Path) -> str:
             least = kill * settings.tokens / 2
             return any("loss.train" in r and r["tokens"] > least for r in read_metrics(folder / name))
 
-        command = "train", "--data", folder / data, "--tokens", str(settings.tokens), "--out", folder / name
+        command = (
+            "train",
+            "--data",
+            folder / data,
+            "--max-tokens",
+            str(settings.tokens),
+            "--out",
+            folder / name,
+        )
         often = "--checkpoint-every", str(settings.tokens // 10)
         return measured(*command, *SMALL, *often, *more, until=begun, kill=kill)
 

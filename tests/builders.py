@@ -25,7 +25,7 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 
 SMALL = ModelConfig(**conformance.SMALL | {"segment_len": 7, "mem_len": 5, "compression_rate": 3})
 SMALL_SIZES = [
-    "--tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--n-heads", "2",
+    "--max-tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--n-heads", "2",
     "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
 ]  # fmt: skip
 SMALL_RUN = ["--data", "builtin", *SMALL_SIZES]
@@ -110,7 +110,7 @@ def small_training(**changes: Any) -> TrainConfig:
     defaults = TrainConfig(
         model=replace(SMALL, vocab_size=None, d_model=16, n_heads=2, segment_len=16, mem_len=16),
         data="builtin",
-        tokens=2_000,
+        max_tokens=2_000,
         batch_size=4,
         memory_warmup=0.0,
         evaluation=EvaluationConfig(evaluations=2, log_every=5),
@@ -130,6 +130,6 @@ def tiny_recall() -> RecallSetup:
         NEAR.train.model, d_model=8, n_heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
     )
     train = replace_nested(
-        NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
+        NEAR.train, model=model, max_tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
     )
     return replace(NEAR, train=train, recall=replace(NEAR.recall, evaluated=32))

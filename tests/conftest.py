@@ -99,7 +99,7 @@ def trained(for_all):
     """A run; to be read only."""
     with FileLock(for_all / "trained.lock"):
         folder = for_all / "trained"
-        return folder if (folder / RESULT).exists() else train_run(small_training(tokens=512), folder)
+        return folder if (folder / RESULT).exists() else train_run(small_training(max_tokens=512), folder)
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def compared(for_all):
         if not (folder / "report.html").exists():
             data = for_all / "play.txt"
             data.write_text(write_play(60_000, 0))
-            training = small_training(model="compressive", tokens=1_024, data=str(data))
+            training = small_training(model="compressive", max_tokens=1_024, data=str(data))
             compare(CompareConfig(train=training), folder)
     return folder
 

@@ -64,7 +64,7 @@ class Agents(ArmsCommand):
     """The weight of the policy's entropy: how much an agent is made to explore."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        train = replace(BASE, tokens=min(self.steps, 100_000) if self.quick else self.steps)
+        train = replace(BASE, max_tokens=min(self.steps, 100_000) if self.quick else self.steps)
         experiments, chosen = {}, replace(self, arms=self.arms or QUICK) if self.quick else self
         for task in self.tasks[:1] if self.quick else self.tasks:
             more = {AgentTask.name: asdict(AgentSettings(task, entropy=self.entropy))}

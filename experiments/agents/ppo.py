@@ -331,8 +331,8 @@ def train_agent(folder: Path) -> None:
     with Tracking(folder, folder.resolve().name, {**settings, **facts}) as track:
         actor, seen = Actor(agent, environments, train.seed), torch.zeros(4)
         try:
-            while state.tokens < train.tokens:
-                left = 1 - state.tokens / train.tokens
+            while state.tokens < train.max_tokens:
+                left = 1 - state.tokens / train.max_tokens
                 optimizer.param_groups[0]["lr"] = train.optim.learning_rate * left
                 begun = time.perf_counter()
                 window = actor.act(S)

@@ -19,7 +19,7 @@ from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
-TEXT = TrainConfig(model=MEMORIES, tokens=800_000, evaluation=EvaluationConfig(evaluations=2))
+TEXT = TrainConfig(model=MEMORIES, max_tokens=800_000, evaluation=EvaluationConfig(evaluations=2))
 FILES = "experiments/memories"
 
 
@@ -57,7 +57,7 @@ class Memories(ArmsCommand):
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         recall = RecallConfig(quick=self.quick).setting
-        text = replace(TEXT, tokens=QUICK_TOKENS) if self.quick else TEXT
+        text = replace(TEXT, max_tokens=QUICK_TOKENS) if self.quick else TEXT
         texts = {SHAKESPEARE: text}
         if not self.quick:
             data = self.data or prepared_python_source(folder, SUBWORDS)

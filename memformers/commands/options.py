@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
-    "data", "tokenizer", "tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",
+    "data", "tokenizer", "max_tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",
     "d_model", "segment_len", "mem_len", "vocab_size",
 )  # fmt: skip
 """The options of a training run that help shows first."""

@@ -35,7 +35,7 @@ class Train(TrackedCommand):
 
     Example: memformers train --resume
 
-    Example: memformers train --resume runs/book --tokens 5000000
+    Example: memformers train --resume runs/book --max-tokens 5000000
     """
 
     first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
@@ -53,7 +53,7 @@ class Train(TrackedCommand):
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
-    With a larger --tokens, it extends a finished run."""
+    With a larger --max-tokens, it extends a finished run."""
 
     def folder(self) -> Path:
         if self.resume is None:

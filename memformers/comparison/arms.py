@@ -19,7 +19,12 @@ from memformers.runs.folder import FIGURES, Arm, flatten
 from memformers.training.config import TrainConfig
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
-OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "step.parallel": "parallel"}
+OF_ALL = {
+    "seed": "seed and seeds",
+    "data": "data",
+    "max_tokens": "max_tokens and scale",
+    "step.parallel": "parallel",
+}
 """Settings that can't differ between arms, and the options that set them for all arms."""
 OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.measured_for")
 """Prefixes of other settings that can't differ between arms."""

@@ -73,7 +73,7 @@ class RecallRun:
     def longest(self) -> Callable[[int], int] | None:
         """The longest distance of a question, by the position at which its segment begins."""
         S, top = self.train.model.segment_len, 2 * self.recall.reach
-        grown = self.recall.growing * self.train.tokens / self.train.batch_size
+        grown = self.recall.growing * self.train.max_tokens / self.train.batch_size
         if not grown:
             return None
         return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
@@ -130,7 +130,7 @@ def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
             right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
             record(state, {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0, **right})
             print(
-                f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
+                f"{name}: {min(state.tokens / run.train.max_tokens, 1):.0%}, {state.seconds:.0f} s, "
                 f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
                 flush=True,
             )
@@ -241,7 +241,7 @@ def network(mem_len: int, c_mem_len: int, compression_rate: int) -> ModelConfig:
 
 
 TRAINING = TrainConfig(
-    tokens=3_000_000,
+    max_tokens=3_000_000,
     batch_size=32,
     chunk_len=0,
     memory_warmup=0.0,  # the distances grow instead
@@ -294,8 +294,8 @@ class RecallConfig:
     @property
     def setting(self) -> RecallSetup:
         base = SETTINGS[self.reach]
-        tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        train, recall = replace_nested(base.train, tokens=tokens, device=self.device), base.recall
+        tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.max_tokens)
+        train, recall = replace_nested(base.train, max_tokens=tokens, device=self.device), base.recall
         if self.quick:
             train = replace_nested(train, evaluations=1, log_every=5)
             recall = replace(recall, evaluated=QUICK_EVALUATED)
@@ -307,7 +307,7 @@ class RecallConfig:
         arms = [setting.arm(name) for name in self.arms if name not in described]
         arms += read_arms(described, {**asdict(setting.train), **setting.more})
         chosen, seeds = tuple(arms if self.arms else setting.arms), 1 if self.quick else self.seeds
-        scale = setting.train.tokens / SETTINGS[self.reach].train.tokens
+        scale = setting.train.max_tokens / SETTINGS[self.reach].train.max_tokens
         return Experiment(RECALL, setting.train, setting.more, chosen, seeds, self.jobs, self.threads, scale)
 
 

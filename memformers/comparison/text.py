@@ -68,7 +68,7 @@ class CompareConfig:
 
     def experiment(self, beside: Sequence[Arm] = ()) -> Experiment:
         """The experiment; ``beside`` are arms that it has already."""
-        train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
+        train = replace(self.train, max_tokens=max(round(self.train.max_tokens * self.scale), 1))
         longer: dict[str, Settings] = {}
         described = [
             replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)

@@ -77,7 +77,7 @@ def write_report(folder: Path) -> Report:
     title = f"{'Memory compared' if len(arms) > 1 else arms[0].label} on {corpus}"
     notes: list[str] = [prose("probe_left_out")] if probe is None and (folder / PROBE).exists() else []
     notes += warnings(arms, base, folder)
-    is_fair = len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1
+    is_fair = len({(run.facts["corpus"]["sha256"], run.config["max_tokens"]) for run in runs}) == 1
     measure = measure_of(arms)
     claimed = claims(arms, base, measure, folder) if is_fair else []
     results = results_table(arms, base, [measure])

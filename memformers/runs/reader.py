@@ -30,7 +30,7 @@ from memformers.runs.folder import (
     read_plan,
 )
 
-CONFIG_HAS = ("model", "data", "tokens", "seed")
+CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""
 FACTS_HAVE = ("corpus", "parameters", "memory", "keys", "attention_operations", "environment")
 PROGRESS = ("tokens", "seconds", "evaluation_seconds", "peak_memory_bytes")
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def budget(self) -> float:
-        return finite_number(self.config.get(TOKENS)) or 0.0
+        return finite_number(self.config.get("max_tokens")) or 0.0
 
     @property
     def tokens(self) -> float:

@@ -54,7 +54,7 @@ class TrainedModel:
     Examples:
         >>> from memformers import ModelConfig, TrainConfig, generate, train
         >>> network = ModelConfig(d_model=32, n_layers=1, segment_len=16, mem_len=16)
-        >>> config = TrainConfig(model=network, data="builtin", tokens=1_000, batch_size=8)
+        >>> config = TrainConfig(model=network, data="builtin", max_tokens=1_000, batch_size=8)
         >>> run = train(config, "runs/small")  # doctest: +ELLIPSIS
         transformer-xl: ...
         >>> tokens = run.tokenizer.encode("ROMEO:")[:, None]  # [P, 1]
@@ -132,7 +132,7 @@ def train(
     Examples:
         >>> from memformers import ModelConfig, TrainConfig, train
         >>> network = ModelConfig(model="compressive", d_model=32, n_layers=2, segment_len=16, mem_len=16)
-        >>> config = TrainConfig(model=network, data="builtin", tokens=5_000, batch_size=8)
+        >>> config = TrainConfig(model=network, data="builtin", max_tokens=5_000, batch_size=8)
         >>> run = train(config, "runs/first")  # doctest: +ELLIPSIS
         compressive: ... parameters, 5,000 tokens → runs/first
         corpus: ...
@@ -169,18 +169,18 @@ def train(
         with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
             name, facts = short_name(config.model.model), describe_run(config, text, model)
             documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
-            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {folder}")
             ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
             state = TrainingState(build_optimizers(model, config))
             if resume:
                 state = restore_newest(folder, model, state, config, ranks)
             ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
             tracking = Tracking(folder, name, asdict(config) | facts, dashboard)
-            begun = min(state.tokens, config.tokens)
+            begun = min(state.tokens, config.max_tokens)
             with (
                 tracking if ranks.first else nullcontext(),
                 Progress(
-                    desc=name, total=config.tokens, initial=begun, unit="tok", unit_scale=True,
+                    desc=name, total=config.max_tokens, initial=begun, unit="tok", unit_scale=True,
                     hidden=not ranks.first,
                 ) as bar,
             ):  # fmt: skip

@@ -39,11 +39,11 @@ EVALUATED = {"validation_loss": float | None, "evaluated_tokens": int}
 """What it says of the evaluation at this checkpoint."""
 MAY_CHANGE_ON_RESUME = {
     "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
-    "keep_checkpoints", "parallel", "accumulate", "activation_checkpointing",
+    "keep_checkpoints", "parallel", "gradient_accumulation_steps", "activation_checkpointing",
 }  # fmt: skip
 """Settings that affect results only by rounding, except that of documents, each part of a batch counts alike
-in the auxiliary loss. Of texts, the content is compared. With dropout, ``accumulate`` may not change, since
-the parts of a batch draw their own random numbers."""
+in the auxiliary loss. Of texts, the content is compared. With dropout, ``gradient_accumulation_steps`` may
+not change, since the parts of a batch draw their own random numbers."""
 
 
 def save_checkpoint(
@@ -176,15 +176,15 @@ def is_finished(config: TrainConfig, folder: Path) -> bool:
     if not (folder / RESULT).exists():
         return False
     seen = read_json(folder / RESULT, {"tokens": int})["tokens"]
-    return config.tokens <= max(seen, read_train_config(folder).tokens)
+    return config.max_tokens <= max(seen, read_train_config(folder).max_tokens)
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
     if not (folder / CONFIG).exists():
         return
     before = read_train_config(folder)
-    if (folder / RESULT).exists() and config.tokens > before.tokens:
-        before = replace(before, tokens=config.tokens)
+    if (folder / RESULT).exists() and config.max_tokens > before.max_tokens:
+        before = replace(before, max_tokens=config.max_tokens)
     if changes := differences(asdict(before), asdict(config)):
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or start a new run. "
@@ -198,7 +198,9 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     configs = (asdict(TrainConfig()), before, now)
     usual, old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in configs)
     old = {name: value for name, value in usual.items() if name in new} | old
-    may_change = MAY_CHANGE_ON_RESUME - ({"accumulate"} if new.get("model.dropout") else set())
+    may_change = MAY_CHANGE_ON_RESUME - (
+        {"gradient_accumulation_steps"} if new.get("model.dropout") else set()
+    )
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names -= {name for name in names if name.rpartition(".")[2] in may_change}
     if None in (old.get("model.vocab_size"), new.get("model.vocab_size")):
@@ -241,10 +243,12 @@ def restore_newest(
         about = read_about(path)
         restored.records, restored.peak_memory_bytes = about["records"], about["peak_memory_bytes"] or 0
         made_with = config_from_dict(TrainConfig, about["config"], str(path / ABOUT))
-        if made_with.tokens != config.tokens:
+        if made_with.max_tokens != config.max_tokens:
             if not has_ended(restored, made_with):
-                raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
-            if restored.tokens < config.tokens:
+                raise UserError(
+                    f"it belongs to a training of {made_with.max_tokens:,} tokens, before its end."
+                )
+            if restored.tokens < config.max_tokens:
                 restored.extended_at, restored.evaluations = restored.tokens, 0
                 restored.lowest_loss, restored.evaluations_without_improvement = None, 0
         return restored
@@ -266,8 +270,9 @@ def restore_newest(
         ranks.say(f"continues at token {state.tokens:,}, from {path}")
         if state.extended_at == state.tokens > 0:
             ranks.say(
-                f"trains on to token {config.tokens:,}: the learning rate rises again over "
-                f"{config.optim.warmup:.0%} of the new part, then schedule={config.optim.schedule!r} applies."
+                f"trains on to token {config.max_tokens:,}: the learning rate rises again over "
+                f"{config.optim.warmup_fraction:.0%} of the new part, then "
+                f"schedule={config.optim.schedule!r} applies."
             )
         if ranks.first:
             for later in folders[: folders.index(path)]:

@@ -58,7 +58,7 @@ class OptimConfig:
     """The peak of Muon's learning rate; 0.04 if not given (muon)."""
     beta2: Annotated[float, Range(0, below=1)] = 0.99
     """AdamW's β₂: how slowly its mean of squared gradients changes."""
-    warmup: Annotated[float, Range(0, below=1)] = 0.03
+    warmup_fraction: Annotated[float, Range(0, below=1)] = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
     schedule: Schedule = "linear"
     """The learning rate after the warm-up: it falls to 0 in a line (linear) or as half a cosine (cosine),
@@ -101,7 +101,7 @@ class EvaluationConfig(Checked):
     32,768, or fewer in a short run: in all, an eighth of the training tokens, but at least 512 each."""
     final_tokens: NonNegativeInt = 0
     """How many tokens the evaluation at the end reads, for the result; 0 for all."""
-    stop_after: NonNegativeInt = 0
+    patience: NonNegativeInt = 0
     """End the training after this many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10
     """Steps between two training records."""
@@ -147,7 +147,7 @@ class StepConfig(Checked):
     parallel: Parallel = "single"
     """One process (single), or those that torchrun started (ddp): each holds the whole model and trains an
     equal share of the streams."""
-    accumulate: Count = 1
+    gradient_accumulation_steps: Count = 1
     """The number of parts of a batch that are computed one after the other before a step, to save memory."""
     activation_checkpointing: bool = False
     """Whether layers are computed again in the backward pass, to save the memory of their activations."""
@@ -160,8 +160,8 @@ class TrainConfig:
     Examples:
         >>> from memformers import ModelConfig, OptimConfig, TrainConfig
         >>> model, optim = ModelConfig(model="compressive"), OptimConfig(learning_rate=2e-3)
-        >>> config = TrainConfig(model=model, data="book.txt", tokens=1_000_000, optim=optim)
-        >>> config.tokens_a_step  # 64 streams of segments of 64
+        >>> config = TrainConfig(model=model, data="book.txt", max_tokens=1_000_000, optim=optim)
+        >>> config.tokens_per_step  # 64 streams of segments of 64
         4096
     """
 
@@ -178,7 +178,7 @@ class TrainConfig:
     --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
     text: TextConfig = field(default_factory=TextConfig)
     """Other parts of the text, and how it is divided."""
-    tokens: Count = 2_700_000
+    max_tokens: Count = 2_700_000
     """How long to train: the number of tokens seen."""
     batch_size: Count = 64
     """Parallel streams of text, B."""
@@ -213,14 +213,14 @@ class TrainConfig:
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
                 f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
-        if self.batch_size % (parts := self.step.accumulate):
+        if self.batch_size % (parts := self.step.gradient_accumulation_steps):
             raise UserError(
-                f"batch_size={self.batch_size} streams can't be divided into accumulate={parts} equal "
-                f"parts; use a multiple of {parts}."
+                f"batch_size={self.batch_size} streams can't be divided into "
+                f"gradient_accumulation_steps={parts} equal parts; use a multiple of {parts}."
             )
 
     @property
-    def tokens_a_step(self) -> int:
+    def tokens_per_step(self) -> int:
         """Tokens that a step learns from: S·B."""
         return self.model.segment_len * self.batch_size
 
@@ -237,7 +237,7 @@ class TrainConfig:
         """How many tokens each evaluation during the training reads; 0 for all."""
         if (tokens := self.evaluation.evaluation_tokens) is not None:
             return tokens
-        return max(min(32_768, self.tokens // (8 * self.evaluation.evaluations)), 512)
+        return max(min(32_768, self.max_tokens // (8 * self.evaluation.evaluations)), 512)
 
     @property
     def resolved(self) -> dict[str, float | str]:

@@ -96,7 +96,7 @@ SINGLE_PROCESS = Distributed()
 def process_group(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started train together; OSError if another has ended."""
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    parts, device = size * config.step.accumulate, config.step.device
+    parts, device = size * config.step.gradient_accumulation_steps, config.step.device
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if config.step.parallel == "single":
         if size > 1:
@@ -109,7 +109,8 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
     if config.batch_size % parts:
         raise UserError(
             f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
-            f"accumulate={config.step.accumulate} parts; use a multiple of {parts}."
+            f"gradient_accumulation_steps={config.step.gradient_accumulation_steps} parts; use a multiple "
+            f"of {parts}."
         )
     if gpus and device not in ("auto", "cuda"):
         raise UserError(f"device={device!r} is one device; use cuda, which gives each process its own.")

@@ -132,7 +132,7 @@ def train_steps(
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
-    """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
+    """Train ``model`` in place on ``config.max_tokens`` tokens of ``segments``; returns the state at the end.
 
     ``maybe_checkpoint`` is called before each step and may end the training by an exception. ``segments``, of
     the streams of all ``ranks``, must begin at the position of ``state``. Raises [`NotFiniteError`][] at the
@@ -146,7 +146,7 @@ def train_steps(
         # parameters may have none while the memory is empty.
         idle = bool(model.transformer.compressions) or ":" in model.config.model
         forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-    learning_rate = learning_rate_schedule(config, config.tokens - state.extended_at)
+    learning_rate = learning_rate_schedule(config, config.max_tokens - state.extended_at)
     model.train()
     while True:
         if evaluations_due(state, config) > state.evaluations:
@@ -164,7 +164,7 @@ def train_steps(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(middle) * optimizer.defaults["lr"]
         train_step(model, forward, segment, state, config, ranks)
-        is_due = state.step % config.evaluation.log_every == 0 or state.tokens >= config.tokens
+        is_due = state.step % config.evaluation.log_every == 0 or state.tokens >= config.max_tokens
         if is_due or evaluations_due(state, config) > state.evaluations:
             state.read_losses(ranks)
         state.seconds += time.perf_counter() - began
@@ -182,9 +182,9 @@ def train_step(
     config: TrainConfig,
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
-    """Learn from this rank's part of a ``segment``, in ``accumulate`` parts, one after the other. All
-    predictions have the same weight in the loss, and all parts the same in the auxiliary loss."""
-    device, parts = next(model.parameters()).device, config.step.accumulate
+    """Learn from this rank's part of a ``segment``, in ``gradient_accumulation_steps`` parts, one after the
+    other. All predictions have the same weight in the loss, and all parts the same in the auxiliary loss."""
+    device, parts = next(model.parameters()).device, config.step.gradient_accumulation_steps
     tensors = [x for x in (segment.inputs, segment.targets, segment.doc_starts) if x is not None]
     if ranks.size > 1:
         tensors = [ranks.local_streams(x) for x in tensors]
@@ -220,7 +220,7 @@ def train_step(
     state.step, state.tokens = state.step + 1, state.tokens + segment.inputs.numel()
     state.epoch, state.position = segment.epoch, segment.end
     state.memory = memories[0] if parts == 1 else Memory.join(memories)
-    grown = 0.0 if state.extended_at else config.memory_growth * config.tokens
+    grown = 0.0 if state.extended_at else config.memory_growth * config.max_tokens
     if state.tokens < grown:
         stage = int(STAGES * state.tokens / grown)
         state.memory = shortened(state.memory, stage / STAGES, model.config.memory_sizes)
@@ -260,11 +260,11 @@ def shortened(memory: Memory, share: float, sizes: Sequence[MemorySizes]) -> Mem
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
     """How many evaluations are due by now, since the training began or was extended."""
-    done, whole = state.tokens - state.extended_at, config.tokens - state.extended_at
+    done, whole = state.tokens - state.extended_at, config.max_tokens - state.extended_at
     return done * config.evaluation.evaluations // whole
 
 
 def has_ended(state: TrainingState, config: TrainConfig) -> bool:
     """Whether nothing is left to train: all tokens are read, or the loss has stopped falling."""
-    stop_after = config.evaluation.stop_after
-    return state.tokens >= config.tokens or 0 < stop_after <= state.evaluations_without_improvement
+    patience = config.evaluation.patience
+    return state.tokens >= config.max_tokens or 0 < patience <= state.evaluations_without_improvement

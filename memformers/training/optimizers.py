@@ -50,7 +50,7 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
 
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that a learning rate has after a number of tokens, of all ``tokens``."""
-    warmup, schedule = config.optim.warmup, config.optim.schedule
+    warmup, schedule = config.optim.warmup_fraction, config.optim.schedule
     rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
     falls = {
         "linear": [(1.0, 0.0)],

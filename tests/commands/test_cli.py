@@ -27,7 +27,7 @@ from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import finish, run
 
 pytestmark = pytest.mark.usefixtures("here")  # where ``runs`` may come to be
-OF_TRAINING = "data tokenizer tokens batch-size seed chunk-len memory-warmup learning-rate"
+OF_TRAINING = "data tokenizer max-tokens batch-size seed chunk-len memory-warmup learning-rate"
 FIRST = {
     "train": f"out resume preset init-from dashboard {OF_TRAINING}",
     "compare": f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}",
@@ -121,7 +121,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
 def test_every_folder_that_a_program_names_may_be_below_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     prepare_ids("~/ids", np.arange(1000) % 7, vocab_size=7)
-    trained = train(small_training(model="compressive", data="~/ids", tokens=64), "~/run")
+    trained = train(small_training(model="compressive", data="~/ids", max_tokens=64), "~/run")
     trained.model.save_pretrained("~/model")
     save_tokenizer(ByteTokenizer(), tmp_path / "home")
     assert load_tokenizer(Path("~/tokenizer.json")).name == "byte"
@@ -292,7 +292,7 @@ def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_cha
     moved = ("--data", text.rename(tmp_path / "moved.txt"))
     moved += ("--validation", held_out.rename(tmp_path / "moved_too.txt"))
     for command in ("evaluate", "--checkpoint", "run"), ("probe", "run"), ("train", "--resume", "run"):
-        more = ["--tokens", 1600] * (command[0] == "train")
+        more = ["--max-tokens", 1600] * (command[0] == "train")
         assert run(*command, *more).says("text.txt doesn't exist")
         assert run(*command, *more, *moved).code == 0
     moved[1].write_text("".join(reversed(lines)))  # which the run names since it was resumed
@@ -330,7 +330,7 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     assert folder.name.endswith("-recall")
     assert ended.code == 0, ended.err
     assert "Recall by distance" in ended.out
-    assert read_json(folder / "experiment.json")["settings"]["tokens"] == 100
+    assert read_json(folder / "experiment.json")["settings"]["max_tokens"] == 100
     shutil.rmtree(folder / "figures")
     assert run("report", folder).code == 0
     assert (folder / "figures" / "recall_accuracy.svg").is_file()

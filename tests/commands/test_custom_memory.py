@@ -47,7 +47,7 @@ def test_a_training_is_extended_from_another_folder(forget, monkeypatch):
     run("train", "--model", "a b/my.memory.py:Mine", *SMALL_RUN, "--out", "run")
     monkeypatch.chdir("elsewhere")
     forget()
-    more = ["train", "--resume", "../run", "--tokens", "3000"]
+    more = ["train", "--resume", "../run", "--max-tokens", "3000"]
     assert run(*more).says("pass my.memory.py:Mine, with the path of its file")
     extended = run(*more, "--model", "../a b/my.memory.py:Mine")
     assert extended.code == 0

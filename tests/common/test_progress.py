@@ -81,7 +81,7 @@ def test_the_bar_of_a_training_moves_after_each_step(monkeypatch, tmp_path):
     terminal = open_terminal(monkeypatch)
     handle = register_optimizer_step_pre_hook(lambda *_: time.sleep(0.15))
     try:
-        config = small_training(tokens=10 * 64, optimizer="adamw", log_every=1_000, evaluations=1)
+        config = small_training(max_tokens=10 * 64, optimizer="adamw", log_every=1_000, evaluations=1)
         train_run(config, tmp_path / "run")
     finally:
         handle.remove()

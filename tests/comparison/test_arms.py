@@ -31,7 +31,7 @@ def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_fil
     }  # fmt: skip
     training = TEXT.parse(settings_of(arms["deep"], SHARED), "deep")
     assert (training.model.mem_len, training.optim.learning_rate) == (320, 1.0)
-    assert (training.model.d_model, training.tokens) == (TRAIN.model.d_model, TRAIN.tokens)
+    assert (training.model.d_model, training.max_tokens) == (TRAIN.model.d_model, TRAIN.max_tokens)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def small(compared):
     data = read_json(compared / "experiment.json")["settings"]["data"]
 
     def make(train=None, **changes):
-        settings = {"model": "compressive", "tokens": 1_024, "data": data, **(train or {})}
+        settings = {"model": "compressive", "max_tokens": 1_024, "data": data, **(train or {})}
         return CompareConfig(train=small_training(**settings), **changes)
 
     return make
@@ -119,7 +119,7 @@ def test_a_comparison_of_equal_keys_or_of_chosen_ones_says_nothing_about_them(
 def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
     experiment = small(scale=0.25, **changes).experiment()
     settings = {arm.name: arm.settings for arm in experiment.arms}
-    assert (settings["transformer-xl"].get("model.mem_len"), experiment.train.tokens) == (mem_len, 256)
+    assert (settings["transformer-xl"].get("model.mem_len"), experiment.train.max_tokens) == (mem_len, 256)
 
 
 def test_a_run_that_fails_does_not_take_the_others_down(pretended, small, tmp_path):
@@ -193,7 +193,7 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, small, tm
 def test_an_arm_with_another_document_separator_is_resumed(small, tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be\n\nthat is the question\n\n" * 300)
     config = small(
-        {"data": str(tmp_path / "a.txt"), "tokens": 64, "evaluations": 1}, models=("transformer",),
+        {"data": str(tmp_path / "a.txt"), "max_tokens": 64, "evaluations": 1}, models=("transformer",),
         arms=("docs: model=transformer document_separator='\n\n'",),
     )  # fmt: skip
     compare(config, tmp_path / "run")
@@ -250,7 +250,7 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(send, number, code, tmp_path):
     """To it alone, or as a terminal sends Ctrl-C, to its training too."""
-    command = program("compare", *SMALL_RUN, "--tokens", 10_000_000, "--out", tmp_path)
+    command = program("compare", *SMALL_RUN, "--max-tokens", 10_000_000, "--out", tmp_path)
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         wait_for(lambda: read_metrics(tmp_path / "transformer"))

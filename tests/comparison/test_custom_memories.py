@@ -32,7 +32,7 @@ def test_memories_in_any_folder_are_compared_and_resumed_from_elsewhere(forget, 
     write_memory(folder / "a b" / "my.memory.py")
     (folder / "text.txt").write_text(TEXT)
     (tmp_path / "link").symlink_to(folder)
-    training = small_training(model="compressive", tokens=128, data=str(folder / "text.txt"))
+    training = small_training(model="compressive", max_tokens=128, data=str(folder / "text.txt"))
 
     monkeypatch.chdir(folder)
     config = CompareConfig(training, models=(), arms=("one: model=mine.py:Mine",))

@@ -205,13 +205,13 @@ def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
         RecallConfig(arms=(str(tmp_path / "arms"),))
     quick = RecallConfig(quick=True, seeds=5).experiment
     assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
-    assert quick.train.tokens < usual.train.tokens / 10
-    assert (quick.scale, usual.scale) == (quick.train.tokens / usual.train.tokens, 1.0)
+    assert quick.train.max_tokens < usual.train.max_tokens / 10
+    assert (quick.scale, usual.scale) == (quick.train.max_tokens / usual.train.max_tokens, 1.0)
 
 
 def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
     run = tiny_recall().run("compressive")
-    S, half = run.train.model.segment_len, run.train.tokens // run.train.batch_size // 2
+    S, half = run.train.model.segment_len, run.train.max_tokens // run.train.batch_size // 2
     middle = round((S * 2 * run.recall.reach) ** 0.5)
     assert [run.longest()(step) for step in (0, half // 2)] == [S, middle]
     assert run.longest()(half) > 10**9

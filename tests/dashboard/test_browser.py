@@ -66,7 +66,7 @@ def comparison(tmp_path, quick_runs):
     plan_runs(runs, folder)
     planned = {name: replace(run, arm=ARMS[run.arm]) for name, run in runs.items()}
     arms = {arm: {"mem_len": i, "norm": "<b>"} for i, arm in enumerate(ARMS.values())}
-    write_plan(folder, planned, {"tokens": 100, "mem_len": 1, "norm": "pre"}, arms)
+    write_plan(folder, planned, {"max_tokens": 100, "mem_len": 1, "norm": "pre"}, arms)
     discovery.note_comparison(folder)
     return folder
 

@@ -19,7 +19,7 @@ from memformers.tracking.discovery import comparison_id, note_comparison, noted_
 from tests.dashboard.conftest import record_losses, write_plan
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
-TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "tokens": 100, "seed": 0, "data": "builtin"}
+TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "max_tokens": 100, "seed": 0, "data": "builtin"}
 
 
 TRAINED = ExitStack()

@@ -30,7 +30,7 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "sh", "bibtex"}
 
-TINY_TRAINING = [*SMALL_SIZES, "--tokens", "600", "--device", "cpu"]
+TINY_TRAINING = [*SMALL_SIZES, "--max-tokens", "600", "--device", "cpu"]
 TINY = {
     "train": TINY_TRAINING,
     "compare": [*TINY_TRAINING, "--c-mem-len", "8"],
@@ -112,7 +112,7 @@ def tiny(arguments):
         arms = ["--arms", "compressive"] if not {"--arms", "--show"} & {*arguments} else []
         return [*arguments, *arms, *["--tokens", "300"] * ("--quick" in arguments)]
     if "--help" in arguments or "--resume" in arguments:
-        return [*arguments, "--tokens", "1200"] if "--tokens" in arguments else arguments
+        return [*arguments, "--max-tokens", "1200"] if "--max-tokens" in arguments else arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
     slots = ["--c-mem-len", "8"] if command == "train" and "compressive" in arguments else []
     models = ["--models", "compressive"] if command == "compare" and "--models" not in arguments else []

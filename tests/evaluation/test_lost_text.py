@@ -205,7 +205,7 @@ def text_on_disk(tmp_path):
 
 
 def trained_on(text, folder, **changes):
-    config = small_training(model="compressive", data=str(text), tokenizer="word", tokens=512, **changes)
+    config = small_training(model="compressive", data=str(text), tokenizer="word", max_tokens=512, **changes)
     config = replace(config, model=replace(config.model, vocab_size=8))
     with pytest.warns(UserWarning, match="loses a part of the text") as warned:
         train(config, folder)

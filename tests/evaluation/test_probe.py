@@ -89,7 +89,7 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     text, path = SHORT[:4_000], tmp_path / "texts.jsonl"
     documents = [text[i : i + length] for i in range(0, len(text), length)]
     path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
-    config = small_training(model="compressive", data=str(path), tokens=1_000, evaluations=1)
+    config = small_training(model="compressive", data=str(path), max_tokens=1_000, evaluations=1)
     folder = train_run(config, tmp_path / "run")
     ablation = read_json(probe(folder, 256, CPU))["memory_ablation"]
     assert ("too short to fill" in write_report(folder).page.read_text()) == (length == 20)

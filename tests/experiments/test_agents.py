@@ -23,7 +23,7 @@ from tests import processes
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
-TINY = replace_nested(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
+TINY = replace_nested(BASE, model=MODEL, batch_size=6, max_tokens=120, log_every=1)
 ARMS = {arm.name: arm for arm in Agents.listed()}
 
 

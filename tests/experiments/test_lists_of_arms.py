@@ -37,7 +37,7 @@ from tests import processes
 from tests.builders import small_training
 from tests.report.fake_runs import FACTS
 
-TEXT = small_training(tokens=128, evaluations=1, model="compressive")
+TEXT = small_training(max_tokens=128, evaluations=1, model="compressive")
 THREE = ("transformer-xl", "mean", "conv")
 BITS = {"transformer-xl": (2.6, 2.3, 2.45), "mean": (2.5, 2.6, 2.55), "conv": (2.4, 2.4998, 2.45),
         "max": (2.0, 2.1)}  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
         speeds = [run for run in read_runs(out / "speeds" / "text") if run.arm == "dropout"]
         assert [run.last("tokens") for run in speeds] == [2 * 64] * 3
         _, median, _ = sorted(run.last("tokens_per_second") for run in speeds)
-        assert trained["dropout"].config["tokens"] == round(median)
+        assert trained["dropout"].config["max_tokens"] == round(median)
         assert trained["dropout"].config["model"]["dropout"] == 0.05
     elif command.name == "position-features":
         model = trained["p8-1k"].config["model"]
@@ -283,7 +283,7 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     before = (folder / "report.md").read_bytes()
     for how, message in (
         ({}, "already holds experiments"),
-        ({"text_tokens": 64, "resume": True}, "other settings: tokens 128 → 64"),
+        ({"text_tokens": 64, "resume": True}, "other settings: max_tokens 128 → 64"),
     ):
         with pytest.raises(UserError, match=message):
             tiny_ablation(folder, **how)

@@ -46,7 +46,7 @@ def test_a_long_curve_is_thinned_alike_for_all_seeds(tmp_path):
     for name, length in (("transformer-xl", 20_000), ("transformer-xl-seed1", 10_010)):
         with open(tmp_path / name / "metrics.jsonl", "w") as file:
             file.writelines(f'{{"tokens": {i}, "a": {i % 40}}}\n' for i in range(1, length + 1))
-        changed(tmp_path / name / "config.json", tokens=20_000)
+        changed(tmp_path / name / "config.json", max_tokens=20_000)
     [arm] = arms_of(read_runs(tmp_path))
     whole, half = arm.curves("a").values()
     assert len(whole) == POINTS

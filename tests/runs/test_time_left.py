@@ -28,7 +28,7 @@ from memformers.runs.time_left import seconds_left, share_trained
 STARTUP, TRAINING, EVALUATION, FINAL = 20.0, 10.0, 2.0, 36.0
 RUN = STARTUP + TRAINING + 2 * EVALUATION + FINAL
 CONFIG_OF_RUN = {
-    "model": {"model": "transformer-xl"}, "tokens": 1_000, "seed": 0, "data": "",
+    "model": {"model": "transformer-xl"}, "max_tokens": 1_000, "seed": 0, "data": "",
     "evaluation": {"evaluations": 2, "evaluation_tokens": 500, "final_tokens": 0},
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ from tests.conftest import short_play
 from tests.training.runs import train_run, without_times
 
 STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
-CONFIG = small_training(model="compressive", tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
+CONFIG = small_training(model="compressive", max_tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
                         keep_checkpoints=1)  # fmt: skip
 CONFIG = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 """Checkpoints after steps 2, 4, 6 and 8, those of 4 and 8 with an evaluation."""

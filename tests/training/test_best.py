@@ -93,7 +93,7 @@ def config(tmp_path):
     blocks = ["a" * 200 + hard_text(random_numbers, 200) for _ in range(100)]
     (tmp_path / "train.txt").write_text("".join(blocks))
     (tmp_path / "valid.txt").write_text("a" * 600 + hard_text(random_numbers, 3_000))
-    config = TrainConfig(NETWORK, data=str(tmp_path / "train.txt"), tokens=4_000, batch_size=8)
+    config = TrainConfig(NETWORK, data=str(tmp_path / "train.txt"), max_tokens=4_000, batch_size=8)
     settings = {"validation": str(tmp_path / "valid.txt"), "device": "cpu", "evaluations": 2}
     return replace_nested(config, **settings, checkpoint_minutes=0, keep_checkpoints=1)
 
@@ -102,7 +102,7 @@ def test_the_best_of_an_extended_run_is_chosen_among_evaluations_of_the_same_tok
     folder = train_run(config, tmp_path / "run")
     checkpoints = folder / "checkpoints"
     earlier_best = best_step(checkpoints)
-    train_run(replace(config, tokens=16_000), folder, resume=True)
+    train_run(replace(config, max_tokens=16_000), folder, resume=True)
     records = [record for record in read_metrics(folder) if "loss.valid" in record]
     assert [record["evaluated_tokens"] for record in records] == [511, 511, 999, 999]
     earlier, newer = records[:2], records[2:]

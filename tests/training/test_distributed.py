@@ -27,8 +27,9 @@ from tests.training.runs import launch, train_run, without_times
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
 ARGUMENTS = [
-    "--model", "compressive", "--tokens", "2048", "--batch-size", "8", "--evaluations", "2", "--log-every",
-    "4", "--d-model", "16", "--n-heads", "2", "--d-ff", "16", "--n-layers", "2", "--segment-len", "16",
+    "--model", "compressive", "--max-tokens", "2048", "--batch-size", "8", "--evaluations", "2",
+    "--log-every", "4", "--d-model", "16", "--n-heads", "2", "--d-ff", "16", "--n-layers", "2",
+    "--segment-len", "16",
     "--mem-len", "24", "--c-mem-len", "8", "--precision", "float32", "--checkpoint-every", "640",
     "--final-tokens", "500", "--dashboard", "off",
 ]  # fmt: skip
@@ -64,12 +65,14 @@ def text(tmp_path_factory):
 def case(model, shared, network, **changes):
     """A training of eight steps with these settings of its network, by one process; and by two, as they share
     it."""
-    config = small_training(model=model, **{"batch_size": 4, "tokens": 4 * 16 * 8, "log_every": 1, **changes})
+    config = small_training(
+        model=model, **{"batch_size": 4, "max_tokens": 4 * 16 * 8, "log_every": 1, **changes}
+    )
     config = replace(config, model=replace(config.model, **network))
     return config, replace_nested(config, parallel="ddp", **shared)
 
 
-HALVES = {"accumulate": 2}
+HALVES = {"gradient_accumulation_steps": 2}
 IN_PARTS = HALVES | {"activation_checkpointing": True}
 SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
 # A slot is made every other segment, so that some steps leave the compressions idle.
@@ -84,7 +87,7 @@ CASES = [
     case("compressive", HALVES, SLOTS | {"compression_loss": "none"}),
     case("compressive", HALVES, IDLE),
     # Each rank has other predictions.
-    case("transformer-xl", HALVES, {}, tokens=4 * 16 * 20, document_separator="any"),
+    case("transformer-xl", HALVES, {}, max_tokens=4 * 16 * 20, document_separator="any"),
 ]
 
 

@@ -40,7 +40,7 @@ from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_a
 from tests.training.runs import reseal, train_here, train_run
 
 CPU = torch.device("cpu")
-CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)
+CHECKPOINTED = small_training(model="compressive", batch_size=12, max_tokens=12 * 16 * 6)
 """A training of six steps."""
 LETTERS = CharacterTokenizer("".join(map(chr, range(256))))
 
@@ -166,7 +166,7 @@ def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
 
 
 FOREIGN = [
-    ("training.json", {"config": asdict(replace(CHECKPOINTED, tokens=9_999))}, "9,999"),
+    ("training.json", {"config": asdict(replace(CHECKPOINTED, max_tokens=9_999))}, "9,999"),
     ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
     ("config.json", {"n_heads": None}, "n_heads"),
     ("manifest.json", {"format": 2}, "format 2"),
@@ -216,7 +216,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
 
 def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
-    config = small_training(tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
+    config = small_training(max_tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()
     for broken in numbered(tmp_path / "checkpoints")[:2]:

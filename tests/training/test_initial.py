@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
 CONFIG = replace_nested(
-    TrainConfig(NETWORK, tokens=500, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=500,
+    TrainConfig(NETWORK, max_tokens=500, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=500,
     final_tokens=500,
 )  # fmt: skip
 """512 tokens, since 500 are no whole number of steps."""
@@ -79,7 +79,7 @@ def test_a_training_starts_from_an_arm_that_shares_lengths_without_use_with_othe
 def test_a_training_starts_from_given_weights_their_tokenizer_and_other_lengths(trained, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(SHORT[:12_000])  # where some characters are missing
-    options = ["--tokens", 64, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12]
+    options = ["--max-tokens", 64, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12]
     run("train", "--init-from", trained, "--data", other, "--out", tmp_path / "run", *options)
     config = read_train_config(tmp_path / "run")
     assert (config.model.mem_len, config.model.d_model, config.model.model) == (12, 16, "compressive")
@@ -95,7 +95,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     model, tokenizer = load_initial(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
     config = replace_nested(
-        TrainConfig(), data=text, tokens=100, batch_size=1, evaluations=1, optimizer="adamw",
+        TrainConfig(), data=text, max_tokens=100, batch_size=1, evaluations=1, optimizer="adamw",
         learning_rate=1e-30, final_tokens=500, evaluation_tokens=500,
     )  # fmt: skip
     of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
@@ -122,7 +122,7 @@ def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(copy, text
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     before = load_initial("copy")[0].state_dict()
-    train_run(replace(CONFIG, data=text, tokens=600), copy, resume=True)
+    train_run(replace(CONFIG, data=text, max_tokens=600), copy, resume=True)
     after = load_initial("copy")[0].state_dict()
     assert not equal(before, after)
     assert equal(after, weights(copy))
@@ -139,7 +139,7 @@ def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to
     was named by a relative path."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(next(trained.glob("checkpoints/0*")) / "tokenizer.json", "mine.json")
-    config, options = replace(CONFIG, data=text, tokens=200), {}
+    config, options = replace(CONFIG, data=text, max_tokens=200), {}
     if name == "init":
         config, options = replace(config, model=ModelConfig()), {"init": trained}
     else:
@@ -174,35 +174,35 @@ def test_given_weights_for_fewer_positions_are_one_line():
 def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
     before, config = files_of(copy), read_train_config(copy)
     for tokens in (500, 501, 512):
-        train_run(replace(config, tokens=tokens), copy, resume=True)
-        assert "already finished" in run("train", "--resume", copy, "--tokens", tokens).out
+        train_run(replace(config, max_tokens=tokens), copy, resume=True)
+        assert "already finished" in run("train", "--resume", copy, "--max-tokens", tokens).out
         assert files_of(copy) == before
 
 
 def test_a_finished_training_without_its_checkpoints_does_not_begin_again(copy):
     shutil.rmtree(copy / CHECKPOINTS)
     before = files_of(copy)
-    assert run("train", "--resume", copy, "--tokens", 1_200).says("no checkpoint to continue from")
+    assert run("train", "--resume", copy, "--max-tokens", 1_200).says("no checkpoint to continue from")
     assert files_of(copy) == before
     assert run("train", "--resume", copy, "--preset", "text8-24l").says("leave out --init-from and --preset")
 
 
 def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(copy, trained):
     (copy / RESULT).unlink()
-    write_json(copy / "config.json", read_json(copy / "config.json") | {"tokens": 510})
+    write_json(copy / "config.json", read_json(copy / "config.json") | {"max_tokens": 510})
     train_run(read_train_config(copy), copy, resume=True)
     assert read_json(copy / RESULT)["loss"] == read_json(trained / RESULT)["loss"]
 
 
 def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_path):
-    assert "rises again" in run("train", "--resume", copy, "--tokens", 800).out
+    assert "rises again" in run("train", "--resume", copy, "--max-tokens", 800).out
     records, result = read_metrics(copy), read_json(copy / RESULT)
     assert result["tokens"] == 800
     assert [r["tokens"] for r in records if "loss.valid" in r] == [256, 512, 672, 800]
     rates = [r["learning_rate"] for r in records if r["tokens"] > 512 and "learning_rate" in r]
     assert max(rates) > CONFIG.optim.learning_rate / 2
     assert "already finished" in run("train", "--resume", copy).out
-    assert run("train", "--resume", copy, "--tokens", 700).says("tokens 800 → 700")
+    assert run("train", "--resume", copy, "--max-tokens", 700).says("max_tokens 800 → 700")
     (tmp_path / "other.txt").write_text(SHORT[::-1])
     assert run("train", "--resume", copy, "--data", tmp_path / "other.txt").says("different")
 
@@ -210,14 +210,14 @@ def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_pat
 def test_a_run_that_was_copied_without_links_has_no_stale_best_checkpoint(trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy", symlinks=False)
     assert not (copy / CHECKPOINTS / "best").is_symlink()
-    run("train", "--resume", copy, "--tokens", 1_200)
+    run("train", "--resume", copy, "--max-tokens", 1_200)
     best = read_json(copy / CHECKPOINTS / "best" / "training.json")["validation_loss"]
     assert best == min(r["loss.valid"] for r in read_metrics(copy) if "loss.valid" in r)
     assert not list(copy.glob("checkpoints/.*"))
 
 
 def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
-    config = small_training(data=text, tokens=10_000, evaluations=50, stop_after=3, optimizer="adamw")
+    config = small_training(data=text, max_tokens=10_000, evaluations=50, patience=3, optimizer="adamw")
     config = replace_nested(config, learning_rate=1e-30, evaluation_tokens=500)
     folder = train_run(config, tmp_path / "run")
     assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
@@ -230,7 +230,7 @@ def test_a_training_leaves_the_random_numbers_of_its_program_alone(text, tmp_pat
     for trains in (False, True):
         torch.manual_seed(7)
         if trains:
-            train_run(small_training(data=text, tokens=64), tmp_path / "run")
+            train_run(small_training(data=text, max_tokens=64), tmp_path / "run")
         drawn.append(torch.rand(()))
     assert drawn[0] == drawn[1]
 
@@ -244,11 +244,11 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
         return find_text(config, folder)
 
     monkeypatch.setattr(run_module, "find_text", find)
-    thread = threading.Thread(target=train_run, args=(small_training(tokens=64), tmp_path / "a"))
+    thread = threading.Thread(target=train_run, args=(small_training(max_tokens=64), tmp_path / "a"))
     thread.start()
     inside.wait(60)
     with pytest.raises(UserError, match="another training"):
-        train_run(small_training(tokens=64), tmp_path / "b")
+        train_run(small_training(max_tokens=64), tmp_path / "b")
     end.set()
     thread.join()
     assert (tmp_path / "a" / RESULT).exists()

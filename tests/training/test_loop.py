@@ -34,13 +34,13 @@ def regular(config):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(model):
-    config = small_training(model=model, tokens=5_000, learning_rate=1e-2)
+    config = small_training(model=model, max_tokens=5_000, learning_rate=1e-2)
     records = train_here(build_model(config), config, regular(config))
     assert records[-1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0]["loss.train"]
 
 
 def test_records_and_evaluations_come_as_often_as_asked_for_and_only_they_read_the_loss(monkeypatch):
-    config, seen, reads = small_training(tokens=64 * 23, evaluations=3, log_every=5), [], []
+    config, seen, reads = small_training(max_tokens=64 * 23, evaluations=3, log_every=5), [], []
     read, rates = TrainingState.read_losses, []
     monkeypatch.setattr(TrainingState, "read_losses", lambda s, r: reads.append(s.step) or read(s, r))
 
@@ -53,7 +53,7 @@ def test_records_and_evaluations_come_as_often_as_asked_for_and_only_they_read_t
     assert seen == [5, -8, 10, 15, -16, 20, 23, -23]
     assert reads == [5, 8, 10, 15, 16, 20, 23]
     assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
-    part = learning_rate_schedule(config, config.tokens)  # of the tokens in the middle of a step
+    part = learning_rate_schedule(config, config.max_tokens)  # of the tokens in the middle of a step
     peak = config.optim.learning_rate
     assert rates == [pytest.approx(peak * part(64 * step - 32)) for step in (5, 10, 15, 20, 23)]
 
@@ -72,7 +72,7 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
-        config = small_training(model=model, tokens=2_000, precision=precision, **rates)
+        config = small_training(model=model, max_tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
         lm.register_forward_hook(lambda _, __, output: dtypes.update(x.dtype for x in kept(output.memory)))
         losses[precision] = [metrics["loss.train"] for metrics in train_here(lm, config, regular(config))]
@@ -100,7 +100,7 @@ def counting(*lengths):
 
 
 @pytest.mark.parametrize(
-    ("warmup", "lengths"),
+    ("warmup_fraction", "lengths"),
     [
         (0.5, [*range(2, 16, 2), *[16] * 9]),
         (1.0, [2 * (step // 2) for step in range(1, 17)]),
@@ -108,7 +108,7 @@ def counting(*lengths):
     ],
 )
 def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, lengths):
-    config = small_training(tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
+    config = small_training(max_tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == lengths
 
@@ -121,7 +121,9 @@ def test_a_users_memory_has_its_whole_length_from_the_start():
             window = self.push(past, x, context)
             return LayerMemory(window.mem, window.slots), None
 
-    config = small_training(tokens=64 * 4, memory_warmup=0.5, log_every=1, model="transformer-xl", mem_len=8)
+    config = small_training(
+        max_tokens=64 * 4, memory_warmup=0.5, log_every=1, model="transformer-xl", mem_len=8
+    )
     config = replace(config, model=replace(config.model, model=Newest))
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == [8, 8, 8, 8]
@@ -201,7 +203,7 @@ def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(m
     loss = F.cross_entropy(logits.flatten(0, 1), part.targets.flatten())
     wanted = torch.autograd.grad(loss + auxiliary, [*lm.parameters()], allow_unused=True)
     for accumulate in (1, 2, 4):
-        state, gradients = step_of(lm, part, memory, accumulate=accumulate)
+        state, gradients = step_of(lm, part, memory, gradient_accumulation_steps=accumulate)
         assert state.window.loss == pytest.approx(loss.item(), abs=1e-12)
         assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
         check_same(gradients, wanted, 1e-10)
@@ -221,7 +223,7 @@ class NoFloat64(TorchDispatchMode):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimizer):
-    config = small_training(model=model, optimizer=optimizer, accumulate=2)
+    config = small_training(model=model, optimizer=optimizer, gradient_accumulation_steps=2)
     for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
         lm, segments = build_model(config), segments_of(config)
         state = TrainingState(build_optimizers(lm, config))
@@ -234,7 +236,7 @@ def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimiz
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_at_the_next_record():
-    config, steps = small_training(tokens=64 * 12, evaluations=1, log_every=5), []
+    config, steps = small_training(max_tokens=64 * 12, evaluations=1, log_every=5), []
     lm, calls = build_model(config), itertools.count()
     lm.embed.register_forward_hook(lambda _, __, x: x * float("nan") if next(calls) == 7 else x)
     with pytest.raises(NotFiniteError, match="the loss is nan in step 7; training stopped"):
@@ -279,7 +281,7 @@ def test_a_compiled_training_compiles_few_times(network, documents, most, monkey
     compiled = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     torch.compiler.reset()
-    config = small_training(compile=True, tokens=64 * 14, precision="bfloat16")
+    config = small_training(compile=True, max_tokens=64 * 14, precision="bfloat16")
     config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, **network))
     segments = segments_of(config, documents=documents)
     if documents:

@@ -16,11 +16,11 @@ from tests.builders import MODELS, small_training
      ("cosine", (0.5, 1, 0.5, (1 - 0.5**0.5) / 2, 0))],
 )  # fmt: skip
 def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
-    config = small_training(schedule=schedule, warmup=0.2)
+    config = small_training(schedule=schedule, warmup_fraction=0.2)
     rate = learning_rate_schedule(config, 10_000)
     rates = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
     assert rates == pytest.approx([0, *parts, parts[-1]])
-    assert learning_rate_schedule(replace_nested(config, warmup=0.0), 1_000)(0) == 1.0
+    assert learning_rate_schedule(replace_nested(config, warmup_fraction=0.0), 1_000)(0) == 1.0
 
 
 def steps_of(optimizer, weights, count=4):

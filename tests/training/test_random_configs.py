@@ -16,8 +16,9 @@ from tests.training.runs import stop, train_run
 BASE = small_training(device="cpu", log_every=1, final_tokens=500)
 NUMBERS = {
     "mem_len": (0, 3, 16), "c_mem_len": (0, 4), "compression_rate": (1, 2, 8), "segment_len": (1, 8, 16),
-    "n_layers": (1, 3), "dropout": (0.0, 0.5), "bptt": (0, 2), "clamp_len": (None, 4), "warmup": (0.0, 0.9),
-    "memory_warmup": (0, 1.0), "chunk_len": (0, 16, 100), "accumulate": (1, 2, 4), "evaluations": (1, 3),
+    "n_layers": (1, 3), "dropout": (0.0, 0.5), "bptt": (0, 2), "clamp_len": (None, 4),
+    "warmup_fraction": (0.0, 0.9), "memory_warmup": (0, 1.0), "chunk_len": (0, 16, 100),
+    "gradient_accumulation_steps": (1, 2, 4), "evaluations": (1, 3),
     "weight_decay": (0.0, 0.5), "checkpoint_every": (0, 64), "keep_checkpoints": (1, 2),
 }  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_any_config_continues_with_the_same_bits_or_is_refused_before_the_first_
         try:
             names = draws.sample([*CHOICES], 6)
             config = replace_nested(BASE, **{name: draws.choice(CHOICES[name]) for name in names})
-            config = replace_nested(config, tokens=3 * config.tokens_a_step)
+            config = replace_nested(config, max_tokens=3 * config.tokens_per_step)
             break
         except UserError:
             pass

@@ -30,12 +30,22 @@ from tests.training.runs import (
     train_run,
 )
 
-LONGER = {"log_every": 2, "evaluations": 1, "tokens": 64 * 12, "accumulate": 2, "model": "compressive"}
+LONGER = {
+    "log_every": 2,
+    "evaluations": 1,
+    "max_tokens": 64 * 12,
+    "gradient_accumulation_steps": 2,
+    "model": "compressive",
+}
 SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
 RESUMED = {
     # Stopped before and after a start, an epoch of eight steps, and an evaluation.
-    "epochs": ({"tokens": 64 * 18, "log_every": 4, "chunk_len": 40, "model": "compressive"}, {}, (0, 8, 9)),
+    "epochs": (
+        {"max_tokens": 64 * 18, "log_every": 4, "chunk_len": 40, "model": "compressive"},
+        {},
+        (0, 8, 9),
+    ),
     "memory grows": (LONGER | {"memory_warmup": 0.8}, {}, (1, 6)),
     # Within an epoch, of nine segments, and at its end.
     "documents": (LONGER, {}, (5, 9)),
@@ -85,10 +95,11 @@ def stopped(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"learning_rate": 1.0, "seed": 4}, r"optim.learning_rate 0.004 → 1.0, seed 0 → 4"),
-     ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can be extended"),
+     ({"max_tokens": 9_000}, r"max_tokens 2000 → 9000.*A finished run can be extended"),
      ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
      ({"batch_size": 5}, "batch_size 4 → 5"),
-     ({"dropout": 0.1, "accumulate": 2}, "model.dropout 0.0 → 0.1, step.accumulate 1 → 2"),
+     ({"dropout": 0.1, "gradient_accumulation_steps": 2},
+      "model.dropout 0.0 → 0.1, step.gradient_accumulation_steps 1 → 2"),
      ({}, "other.txt")],
 )  # fmt: skip
 def test_another_config_or_text_is_refused_by_the_names_of_what_differs(
@@ -114,7 +125,12 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
     states = read_json(newest / "random.json")  # of an earlier version, which had those of Python too
     write_json(newest / "random.json", {"ranks": [states["ranks"][0] | {"python": {}, "numpy": {}}]})
     reseal(newest)
-    changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "accumulate": 2, "device": "cpu"}
+    changes = {
+        "checkpoint_every": 64,
+        "keep_checkpoints": 1,
+        "gradient_accumulation_steps": 2,
+        "device": "cpu",
+    }
     here = describe_environment(torch.device("cpu"))
     monkeypatch.setattr(run_module, "describe_environment", lambda device: here | {"device": "another CPU"})
     train_run(small_training(**changes), folder, resume=True)
@@ -126,7 +142,7 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_machines_are_
 @pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [512, 384, 256, 128]), (0.0, [512])])
 def test_a_checkpoint_is_kept_when_the_last_one_is_minutes_old(minutes, tokens, tmp_path):
     settings = {"checkpoint_minutes": minutes, "keep_checkpoints": 99}
-    train_run(small_training(tokens=512, evaluations=1, log_every=2, **settings), tmp_path / "run")
+    train_run(small_training(max_tokens=512, evaluations=1, log_every=2, **settings), tmp_path / "run")
     assert [int(path.name) for path in numbered(tmp_path / "run" / "checkpoints")] == tokens
 
 
@@ -175,7 +191,7 @@ def test_a_run_is_not_scattered_over_the_current_folder(begin, resume):
 def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"This is {name}.\n" * 100)
-    config, folder = small_training(tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
+    config, folder = small_training(max_tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
     train_run(config, folder)
     (folder / "result.json").unlink()
     with pytest.warns(UserWarning, match="left out: runs/first"):

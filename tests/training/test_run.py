@@ -30,7 +30,7 @@ from tests.training.runs import SHORT, train_run, without_times
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
-    folder = train_run(small_training(model="compressive", tokens=512), tmp_path / "run")
+    folder = train_run(small_training(model="compressive", max_tokens=512), tmp_path / "run")
     config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
     assert config["model"]["vocab_size"] == len(set(SHORT))
     assert facts["corpus"]["name"].startswith("built-in play")
@@ -73,9 +73,9 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
 
 
 def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
-    config, text = small_training(model="compressive", tokens=500), "Good morrow, my lord. " * 20
+    config, text = small_training(model="compressive", max_tokens=500), "Good morrow, my lord. " * 20
     run = train(config, tmp_path / "run")
-    assert run.metrics[-1]["tokens"] >= config.tokens
+    assert run.metrics[-1]["tokens"] >= config.max_tokens
     again = train(config, tmp_path / "run", resume=True)  # is only loaded
     numbers = evaluate(run.model, run.tokenizer, text)
     assert numbers == evaluate(again.model, again.tokenizer, text)
@@ -104,7 +104,7 @@ def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp
         for asked, precision in {"auto": chosen, "float32": "float32", "bfloat16": "bfloat16"}.items():
             config = distributed.with_precision(small_training(precision=asked), torch.device("cpu"))
             assert config.step.precision == precision
-    config = small_training(tokens=64, precision="auto")
+    config = small_training(max_tokens=64, precision="auto")
     train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()  # as if it had not ended
     monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: False)
@@ -154,7 +154,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 ):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
     run, whole = (
-        train_run(small_training(tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
+        train_run(small_training(max_tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
         for most in (500, 0)
     )
     result = read_json(run / "result.json")
@@ -177,7 +177,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 @pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
 def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path, capsys):
     """Characters are tokens here, so the units differ by a constant."""
-    config = small_training(tokens=128, evaluation_tokens=while_training, final_tokens=final)
+    config = small_training(max_tokens=128, evaluation_tokens=while_training, final_tokens=final)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
     assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1

@@ -32,7 +32,7 @@ def text(tmp_path):
 
 
 def config_on(data, **changes):
-    settings = {"evaluations": 1, "evaluation_tokens": 500, "final_tokens": 500, "tokens": 320} | changes
+    settings = {"evaluations": 1, "evaluation_tokens": 500, "final_tokens": 500, "max_tokens": 320} | changes
     return small_training(data=str(data), **settings)
 
 
@@ -99,7 +99,7 @@ def test_no_training_reads_the_test_part_which_evaluate_measures(text, tmp_path)
     files["validation"].write_text(SHORT[-1000:])
     files["test"].write_text(SHORT[:800])
     files["other"].write_text(SHORT[800::-1])
-    config = config_on(text, tokens=64, final_tokens=0, validation=str(files["validation"]))
+    config = config_on(text, max_tokens=64, final_tokens=0, validation=str(files["validation"]))
     run, other = (
         train_run(replace_nested(config, test=str(files[name])), tmp_path / name)
         for name in ("test", "other")

@@ -28,7 +28,7 @@ from tests.training.runs import stop, train_run
 def config(tmp_path):
     path = tmp_path / "play.txt"
     path.write_text(write_play(20_000), encoding="utf-8")
-    return small_training(data=str(path), tokenizer="bpe", tokens=640)
+    return small_training(data=str(path), tokenizer="bpe", max_tokens=640)
 
 
 def refuse_to_learn(*arguments):

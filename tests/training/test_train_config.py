@@ -13,10 +13,11 @@ from memformers.training.config import TrainConfig, preset_names, read_preset
 
 OUT_OF_RANGE = {
     "parallel": ("many",), "precision": ("float16",), "optimizer": ("sgd",), "compile": (1,), "data": (3,),
-    "accumulate": (0,), "tokens": (0, 1.5), "batch_size": (0,), "evaluations": (0,), "log_every": (0,),
+    "gradient_accumulation_steps": (0,), "max_tokens": (0, 1.5), "batch_size": (0,), "evaluations": (0,),
+    "log_every": (0,),
     "evaluation_tokens": (-1,), "keep_checkpoints": (0,), "checkpoint_every": (-1,),
     "checkpoint_minutes": (-1.0,), "learning_rate": (0.0, float("nan")), "muon_learning_rate": (0.0,),
-    "max_grad_norm": (-1.0,), "weight_decay": (-0.1,), "warmup": (1.0,), "memory_warmup": (1.5,),
+    "max_grad_norm": (-1.0,), "weight_decay": (-0.1,), "warmup_fraction": (1.0,), "memory_warmup": (1.5,),
     "seed": (-1, 2**64), "beta2": (1.0,), "chunk_len": (-1,),
 }  # fmt: skip
 
@@ -24,7 +25,7 @@ OUT_OF_RANGE = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [*(({name: value}, f"got {name}={value!r}") for name, values in OUT_OF_RANGE.items() for value in values),
-     ({"accumulate": 3}, "batch_size=64 .* accumulate=3"),
+     ({"gradient_accumulation_steps": 3}, "batch_size=64 .* gradient_accumulation_steps=3"),
      ({"optimizer": "adamw", "muon_learning_rate": 0.02}, "muon_learning_rate=0.02 .* optimizer='adamw'"),
      ({"chunk_len": 63}, "chunk_len=63 .* 64")],
 )  # fmt: skip
@@ -37,7 +38,7 @@ def test_settings_out_of_their_range_or_that_do_not_fit_each_other_are_an_error(
     ("tokens", "read"), [(2_700_000, 32_768), (1_572_864, 32_768), (96_000, 2_000), (1_000, 512)]
 )
 def test_evaluations_of_a_short_training_read_an_eighth_of_its_tokens_together(tokens, read):
-    config = TrainConfig(tokens=tokens)
+    config = TrainConfig(max_tokens=tokens)
     assert config.evaluation_tokens == read
     assert replace_nested(config, evaluation_tokens=0).evaluation_tokens == 0
 
