@@ -53,7 +53,7 @@ SMALL = (
 )  # fmt: skip
 KINDS = ("SIGKILL", "SIGTERM", "disk full")
 Fault = tuple[int, str, int]  # the step whose record it follows, its kind, and the rank
-SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
 REASONS = (  # messages of a training run, the most informative first
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",

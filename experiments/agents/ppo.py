@@ -35,7 +35,7 @@ from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
-from memformers.training.loop import TrainingState
+from memformers.training.state import TrainingState
 
 DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
 """γ and λ of the advantages; how far the ratio of a probability to that when acting may move."""

@@ -19,10 +19,10 @@ from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
 from memformers.models.registry import import_memory, lookup, path_from_here, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
-from memformers.training.api import train
-from memformers.training.config import TrainConfig, read_preset, read_train_config
+from memformers.training.api import train_run
+from memformers.training.config import TrainConfig, check_all_used, read_preset, read_train_config
 from memformers.training.distributed import end_rank
-from memformers.training.run import load_initial
+from memformers.training.job import load_initial
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Train(TrackedCommand):
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
     With a larger --max-tokens, it extends a finished run."""
+    previous: Annotated[TrainConfig | None, tyro.conf.Suppress] = None
+    """The config of the run that is resumed."""
 
     def folder(self) -> Path:
         if self.resume is None:
@@ -74,8 +76,17 @@ class Train(TrackedCommand):
         folder = self.folder()
         resume = self.resume is not None
         init = self.init_from or None
+        if not resume:
+            check_all_used(self.config)
         try:
-            train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard)
+            train_run(
+                self.config,
+                folder,
+                resume=resume,
+                init=init,
+                dashboard=self.dashboard,
+                previous=self.previous,
+            )
         except (KeyboardInterrupt, SystemExit):
             if is_first() and (folder / CONFIG).exists():
                 print(f"to continue: {self.resume_command(folder)}", file=sys.stderr)
@@ -117,7 +128,8 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
     if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
         if train.init_from or preset:
             raise UserError(f"{folder} resumes as it began; leave out --init-from and --preset.")
-        return replace(parsed(read_train_config(folder)), out=folder, resume=())
+        previous = read_train_config(folder)
+        return replace(parsed(previous), out=folder, resume=(), previous=previous)
     if train.init_from:
         return parsed(replace(train.config, model=load_initial(train.init_from)[0].config))
     return train

@@ -30,8 +30,10 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT, UNTOUCHED, Arm, alone_in
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
-from memformers.training.loop import TrainingState, train_steps
-from memformers.training.run import build_model, describe_model
+from memformers.training.distributed import with_precision
+from memformers.training.job import build_model, describe_model
+from memformers.training.state import TrainingState
+from memformers.training.trainer import Monitor, Trainer
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
@@ -110,32 +112,19 @@ RECALL = RecallTask()
 def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
     settings = read_json(folder / CONFIG)
     run = task.parse(settings, str(folder / CONFIG))
-    name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
+    model = build_model(run.train)
+    train = with_precision(run.train, model.device)
     if run.recall.frozen:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
     corpus = {"name": "recall stream", "source": "drawn while it is read"}
     facts = {"corpus": corpus, **describe_model(run.train, model), "sees_back": layer_reach(model.config)}
     write_json(folder / FACTS, facts)
-    with Tracking(folder, name, {**settings, **facts}) as track:
-        segments = task.segments(run, run.train.seed, longest=run.longest())
-
-        def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
-            times = {"seconds": state.seconds, "evaluation_seconds": state.evaluation_seconds}
-            track.record({"tokens": state.tokens, **times, **metrics})
-
-        def evaluate(state: TrainingState) -> None:
-            recall = measure(model, run, GLIMPSE * S, task=task)[UNTOUCHED]
-            bins = zip(recall.edges, recall.accuracy, strict=False)
-            right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
-            record(state, {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0, **right})
-            print(
-                f"{name}: {min(state.tokens / run.train.max_tokens, 1):.0%}, {state.seconds:.0f} s, "
-                f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
-                flush=True,
-            )
-
-        state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
+    name = folder.resolve().name
+    with Tracking(folder, name, {**settings, **facts}) as tracking:
+        questions = task.segments(run, run.train.seed, longest=run.longest())
+        segments = (segment for segment, _ in questions)
+        state = Trainer(model, segments, train, RecallMonitor(name, model, run, task, tracking)).fit()
         peak = peak_memory(model.device)
         began = time.perf_counter()
         recalls = measure(model, run, run.recall.evaluated, controls=True, task=task)
@@ -144,6 +133,35 @@ def train_recall(folder: Path, task: RecallTask = RECALL) -> None:
     result = {**state.progress, "peak_memory_bytes": peak, "recall": recall}
     model.save_pretrained(folder / MODEL)
     write_json(folder / RESULT, {**result, "within_reach": recall.within_reach, "controls": recalls})
+
+
+@dataclass(frozen=True)
+class RecallMonitor(Monitor):
+    """Records a recall training, and measures a little of what its model recalls at each evaluation."""
+
+    name: str
+    model: MemoryLM
+    run: RecallRun
+    task: RecallTask
+    tracking: Tracking
+
+    def record(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        times = {"seconds": state.seconds, "evaluation_seconds": state.evaluation_seconds}
+        self.tracking.record({"tokens": state.tokens, **times, **metrics})
+
+    def evaluate(self, state: TrainingState) -> None:
+        positions = GLIMPSE * self.run.train.model.segment_len
+        recall = measure(self.model, self.run, positions, task=self.task)[UNTOUCHED]
+        metrics = {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0}
+        for edge, share in zip(recall.edges, recall.accuracy, strict=False):
+            if share is not None:
+                metrics[f"recall.from_{edge:05}"] = share
+        self.record(state, metrics)
+        print(
+            f"{self.name}: {min(state.tokens / self.run.train.max_tokens, 1):.0%}, {state.seconds:.0f} s, "
+            f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
+            flush=True,
+        )
 
 
 def measure(

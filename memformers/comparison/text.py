@@ -17,11 +17,11 @@ from memformers.data.dataset import DatasetInfo
 from memformers.data.sources import BUILTIN, STAND_IN, TINY_SHAKESPEARE_URL, CorpusSpec
 from memformers.evaluation.memory_ablation import probe
 from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
-from memformers.runs.folder import Arm, read_plan
-from memformers.training.api import train
+from memformers.runs.folder import CONFIG, Arm, read_plan
+from memformers.training.api import train_run
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.run import find_text, spec_of
+from memformers.training.job import find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -110,12 +110,14 @@ class TextTask(Task):
                 by_spec[spec] = find_text(training, folder / name).info
                 check_apart(folder, spec.data, by_spec[spec].source)
             check_same_corpus(by_spec[spec], folder / name)
-            check_same_config(training, folder / name)
+            if (folder / name / CONFIG).exists():
+                check_same_config(training, read_train_config(folder / name), folder / name)
         first = next(iter(trainings.values()))
         return resolve_data(first, by_spec[spec_of(first)])
 
     def train(self, folder: Path) -> None:
-        train(read_train_config(folder), folder, resume=True)
+        config = read_train_config(folder)
+        train_run(config, folder, resume=True, previous=config)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         try:

@@ -150,7 +150,7 @@ class Run:
         if not self.facts:
             known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
             config = {name: config[name] for name in known}
-        decided, unused = self.facts.get("decided"), self.facts.get("unused")
+        decided, unused = self.facts.get("resolved_settings"), self.facts.get("unused")
         used = config | (decided if isinstance(decided, dict) else {})
         return {name: used[name] for name in config} | dict.fromkeys(config.keys() & (unused or ()))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from memformers.common.fields import replace_nested
 from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.common.text import UserError, printable
+from memformers.data.streams import Segment
 from memformers.training.config import Parallel, TrainConfig
 
 T = TypeVar("T")
@@ -37,6 +38,12 @@ class Distributed:
     def say(self, message: str) -> None:
         if self.first:
             print(printable(message))
+
+    def shard(self, segment: Segment) -> Segment:
+        """This rank's streams of a ``segment``."""
+        if self.size == 1:
+            return segment
+        return segment.map(self.local_streams)
 
     def local_streams(self, streams: Tensor) -> Tensor:
         return streams.chunk(self.size, dim=1)[self.rank]

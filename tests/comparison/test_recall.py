@@ -15,7 +15,7 @@ from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
 from memformers.runs.folder import alone_in, read_metrics
-from memformers.training.run import build_model
+from memformers.training.job import build_model
 from tests.builders import tiny_recall
 from tests.processes import run_module
 

@@ -18,7 +18,7 @@ from memformers.common.processes import Stopped, StopSignals
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import restore_newest
 from memformers.training.distributed import Distributed
-from memformers.training.loop import TrainingState
+from memformers.training.state import TrainingState
 from tests.builders import small_training
 from tests.processes import run, wait_for
 from tests.training.ranks_program import train_in_double

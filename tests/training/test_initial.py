@@ -19,9 +19,9 @@ from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.runs.load import load_checkpoint
-from memformers.training import run as run_module
+from memformers.training import job as job_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.run import build_model, find_text, keep_tokenizer, load_initial
+from memformers.training.job import build_model, find_text, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.faults import fault_at
@@ -243,7 +243,7 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
         end.wait(60)
         return find_text(config, folder)
 
-    monkeypatch.setattr(run_module, "find_text", find)
+    monkeypatch.setattr(job_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(max_tokens=64), tmp_path / "a"))
     thread.start()
     inside.wait(60)

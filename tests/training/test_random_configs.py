@@ -8,7 +8,7 @@ import pytest
 
 from memformers.common.fields import annotations_of, replace_nested
 from memformers.common.text import UserError
-from memformers.training.loop import NotFiniteError
+from memformers.training.state import NotFiniteError
 from tests.builders import small_training
 from tests.training.faults import outcome
 from tests.training.runs import stop, train_run
