@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from memformers.commands.options import ExperimentCommand
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, json_value, write_text
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiments
 from memformers.comparison.recall import USUAL_JOBS

@@ -18,9 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask

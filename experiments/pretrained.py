@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.common.text import UserError
 from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
 from memformers.evaluation.api import evaluate

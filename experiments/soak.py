@@ -29,11 +29,11 @@ import psutil
 import torch
 
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, numbered, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
-from memformers.common.text import UserError
 from memformers.data.builtin import write_play
 from memformers.report.markdown import TEMPLATES, table
 from memformers.runs.folder import CONFIG, read_metrics

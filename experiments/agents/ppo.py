@@ -22,10 +22,10 @@ from torch.distributions import Categorical
 
 from memformers import CoreConfig, LayerMemory, Memory, MemoryCore, Stepper
 from memformers.common.command_line import cli_errors
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
-from memformers.common.text import UserError
 from memformers.comparison.experiment import Settings, Task
 from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.config import NetworkConfig

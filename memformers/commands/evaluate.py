@@ -12,10 +12,11 @@ import tyro
 
 from memformers.commands.generate import CustomMemories, ModelCommand, reading_bar
 from memformers.commands.options import say_report
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device
-from memformers.common.text import UserError, counted
 from memformers.data import TEST, TRAIN, VALIDATION
 from memformers.data.dataset import Split, TokenDataset
 from memformers.data.sources import CorpusSpec

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import torch
 
+from memformers.common.console import Progress
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt
 from memformers.common.machine import choose_device
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import Progress, UserError
 from memformers.data.corpus_reader import read_text
 from memformers.data.tokenizer import Tokenizer
 from memformers.generation.generate import Sampling, TextStream, make_generator

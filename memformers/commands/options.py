@@ -15,8 +15,8 @@ from memformers.common.command_line import (
     parse_arguments,
     resume_command,
 )
+from memformers.common.errors import TrainingsFailed
 from memformers.common.fields import Checked
-from memformers.common.text import TrainingsFailed
 from memformers.runs.folder import is_experiment, new_folder, newest_experiment
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.text import UserError, counted
 from memformers.data.dataset import read_info
 from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
 from memformers.data.tokenize_corpus import check_is_new, prepare

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from memformers.commands.options import say_report
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range
-from memformers.common.text import UserError, counted
 from memformers.runs.export import export
 
 

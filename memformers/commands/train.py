@@ -12,9 +12,9 @@ import tyro
 
 from memformers.commands.options import FIRST_OF_TRAINING, TrackedCommand
 from memformers.common.command_line import command_here, last_value, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.files import has_manifest
 from memformers.common.processes import is_first
-from memformers.common.text import UserError
 from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
 from memformers.models.registry import import_memory, lookup, path_from_here, short_name

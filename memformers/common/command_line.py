@@ -18,8 +18,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from memformers.common.console import printable
+from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import user_path
-from memformers.common.text import USER_MODULES, UserError, printable
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""

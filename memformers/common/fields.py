@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")

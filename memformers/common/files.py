@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import dacite
 from filelock import FileLock
 
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, describe_type
-from memformers.common.text import UserError, counted
 
 T = TypeVar("T")
 MANIFEST, FORMAT = "manifest.json", 1

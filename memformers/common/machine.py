@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
 JOBS = "MEMFORMERS_JOBS"

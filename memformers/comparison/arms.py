@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.command_line import lengths
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
 from memformers.models.registry import import_memory, lookup
 from memformers.runs.folder import FIGURES, Arm, flatten

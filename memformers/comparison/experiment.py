@@ -10,11 +10,12 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from memformers.common.command_line import cli_errors, command_as_given
+from memformers.common.console import counted
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, check_fields, replace_nested
 from memformers.common.files import config_from_dict, write_json
 from memformers.common.machine import JOBS, choose_device, keep_freed_memory
 from memformers.common.processes import run_modules
-from memformers.common.text import TrainingsFailed, UserError, counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.facts import memory_facts
@@ -130,7 +131,7 @@ def run_experiment(
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
-    and for what no training could start from; [`memformers.common.text.TrainingsFailed`][] when a training
+    and for what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training
     run failed.
     """
     check_named(folder)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Share, check_fields, replace_nested
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import peak_memory
-from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task, train_alone
 from memformers.data.recall_stream import RecallStream, recall_segments

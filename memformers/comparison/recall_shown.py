@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from memformers.common.command_line import command_here
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.files import write_text
-from memformers.common.text import UserError, counted
 from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NO_QUESTION, RecallStream, recall_segments
 from memformers.evaluation.evaluate import read_segments

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import config_from_dict, user_path
 from memformers.common.machine import choose_device
-from memformers.common.text import UserError
 from memformers.comparison.arms import keys_of_layers, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment, train_alone
 from memformers.data.dataset import DatasetInfo

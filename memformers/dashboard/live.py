@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memformers.common.console import duration
+from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
-from memformers.common.text import UserError, duration
 from memformers.report.arms import ArmRuns, Column, arms_of, base_of, measure_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles

@@ -28,10 +28,10 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 from fastapi.responses import PlainTextResponse as Text
 from filelock import Timeout
 
+from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
-from memformers.common.text import UserError
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.report.markdown import STYLE, TEMPLATE

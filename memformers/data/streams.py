@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]  # of a text [n]: int64, or an array of any integer type, perhaps mapped

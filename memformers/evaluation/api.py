@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.common.text import UserError
 from memformers.data.kept_text import count_texts
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import LOSES_TEXT, summary, units

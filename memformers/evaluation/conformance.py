@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.generation.stepper import Stepper
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMOutput, MemoryLM

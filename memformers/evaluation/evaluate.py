@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_moments
-from memformers.common.text import UserError
 from memformers.data.dataset import Counts
 from memformers.data.streams import (
     IGNORED,

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range, Share
-from memformers.common.text import UserError
 from memformers.data.streams import Segment, Tokens
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import (

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memformers.common.console import Progress
+from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean, mean_of_groups
-from memformers.common.text import Progress, UserError
 from memformers.data.dataset import TokenDataset
 from memformers.data.recall_stream import NO_QUESTION
 from memformers.data.sources import CorpusSpec

@@ -11,7 +11,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.core import MemoryCore
 from memformers.models.memory import N_VALID, Memory
 

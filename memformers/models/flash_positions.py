@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from einops import rearrange
 from torch import Tensor, nn
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.kernels import flash, is_flash_faster
 from memformers.models.hooks import is_unmodified
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
 from memformers.report import plotting
 from memformers.report.arms import (
     MEASURES,

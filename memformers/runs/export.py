@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.runs.folder import TOKENS, read_metrics
 from memformers.runs.reader import Run, find_runs, finite_number
 

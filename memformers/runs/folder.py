@@ -22,8 +22,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, locked, read_json, write_json
-from memformers.common.text import UserError
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE, LOCK = "checkpoints", "sample.txt", "result.json", "probe.json", ".lock"

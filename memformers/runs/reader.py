@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from memformers.common.errors import UserError
 from memformers.common.fields import matches
 from memformers.common.files import numbered, read_json
-from memformers.common.text import UserError
 from memformers.runs.folder import (
     CARD,
     CHECKPOINTS,

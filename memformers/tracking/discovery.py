@@ -9,9 +9,9 @@ from typing import Any
 
 import platformdirs
 
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.network import ask_json, get
-from memformers.common.text import UserError
 
 AUTO, OFF = "auto", "off"
 WHO = "/memformers"

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from memformers.common.console import Progress, counted
 from memformers.common.fields import check_arguments
 from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
-from memformers.common.text import Progress, counted
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
 from memformers.models.language_model import MemoryLM

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from memformers.common import files
+from memformers.common.errors import UserError
 from memformers.common.fields import check_keys
 from memformers.common.files import config_from_dict, numbered, read_json, user_path, write_json
-from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import save_tokenizer

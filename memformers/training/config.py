@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
-from memformers.common.text import UserError
 from memformers.data.tokenizers import TOKENIZER, check_name
 from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, applies_to, reject_unused
 from memformers.runs.folder import CONFIG

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from memformers.common.console import printable
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.machine import multiplies_bfloat16_faster
-from memformers.common.text import UserError, printable
 from memformers.data.streams import Segment
 from memformers.training.config import Parallel, TrainConfig
 

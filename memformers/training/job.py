@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from memformers.common.command_line import command_as_given
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import check_manifest, numbered, user_path, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
-from memformers.common.text import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec

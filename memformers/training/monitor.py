@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from tqdm.utils import disp_trim
 
+from memformers.common.console import Progress, printable
 from memformers.common.files import numbered, sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import Progress, printable
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE

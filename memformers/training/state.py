@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
-from memformers.common.text import UserError
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed

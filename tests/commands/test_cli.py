@@ -15,9 +15,9 @@ from memformers import Memory, MemoryLM, ModelConfig, prepare_ids, train
 from memformers.cli import COMMANDS
 from memformers.commands import options
 from memformers.commands.train import parse_train
+from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.common.processes import StopSignals
-from memformers.common.text import UserError
 from memformers.comparison.text import CompareConfig
 from memformers.data import tokenize_corpus
 from memformers.data.files import bytes_of

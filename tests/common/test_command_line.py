@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 
 from memformers.common.command_line import cli_errors, command_as_given, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.text import UserError
 from tests.processes import ended, start
 
 

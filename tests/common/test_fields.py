@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_arguments
 from memformers.common.files import config_from_dict
-from memformers.common.text import UserError
 
 Lengths = NonNegativeInt | tuple[NonNegativeInt, ...]
 

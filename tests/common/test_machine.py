@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from memformers.common import machine
+from memformers.common.errors import UserError
 from memformers.common.machine import choose_device, git_commit
-from memformers.common.text import UserError
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import time
 import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memformers.common.console import Progress
 from memformers.common.processes import Stopped, StopSignals
-from memformers.common.text import Progress
 from tests.builders import small_training
 from tests.training.runs import train_run
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm, read_arms, settings_of
 from memformers.comparison.text import TEXT, CompareConfig
 from tests.builders import small_training

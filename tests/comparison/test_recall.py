@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, layer_reach, paper_ablation

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from memformers.commands.compare import Recall
+from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.common.text import UserError
 from memformers.comparison.recall import CLAIMING_SEED, RECALL
 from memformers.comparison.recall_shown import (
     STREAMS,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from labml_db import Key
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.dashboard.labml import from_text, to_text, use_records
 from memformers.dashboard.pages import bring_in
 from memformers.runs.folder import read_card, read_metrics

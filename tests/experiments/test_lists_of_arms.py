@@ -20,9 +20,9 @@ from experiments.position_features import PositionFeatures
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.intervals import mean_of
-from memformers.common.text import UserError
 from memformers.comparison import experiment, recall
 from memformers.comparison.recall import SETTINGS
 from memformers.data.builtin import write_play

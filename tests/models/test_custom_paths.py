@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from memformers import MemoryLM, ModelConfig
+from memformers.common.errors import UserError
 from memformers.common.processes import module_environment
-from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.text import CompareConfig

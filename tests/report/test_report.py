@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
 from memformers.report.document import write_report
 from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
 from tests.builders import COMPARED

@@ -10,9 +10,9 @@ import torch
 
 from memformers import ModelConfig, TrainConfig, train
 from memformers.commands.train import Train, parse_train
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED

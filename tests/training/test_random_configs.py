@@ -6,8 +6,8 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.fields import annotations_of, replace_nested
-from memformers.common.text import UserError
 from memformers.training.state import NotFiniteError
 from tests.builders import small_training
 from tests.training.faults import outcome

@@ -11,8 +11,8 @@ import torch
 
 from memformers import evaluate, train
 from memformers.common import machine
+from memformers.common.console import Progress
 from memformers.common.files import read_json
-from memformers.common.text import Progress
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from

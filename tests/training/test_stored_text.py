@@ -9,9 +9,9 @@ from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json
-from memformers.common.text import UserError
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare

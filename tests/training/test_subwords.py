@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.files import numbered, read_json
 from memformers.common.processes import module_environment
-from memformers.common.text import UserError
 from memformers.data import tokenize_corpus, tokenizers
 from memformers.data.builtin import write_play
 from memformers.evaluation.memory_ablation import common_corpus

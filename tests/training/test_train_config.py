@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from memformers.commands.train import Train, parse_train
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.common.text import UserError
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig, preset_names, read_preset
 

@@ -1,21 +1,10 @@
-"""What people read: errors, numbers with their nouns, text that is safe in a terminal, and progress."""
+"""Text for a terminal: numbers with their nouns, durations, safe characters, and progress."""
 
 import sys
 import threading
 from typing import Any, TextIO
 
 from tqdm import tqdm
-
-USER_MODULES: set[str] = set()
-"""The names of the modules with a user's classes: an exception from there is no bug of memformers."""
-
-
-class UserError(ValueError):
-    """An error that users can correct, in one line: what was expected, what was received, how to fix it."""
-
-
-class TrainingsFailed(UserError):
-    """Some trainings of an experiment failed, which the message names; the others are in the report."""
 
 
 def counted(number: int, noun: str) -> str:
