@@ -27,6 +27,7 @@ from memformers.models.registry import (
 )
 from memformers.report.keys import unequal_keys
 from memformers.report.markdown import in_terminal
+from memformers.runs.card import RunCard, known_card, note_launch
 from memformers.runs.folder import (
     CARD,
     CONFIG,
@@ -34,14 +35,11 @@ from memformers.runs.folder import (
     OF_AN_EXPERIMENT,
     RESULT,
     Arm,
-    Card,
     Plan,
     Planned,
     alone_in,
     check_named,
     check_report,
-    known_card,
-    note_launch,
     read_plan,
     refuse_overwrite,
     runs_of,
@@ -286,7 +284,7 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
         if not known_card(folder / name):  # a resumed run keeps its card
-            write_json(folder / name / CARD, Card(f"comparison {folder.resolve().name}", name=name))
+            write_json(folder / name / CARD, RunCard(f"comparison {folder.resolve().name}", name=name))
 
 
 def train_alone(task: Task) -> None:

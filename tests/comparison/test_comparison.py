@@ -14,7 +14,7 @@ from memformers.comparison.experiment import print_unequal_keys, run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import Run
 from memformers.training.job import find_text
 from tests.builders import COMPARED, SMALL_RUN, small_training

@@ -14,7 +14,8 @@ from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, layer_r
 from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
-from memformers.runs.folder import alone_in, read_metrics
+from memformers.runs.folder import alone_in
+from memformers.runs.metrics import read_metrics
 from memformers.training.job import build_model
 from tests.builders import tiny_recall
 from tests.processes import run_module

@@ -18,7 +18,7 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import settings_of
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from tests import processes
 from tests.processes import run_module
 

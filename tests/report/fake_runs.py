@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
-from memformers.runs.folder import CARD, Arm, Card, Plan, runs_of
+from memformers.runs.card import RunCard
+from memformers.runs.folder import CARD, Arm, Plan, runs_of
 from memformers.training.config import unused_settings
 from tests.builders import COMPARED, small_training
 
@@ -32,7 +33,7 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     training = small_training(model=model, **changes)
     write_json(folder / "config.json", asdict(training))
     write_json(folder / "run.json", {"unused": unused_settings(training)} | facts)
-    write_json(folder / CARD, Card("", run=model))
+    write_json(folder / CARD, RunCard("", run=model))
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
             train = {"loss.train": 3.0 / i, "bits_per_character.train": 4.0 / i}
