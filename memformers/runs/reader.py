@@ -23,12 +23,11 @@ from memformers.runs.folder import (
     SAMPLE,
     TOKENS,
     Metrics,
-    Planned,
     flatten,
     in_use,
     known_card,
-    read_plan,
 )
+from memformers.runs.plan import Planned, read_plan
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""

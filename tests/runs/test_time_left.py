@@ -13,15 +13,13 @@ from memformers.runs.folder import (
     FACTS,
     METRICS,
     RESULT,
-    Arm,
     Card,
-    Plan,
     alone_in,
     note_launch,
     open_card,
     read_card,
-    runs_of,
 )
+from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.runs.reader import Run, Runs
 from memformers.runs.time_left import seconds_left, share_trained
 
@@ -45,7 +43,9 @@ def alive(tmp_path):
 def experiment(tmp_path, alive):
     """The folder of three planned runs, whose experiment is alive."""
     planned = runs_of(["a", "b", "c"], [0])
-    write_json(tmp_path / "experiment.json", Plan("text", {}, tuple(Arm(n, {}) for n in planned), planned))
+    write_json(
+        tmp_path / "experiment.json", Plan("text", {}, tuple(PlannedArm(n, {}) for n in planned), planned)
+    )
     for name in planned:
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / CONFIG, CONFIG_OF_RUN)
