@@ -6,7 +6,6 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, locked, read_json
+from memformers.common.files import locked
 
 # The files of a run
 CONFIG = "config.json"
@@ -47,8 +46,6 @@ UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value of a recall stream can be when it is asked for: in the segment that is read, in the memory,
 in a slot, or beyond what one layer sees. Of layers with other lengths, those that remember most count."""
-BASELINE = "transformer-xl"
-"""The arm that the others are compared with, if an experiment has it."""
 
 
 def new_folder(name: str) -> Path:
@@ -128,58 +125,3 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     last_parts = {name: name.rpartition(".")[2] for name in names}
     counts = Counter(last_parts.values())
     return {name: last if counts[last] == 1 else name for name, last in last_parts.items()}
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A name, and the settings in which its trainings differ from those that all arms share."""
-
-    name: str
-    settings: dict[str, Any]
-    """By their dotted names, such as ``model.mem_len``."""
-    label: str = ""
-    """The name in tables and figures; empty: the same."""
-    rival: str = ""
-    """The arm that an experiment of several tasks compares it with; empty: that of most arms."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    arm: str
-    seed: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All runs of an experiment, finished or not."""
-
-    task: str
-    """What is trained and measured, such as ``text`` or ``recall``."""
-    settings: dict[str, Any]
-    """What all arms share, of the first seed, as in a run's ``config.json``."""
-    arms: tuple[Arm, ...]
-    runs: dict[str, Planned] = field(default_factory=dict)
-    """By the names of their folders, in the order in which they are trained."""
-    commands: tuple[str, ...] = ()
-    scale: float = 1.0
-    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
-
-    @property
-    def seeds(self) -> int:
-        return len({run.seed for run in self.runs.values()})
-
-
-def read_plan(folder: Path) -> Plan | None:
-    path = folder / EXPERIMENT
-    return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
-
-
-def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
-    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair."""
-    return {
-        arm if seed == seeds[0] else f"{arm}-seed{seed}": Planned(arm, seed) for seed in seeds for arm in arms
-    }
-
-
-def baseline_of(arms: Sequence[str]) -> str:
-    return BASELINE if BASELINE in arms else arms[0]

@@ -22,12 +22,11 @@ from memformers.runs.folder import (
     PROBE,
     RESULT,
     SAMPLE,
-    Planned,
     flatten,
     in_use,
-    read_plan,
 )
 from memformers.runs.metrics import TOKENS, Metrics
+from memformers.runs.plan import Planned, read_plan
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""

@@ -12,7 +12,8 @@ from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.pages import bring_in
 from memformers.runs.card import close_card, read_card
-from memformers.runs.folder import alone_in, runs_of
+from memformers.runs.folder import alone_in
+from memformers.runs.plan import runs_of
 from memformers.tracking import discovery
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
 from memformers.runs.card import RunCard
-from memformers.runs.folder import CARD, Arm, Plan, runs_of
+from memformers.runs.folder import CARD
+from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.training.config import unused_settings
 from tests.builders import COMPARED, small_training
 
@@ -59,7 +60,7 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
     """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
     name; None for a run that isn't there. ``keys``: the number of keys of each arm."""
     seeds = seeds or max(map(len, bits.values()))
-    plan = Plan("text", {}, tuple(Arm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
+    plan = Plan("text", {}, tuple(PlannedArm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "experiment.json", asdict(plan))
     for name, run in plan.runs.items():

@@ -8,7 +8,8 @@ import pytest
 
 from memformers.common.files import write_json
 from memformers.runs.card import RunCard, note_launch, open_card, read_card
-from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, Arm, Plan, alone_in, runs_of
+from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, alone_in
+from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.runs.reader import Run, Runs
 from memformers.runs.time_left import seconds_left, share_trained
 
@@ -32,7 +33,9 @@ def alive(tmp_path):
 def experiment(tmp_path, alive):
     """The folder of three planned runs, whose experiment is alive."""
     planned = runs_of(["a", "b", "c"], [0])
-    write_json(tmp_path / "experiment.json", Plan("text", {}, tuple(Arm(n, {}) for n in planned), planned))
+    write_json(
+        tmp_path / "experiment.json", Plan("text", {}, tuple(PlannedArm(n, {}) for n in planned), planned)
+    )
     for name in planned:
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / CONFIG, CONFIG_OF_RUN)
