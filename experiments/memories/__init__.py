@@ -103,6 +103,15 @@ ALL_MEMORIES = (
         arxiv="2401.06104",
     ),
     ListedMemory(
+        name="R-KV",
+        model=f"{FOLDER}/rkv.py:RKV",
+        idea="its newest M inputs, and the C older ones that are attended to and least like others",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Cai et al. 2025",
+        arxiv="2505.24133",
+    ),
+    ListedMemory(
         name="pooled slots",
         model=f"{FOLDER}/pooled_slots.py:PooledSlots",
         idea="its newest M inputs, and C slots, each pooled from c older ones by feature",
