@@ -45,7 +45,7 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 
 BASE = TrainConfig(
     model=ModelConfig(model="transformer-xl", token_shift=True, mem_len=64),
-    tokens=1_000_000,
+    max_tokens=1_000_000,
     evaluation=EvaluationConfig(evaluations=1),
 )
 HALVES = "mem_len=32 c_mem_len=32"
@@ -85,14 +85,14 @@ class LearningWorth(ArmsCommand):
     known: ClassVar = tuple(ARMS.values())
     data: str = ""
     """The text, as for training; Tiny Shakespeare if not given."""
-    tokens: Count = BASE.tokens
+    tokens: Count = BASE.max_tokens
     """Tokens of each training run."""
     rates: tuple[float, ...] = (0.015, 0.03, 0.06)
     """The learning rates to choose from."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         tokens = QUICK_TOKENS if self.quick else self.tokens
-        train = replace(BASE, data=self.data, tokens=tokens)
+        train = replace(BASE, data=self.data, max_tokens=tokens)
         arms = self.chosen(asdict(train))
         return {"characters": Experiment(TextTask(probed=False), train, {}, arms, *self.how)}
 
