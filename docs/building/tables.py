@@ -354,19 +354,91 @@ def linked_name(memory: ListedMemory) -> Markup | str:
     return Markup(f"[{memory.name}](https://arxiv.org/abs/{memory.arxiv})")
 
 
+COMPARE_KEYS = 64
+"""The keys per layer of ``make compare``, half of them slots or kept positions where there are any."""
+UNTESTED = "untested"
+BASE = "Transformer-XL"
+
+
+class Claim(NamedTuple):
+    """A measured difference from Transformer-XL: the arms of an experiment, the measure, and its page."""
+
+    experiment: str
+    arm: str
+    rival: str
+    measure: str
+    page: str
+
+
+TEXT = "text: bits per character"
+RECALL = "recall, points"
+ASSOCIATION = "associative recall, points"
+OF_FILES = {
+    "no memory": "transformer",
+    "Compressive Transformer": "compressive",
+    "exponential average": "averages",
+    "memory tokens": "memory-tokens",
+    "Infini-attention": "infini",
+}
+"""The arms of the experiment ``memories``, by the names of the memories."""
+OF_MQAR = {
+    "no memory": "none-0-shift",
+    "Compressive Transformer": "conv-128-shift",
+    "selective": "selective-128-shift",
+}
+"""The arms of the experiment ``mqar``, with 128 keys."""
+
+
+def claims() -> dict[tuple[str, str], Claim]:
+    """What was measured with three seeds, by the name of the memory and the column."""
+    known = {}
+    for name, arm in OF_FILES.items():
+        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
+            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    for name, arm in OF_MQAR.items():
+        known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    known["selective", TEXT] = Claim(
+        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
+    )
+    return known
+
+
 def memory_costs() -> str:
-    """Each memory's name, how it is named, what it costs, and where it was measured."""
+    """Each memory's name, how it is named, what it costs, and its results minus Transformer-XL's."""
+    known = claims()
+    columns = (TEXT, RECALL, ASSOCIATION)
     body = []
     for memory in ALL_MEMORIES:
         model = Markup(f"`{memory.model}`")
-        n_keys = formula(memory.keys)
-        n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
-        results = Markup(f"[measured](results/{memory.results}.md)") if memory.results else "untested"
-        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes, results])
+        row = [memory.name, model, source_of(memory), memory.idea, formula(memory.keys), state_of(memory)]
+        for column in columns:
+            claim = known.get((memory.name, column))
+            if claim is not None:
+                row.append(difference_of(claim))
+            else:
+                row.append(DASH if memory.name == BASE else UNTESTED)
+        body.append(row)
     option = Markup("`--model`")
     costs = ["keys per layer", "bytes per stream"]
-    head = ["memory", option, "source", "what each layer remembers", *costs, "results"]
-    return table(head, body)
+    return table(["memory", option, "source", "what each layer remembers", *costs, *columns], body)
+
+
+def state_of(memory: ListedMemory) -> str:
+    """The bytes that a stream carries, as a formula, and those in a model of ``make compare``'s size."""
+    if memory.state == "0":
+        return "0"
+    M = COMPARE_KEYS // 2 if "C" in memory.keys else COMPARE_KEYS
+    config = ModelConfig(model=memory.import_path, mem_len=M, c_mem_len=COMPARE_KEYS - M)
+    n_bytes = formula(f"4 * {memory.state}")
+    return f"{n_bytes} = {kib(memory_facts(config)['state_bytes'])}"
+
+
+def difference_of(claim: Claim) -> Markup:
+    """The paired difference of a ``claim``, with a link to its page."""
+    ours = seeds(claim.experiment, claim.arm, claim.measure)
+    theirs = seeds(claim.experiment, claim.rival, claim.measure)
+    difference = more(paired(ours, theirs), points="bits" not in claim.measure)
+    return Markup(f"[{difference}](results/{claim.page}.md)")
 
 
 def source_of(memory: ListedMemory) -> str:

@@ -121,7 +121,8 @@ def read_and_learn(
     weights = [weight for weight, _ in trained]
     memory = Memory(())
     for segment in segments:
-        inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+        inputs = segment.inputs.to(model.device)  # [S, B]
+        targets = segment.targets.to(model.device)
         if segment.starts_over:
             memory = Memory(())
             if reset:
@@ -160,9 +161,13 @@ def step_of(trained: Trained, learn: LearnConfig, rms: Sequence[Tensor] | None) 
         return sgd
 
     # Numbers with large gradients in training take smaller steps, and are pulled back more.
-    mean = torch.cat([of_weight.flatten() for of_weight in rms]).mean()
-    divisors = [of_weight + mean for of_weight in rms]  # ε is the mean: no number is divided by nearly 0
-    decays = [(of_weight * (learn.learn_decay / mean)).clamp(max=1.0) for of_weight in rms]
+    flat_rms = [rms_of_weight.flatten() for rms_of_weight in rms]
+    mean = torch.cat(flat_rms).mean()
+    divisors = []
+    decays = []
+    for rms_of_weight in rms:
+        divisors.append(rms_of_weight + mean)  # ε is the mean: no number is divided by nearly 0
+        decays.append((rms_of_weight * (learn.learn_decay / mean)).clamp(max=1.0))
 
     @torch.no_grad()
     def scaled(gradients: Sequence[Tensor | None]) -> None:
@@ -186,7 +191,8 @@ def gradient_rms(
     memory = None
     with eval_mode(model), torch.enable_grad():
         for segment in reading.segments(training):
-            inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+            inputs = segment.inputs.to(model.device)  # [S, B]
+            targets = segment.targets.to(model.device)
             read = model(inputs, memory, targets)
             memory = read.memory
             gradients = torch.autograd.grad(read.scores.loss, weights, allow_unused=True)
@@ -202,14 +208,18 @@ def weights_that_learn(model: MemoryLM, learn: LearnConfig) -> list[nn.Parameter
         modules = [layer.feed_forward for layer in model.transformer.memory_layers]
     elif learn.learn_weights == "norms":
         modules = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    parameters = (parameter for module in modules for parameter in module.parameters())
-    weights = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
+    # Modules may share weights; each is changed once.
+    weights: dict[nn.Parameter, None] = {}
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                weights[parameter] = None
     if not weights:
         raise UserError(
             f"learn_weights={learn.learn_weights} names no weights of the model that require a gradient; use "
             f"other ones, or model.requires_grad_()."
         )
-    return weights
+    return list(weights)
 
 
 @contextmanager

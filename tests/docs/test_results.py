@@ -26,7 +26,8 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
-from docs.building.tables import KEYS, MODELS, cost_of_keys, share
+from docs.building.tables import KEYS, MODELS, claims, cost_of_keys, share
+from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from memformers import LearnConfig
 from memformers.commands import compare
@@ -169,3 +170,13 @@ def test_no_label_of_the_verdicts_lies_on_an_interval():
         for label in axes.texts:
             box = label.get_window_extent()
             assert not [line for line in lines if box.y0 < line.y0 + 2 and line.y0 - 2 < box.y1], label
+
+
+def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
+    names = {memory.name for memory in ALL_MEMORIES}
+    for (name, _), claim in claims().items():
+        assert name in names
+        ours = seeds(claim.experiment, claim.arm, claim.measure)
+        theirs = seeds(claim.experiment, claim.rival, claim.measure)
+        assert len(ours) >= 3
+        assert ours.keys() == theirs.keys()
