@@ -7,6 +7,7 @@ from importlib import import_module
 
 from memformers import __version__
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.processes import yield_while_waiting
 
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
@@ -34,7 +35,9 @@ HOMES = {
 def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     with cli_errors():
-        name, options = command_name(words[:1]), words[1:]
+        name = command_name(words[:1])
+        options = words[1:]
+        yield_while_waiting()
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
         if name in ("train", "compare", "recall"):
