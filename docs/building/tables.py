@@ -567,6 +567,7 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs, learning_worth, learning_distances)
+                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
+                 learning_worth, learning_distances)
 }  # fmt: skip
 TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}
