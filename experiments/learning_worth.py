@@ -7,7 +7,7 @@ numbers are of the second half.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks
-from experiments.memory_worth import EDGES, listed, means, word_distances, word_groups
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, Variant
+from experiments.memory_worth import EDGES, by_name, means, positions, word_distances, word_groups
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.comparison.experiment import Experiment
@@ -31,7 +31,7 @@ from memformers.evaluation.learning import (
     evaluate_learning,
     learned,
 )
-from memformers.evaluation.memory_ablation import common_corpus, held_out_tokens
+from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.report.arms import Measure
@@ -44,13 +44,13 @@ BASE = TrainConfig(
     max_tokens=1_000_000,
     evaluation=EvaluationConfig(evaluations=1),
 )
-HALVES = "mem_len=32 c_mem_len=32"
-ARMS = listed({
-    "none": ("no memory", "model=transformer"),
-    "xl": ("Transformer-XL", "model=transformer-xl mem_len=64"),
-    "compressive": ("Compressive", f"model=compressive {HALVES}", "xl"),
-    "selective": ("selective", f"model=selective {HALVES}", "xl"),
-})  # fmt: skip
+HALVES = {"mem_len": 32, "c_mem_len": 32}
+ARMS = by_name(
+    Variant("none", {"model": "transformer"}, "no memory"),
+    Variant("xl", positions(64), "Transformer-XL"),
+    Variant("compressive", {"model": "compressive", **HALVES}, "Compressive", "xl"),
+    Variant("selective", {"model": "selective", **HALVES}, "selective", "xl"),
+)
 """Equal keys, but for no memory."""
 MEASURED = "learning.json"
 """In a run's folder: its losses as trained and with learning, in nats per token."""
@@ -89,8 +89,7 @@ class LearningWorth(ArmsCommand):
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         tokens = QUICK_TOKENS if self.quick else self.tokens
         train = replace(BASE, data=self.data, max_tokens=tokens)
-        arms = self.chosen(asdict(train))
-        return {"characters": Experiment(TextTask(probed=False), train, {}, arms, *self.how)}
+        return {"characters": self.experiment_on(TextTask(probed=False), train)}
 
     def measure(self, folder: Path) -> None:
         """Write the losses of each run, on the same held-out text."""

@@ -36,7 +36,8 @@ from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
 from memformers.data.builtin import write_play
 from memformers.report.markdown import TEMPLATES, table
-from memformers.runs.folder import CONFIG, read_metrics
+from memformers.runs.folder import CONFIG
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import differences
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RecallConfig
-from memformers.comparison.recall_shown import read_stream, terminal_text, write_stream_page
+from memformers.comparison.recall.setup import RecallConfig
+from memformers.comparison.recall.shown import read_stream, terminal_text, write_stream_page
 from memformers.comparison.text import CompareConfig, compare
 from memformers.report.markdown import Report
 
@@ -62,4 +62,4 @@ class Recall(ExperimentCommand):
         print(f"\npage: {write_stream_page(shown, self.show)}")
 
     def experiment(self, folder: Path) -> Report:
-        return run_experiment(self.config.experiment, folder, self.dashboard, resume=self.resume)
+        return run_experiment(self.config.experiment(), folder, self.dashboard, resume=self.resume)

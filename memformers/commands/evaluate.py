@@ -26,7 +26,7 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import LOSES_TEXT, Evaluation, evaluate, summary, units, with_lengths
 from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
-from memformers.evaluation.memory_ablation import common_corpus, probe
+from memformers.evaluation.probe import common_corpus, probe
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import FACTS, refuse_overwrite

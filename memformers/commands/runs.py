@@ -10,7 +10,7 @@ from memformers.commands.options import say_report
 from memformers.common.console import counted
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range
-from memformers.runs.export import export
+from memformers.tracking.export import export
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Dashboard(Checked):
 
 @dataclass(frozen=True)
 class Export(Checked):
-    """Copy runs to TensorBoard or wandb.
+    """Copy runs to TensorBoard, wandb or trackio.
 
     Example: memformers export runs/… --to tensorboard
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folders of runs or comparisons."""
-    to: Literal["tensorboard", "wandb"]
+    to: Literal["tensorboard", "wandb", "trackio"]
     """The tracker, which must be installed; wandb reads its settings from its environment variables."""
     out: Path | None = None
     """Where the files go, a folder for each run; by default into the runs' folders."""

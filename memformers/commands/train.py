@@ -38,7 +38,7 @@ class Train(TrackedCommand):
     Example: memformers train --resume runs/book --max-tokens 5000000
     """
 
-    first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", *FIRST_OF_TRAINING)
+    first: ClassVar = ("out", "resume", "preset", "init_from", "dashboard", "track", *FIRST_OF_TRAINING)
     config: TrainConfig = field(default_factory=lambda: TrainConfig(ModelConfig(token_shift=True)))
     """What is trained, on which text and for how long."""
     preset: str = ""
@@ -85,6 +85,7 @@ class Train(TrackedCommand):
                 resume=resume,
                 init=init,
                 dashboard=self.dashboard,
+                track=self.track,
                 previous=self.previous,
             )
         except (KeyboardInterrupt, SystemExit):

@@ -1,6 +1,7 @@
 """Parse command lines, and end a program with one line for errors that the user can correct."""
 
 import contextlib
+import difflib
 import inspect
 import io
 import os
@@ -16,11 +17,13 @@ from dataclasses import Field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from memformers.common.console import printable
 from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import user_path
+
+Config = TypeVar("Config")
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
@@ -65,11 +68,53 @@ def cli_errors() -> Iterator[None]:
     sys.exit(code)
 
 
+def parse_settings(settings: Mapping[str, str], default: Config) -> Config:
+    """``default`` with these ``settings``, whose names are those of its options and whose values are read as
+    those of a command; a list may be in brackets, as [64,64,832], and null is None. UserError, in one line,
+    for a name that is none, and for a value that an option doesn't take."""
+    known = [option.name for option, _ in usual_values(default)]
+    arguments = []
+    for name, value in settings.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "memformers train --help lists them."
+            raise UserError(f"unknown setting {name!r}; {hint}")
+        option = f"--{name.replace('_', '-')}"
+        if value.startswith("[") and value.endswith("]"):
+            arguments += [option, *value[1:-1].replace(",", " ").split()]
+        else:
+            arguments.append(f"{option}={'None' if value == 'null' else value}")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            config: Config = parse_arguments(type(default), arguments, default=default, allows_none=True)
+    except SystemExit:
+        raise UserError(first_paragraph(printed.getvalue())) from None
+    return config
+
+
+def first_paragraph(box: str) -> str:
+    """The first paragraph of a text in a box, as tyro prints an error, in one line."""
+    words = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ")
+        if not text or text.startswith(("─", "╰")):
+            break
+        words.append(text)
+    return " ".join(words)
+
+
 def parse_arguments(
-    kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
+    kind: type,
+    arguments: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    default: Any = None,
+    allows_none: bool = False,
 ) -> Any:
     """The dataclass ``kind`` from the command line, on top of ``default``. Help lists the options that are
-    ``first`` in ``kind`` before the others of their group, and those of inner groups at the top too.
+    ``first`` in ``kind`` before the others of their group, and those of inner groups at the top too. With
+    ``allows_none``, the word None is a value of an option that may be None.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -87,7 +132,10 @@ def parse_arguments(
     lists = {option.name for option, _ in options if is_list(option.type)}
     words, errors = merged([as_switch(word, usual) for word in words], lists), io.StringIO()
     extra = {} if default is None else {"default": default}
-    config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
+    first = getattr(kind, "first", ())
+    config: tuple[Any, ...] = (tyro.conf.OmitArgPrefixes,)
+    if not allows_none:
+        config += (tyro.conf.DisallowNone,)
     inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
     if inner[1:]:
         values = ("" if usual[name] is None else usual[name] for name in inner)

@@ -16,7 +16,8 @@ from memformers.report.arms import ArmRuns, Column, arms_of, base_of, measure_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
 from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
-from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
+from memformers.runs.folder import PAGE, short_names
+from memformers.runs.metrics import SECONDS, TOKENS
 from memformers.runs.reader import (
     FINISHED,
     PLANNED,

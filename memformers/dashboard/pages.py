@@ -35,10 +35,12 @@ from memformers.common.processes import handling
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.report.markdown import STYLE, TEMPLATE
-from memformers.runs.folder import PAGE, read_card, read_metrics
+from memformers.runs.card import read_card
+from memformers.runs.folder import PAGE
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
-from memformers.tracking.recorder import import_run
+from memformers.tracking.relay import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2  # how long a request may take after Ctrl-C

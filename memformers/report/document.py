@@ -53,7 +53,8 @@ from memformers.report.sections import (
     warnings,
     write_results,
 )
-from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, read_plan
+from memformers.runs.folder import PLACES, PROBE, UNTOUCHED
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import read_probe, read_runs
 
 MAX_CLAIMS = 4

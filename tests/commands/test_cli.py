@@ -29,8 +29,8 @@ from tests.processes import finish, run
 pytestmark = pytest.mark.usefixtures("here")  # where ``runs`` may come to be
 OF_TRAINING = "data tokenizer max-tokens batch-size seed chunk-len memory-warmup learning-rate"
 FIRST = {
-    "train": f"out resume preset init-from dashboard {OF_TRAINING}",
-    "compare": f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}",
+    "train": f"out resume preset init-from dashboard track {OF_TRAINING}",
+    "compare": f"out resume dashboard track scale seeds models arms equal-keys {OF_TRAINING}",
     "generate": "checkpoint pretrained prompt prompt-file tokens",
     "evaluate": "checkpoint pretrained text split",
 }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from memformers.common.files import write_json
 from memformers.common.processes import module_environment
-from memformers.runs.folder import alone_in, close_card, open_card
+from memformers.runs.card import close_card, open_card
+from memformers.runs.folder import alone_in
 from memformers.runs.reader import Run
 
 HOLD = "import sys; from pathlib import Path; from memformers.runs.folder import alone_in\n"

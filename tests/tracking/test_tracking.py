@@ -11,8 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from memformers.runs.folder import read_card, read_metrics
-from memformers.tracking import recorder
+from memformers.runs.card import read_card
+from memformers.runs.metrics import read_metrics
+from memformers.tracking import recorder, relay
 from memformers.tracking.recorder import Tracking
 from tests.processes import Server, is_running, start, wait_for
 
@@ -47,7 +48,7 @@ def track(folder, url="auto"):
 
 
 def test_with_the_dashboard_off_no_process_starts_and_nothing_is_written_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder.subprocess, "Popen", None)
+    monkeypatch.setattr(relay.subprocess, "Popen", None)
     track(tmp_path, "off")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labml.json", "metrics.jsonl"]
     assert read_card(tmp_path).status == "completed"
@@ -120,8 +121,8 @@ def test_a_run_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monke
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
     with Tracking(tmp_path, "test", {}, "auto") as tracking:
-        tracking._relay.kill()
-        tracking._relay.wait()
+        tracking.relay.kill()
+        tracking.relay.wait()
         tracking.record(RECORDS[0])
     assert read_metrics(tmp_path) == RECORDS[:1]
     assert "labml stopped with exit code -9" in capfd.readouterr().err
@@ -134,7 +135,7 @@ import sys, time
 from pathlib import Path
 from memformers.tracking.recorder import Tracking
 with Tracking(Path({str(tmp_path)!r}), "test", {{}}, "auto") as tracking:
-    print('torch' in sys.modules, tracking._relay.pid, flush=True)
+    print('torch' in sys.modules, tracking.relay.pid, flush=True)
     for i in range(1000):
         tracking.record({{"tokens": i, "loss.train": 1.0}})
         print(i, flush=True)

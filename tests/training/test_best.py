@@ -9,7 +9,7 @@ from memformers import ModelConfig, TrainConfig
 from memformers.common import files
 from memformers.common.fields import replace_nested
 from memformers.common.files import numbered, read_json, write_json
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import keep_best_and_newest
 from tests.training.runs import train_run
 

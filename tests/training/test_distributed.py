@@ -15,7 +15,7 @@ from memformers import AdaptiveConfig
 from memformers.common.fields import replace_nested
 from memformers.common.files import UNFINISHED
 from memformers.common.processes import Stopped, StopSignals
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import restore_newest
 from memformers.training.distributed import Distributed
 from memformers.training.state import TrainingState

@@ -17,8 +17,9 @@ from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
+from memformers.runs.folder import CHECKPOINTS, RESULT
 from memformers.runs.load import load_checkpoint
+from memformers.runs.metrics import read_metrics
 from memformers.training import job as job_module
 from memformers.training.config import check_all_used, read_train_config
 from memformers.training.job import build_model, find_text, keep_tokenizer, load_initial

@@ -15,7 +15,8 @@ from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.models.config import AdaptiveConfig
-from memformers.runs.folder import METRICS, alone_in, read_metrics
+from memformers.runs.folder import METRICS, alone_in
+from memformers.runs.metrics import read_metrics
 from memformers.training import job as job_module
 from memformers.training.checkpoints import cut_metrics
 from memformers.training.job import find_text

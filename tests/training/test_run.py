@@ -18,8 +18,9 @@ from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.card import read_card
 from memformers.runs.load import load_checkpoint
+from memformers.runs.metrics import read_metrics
 from memformers.training import distributed, monitor
 from memformers.training.config import read_train_config
 from memformers.training.job import build_model, spec_of, with_vocabulary

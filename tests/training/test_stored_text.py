@@ -15,7 +15,7 @@ from memformers.common.files import read_json
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from tests.builders import small_training
 from tests.training.runs import SHORT, stop, train_run, without_times
 

@@ -16,7 +16,7 @@ from memformers.common.files import numbered, read_json
 from memformers.common.processes import module_environment
 from memformers.data import tokenize_corpus, tokenizers
 from memformers.data.builtin import write_play
-from memformers.evaluation.memory_ablation import common_corpus
+from memformers.evaluation.probe import common_corpus
 from memformers.runs.reader import read_runs
 from memformers.training.job import find_text, learned_subwords
 from tests.builders import small_training
