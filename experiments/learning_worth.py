@@ -8,7 +8,6 @@ numbers are of the second half.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,16 +23,13 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import TextTask
 from memformers.data.streams import Tokens
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.evaluate import evaluate, evaluate_reading, reading_of
+from memformers.evaluation.evaluate import evaluate
 from memformers.evaluation.learning import (
     STREAMS,
     STREAMS_OF_LEARNING,
     LearnConfig,
     evaluate_learning,
-    read_and_learn,
-    restored,
-    step_of,
-    weights_that_learn,
+    learned,
 )
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import ModelConfig
@@ -204,11 +200,7 @@ def learn_text(model: MemoryLM, tokens: Tensor, training: Tokens, rate: float) -
     ``training`` text afterwards. Then it has its trained weights again."""
     learn = LearnConfig(learn_rate=rate)
     losses: list[Tensor] = []
-    reading = reading_of(len(tokens), STREAMS_OF_LEARNING, model.config.segment_len)
-    with restored(weights_that_learn(model, learn)) as trained:
-        step = step_of(trained, learn, None)
-        read = partial(read_and_learn, trained=trained, step=step, reset=False)
-        evaluate_reading(model, tokens, reading, losses.append, read)
+    with learned(model, tokens, STREAMS_OF_LEARNING, learn, progress=losses.append):
         loss_afterwards = evaluate(model, training, STREAMS).loss
     return torch.cat(losses), loss_afterwards
 

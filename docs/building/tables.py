@@ -330,6 +330,81 @@ def commands() -> str:
     return "```sh\n" + "\n".join(lines) + "\n```"
 
 
+# Learning while reading
+
+LEARNED_TEXTS = {
+    "learning_worth": "Tiny Shakespeare",
+    "learning_worth_python": "Python's standard library",
+}
+"""The experiments with these texts, which are shown once they have results."""
+LEARNED_ARMS = {
+    "none": "no memory",
+    "xl": "Transformer-XL",
+    "compressive": "Compressive Transformer",
+    "selective": "selective",
+}
+READINGS = ("static", "learning")
+
+
+def learned_texts() -> list[tuple[str, str]]:
+    """The experiments that have results, with their texts."""
+    known = experiments()
+    return [(name, text) for name, text in LEARNED_TEXTS.items() if name in known]
+
+
+def learning_worth() -> str:
+    """Losses as trained and with learning, what memory saves in both, and what is forgotten."""
+    head = ["memory", "static", "with learning", "learning saves", "memory saves, static",
+            "memory saves, with learning", "training text, afterwards"]  # fmt: skip
+    body = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        for arm, shown in LEARNED_ARMS.items():
+            if not seeds(name, arm, "static (nats)"):
+                continue
+            row = [shown]
+            row += [bits(mean(seeds(name, arm, f"{reading} (nats)"))) for reading in READINGS]
+            row.append(more(mean(seeds(name, arm, "learning saves (nats)"))))
+            for reading in READINGS:
+                measure = f"{reading} (nats)"
+                saved = paired(seeds(name, "none", measure), seeds(name, arm, measure))
+                row.append(DASH if arm == "none" else more(saved))
+            before = seeds(name, arm, "training text, static (nats)")
+            after = seeds(name, arm, "training text, after learning (nats)")
+            row.append(more(paired(after, before)))
+            body.append(row)
+    return table(head, body, numbers=True)
+
+
+def learning_distances() -> str:
+    """What learning and memory save, by the characters since a word last began."""
+    head = ["characters since the word last began", "learning saves: no memory", "Transformer-XL",
+            "Transformer-XL saves: static", "with learning"]  # fmt: skip
+    body = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        groups = [
+            row["measure"].removesuffix(", static")
+            for row in rows(name)
+            if row["measure"].endswith(", static") and row["arm"] == "none"
+        ]
+        for group in dict.fromkeys(groups):
+            losses = {}
+            for arm in ("none", "xl"):
+                for reading in READINGS:
+                    losses[arm, reading] = seeds(name, arm, f"{group}, {reading}")
+            row = [GROUP_NAMES.get(group, group)]
+            for arm in ("none", "xl"):
+                row.append(more(paired(losses[arm, "static"], losses[arm, "learning"])))
+            for reading in READINGS:
+                row.append(more(paired(losses["none", reading], losses["xl", reading])))
+            body.append(row)
+    return table(head, body, numbers=True)
+
+
+GROUP_NAMES = {"first": "a word that had not occurred", "no word": "no word"}
+
+
 # All memories
 
 
@@ -492,6 +567,7 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs)
+                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
+                 learning_worth, learning_distances)
 }  # fmt: skip
 TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}

@@ -106,6 +106,15 @@ ALL_MEMORIES = (
         arxiv="2505.24133",
     ),
     ListedMemory(
+        name="DMS",
+        model=f"{FOLDER}/learned_eviction.py:LearnedEviction",
+        idea="its newest M inputs, and the C older ones with the highest learned keep-scores",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Łańcucki et al. 2025",
+        arxiv="2506.05345",
+    ),
+    ListedMemory(
         name="pooled slots",
         model=f"{FOLDER}/pooled_slots.py:PooledSlots",
         idea="its newest M inputs, and C slots, each pooled from c older ones by feature",

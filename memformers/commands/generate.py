@@ -1,7 +1,8 @@
 """``memformers generate``: text from a trained model; and the options of all commands that use one."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ from memformers.common.machine import choose_device
 from memformers.common.processes import Stopped, StopSignals
 from memformers.data.corpus_reader import read_text
 from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, learned
 from memformers.generation.generate import Sampling, TextStream, make_generator
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
@@ -90,6 +92,9 @@ class Generate(ModelCommand):
     """How many tokens to generate."""
     sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
     """How each token is drawn."""
+    learn: bool = False
+    """Whether the model first learns the prompt, by one gradient step after each segment as in evaluate
+    --learn; then it reads it, and generates. The prompt needs at least 2 tokens."""
     stop: str = ""
     """Stop after this text."""
     seed: int | None = None
@@ -115,32 +120,55 @@ class Generate(ModelCommand):
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)
-        self.read_prompt(stream, signals)
-        if stream.reader.last is not None or not self.interactive:
-            self.write(stream, generator, signals)
-        while self.interactive:
-            with signals.at_once():
-                line = input("> " if sys.stdin.isatty() else "")
-            try:
-                stream.read(line + stream.tokenizer.line_break, lambda tokens: signals.check())
-            except UserError as error:  # such as a character that the model doesn't know
-                print(f"error: {error}", file=sys.stderr)
-                continue
-            self.write(stream, generator, signals)
-
-    def read_prompt(self, stream: TextStream, signals: StopSignals) -> None:
         text = read_text(self.prompt_file) if self.prompt_file else ""
         is_empty = self.prompt is None and not (text or self.interactive)
         prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""
-        tokens = len(stream.tokenizer.encode(text + prompt))
-        with reading_bar("prefill", tokens, stream.model) as bar:
+        with self.learning(stream, text + prompt, signals):
+            self.read_prompt(stream, text + prompt, signals)
+            print(prompt, end="", flush=True)
+            if stream.reader.last is not None or not self.interactive:
+                self.write(stream, generator, signals)
+            while self.interactive:
+                with signals.at_once():
+                    line = input("> " if sys.stdin.isatty() else "")
+                try:
+                    stream.read(line + stream.tokenizer.line_break, lambda tokens: signals.check())
+                except UserError as error:  # such as a character that the model doesn't know
+                    print(f"error: {error}", file=sys.stderr)
+                    continue
+                self.write(stream, generator, signals)
 
-            def progress(tokens: int) -> None:
-                bar.update(tokens)
+    @contextmanager
+    def learning(self, stream: TextStream, text: str, signals: StopSignals) -> Iterator[None]:
+        """With ``--learn``, the model has learned the ``text`` meanwhile."""
+        if not self.learn:
+            yield
+            return
+        tokens = stream.tokenizer.encode(text)
+        if len(tokens) < 2:
+            raise UserError(
+                f"--learn needs a prompt of at least 2 tokens, got {len(tokens)}; write a longer one, or "
+                f"leave out --learn."
+            )
+        with reading_bar("learning", len(tokens), stream.model) as bar:
+
+            def progress(losses: torch.Tensor) -> None:
+                bar.update(len(losses))
                 signals.check()
 
-            stream.read(text + prompt, progress)
-        print(prompt, end="", flush=True)
+            with learned(stream.model, tokens, STREAMS_OF_LEARNING, LearnConfig(), progress=progress):
+                bar.close()
+                yield
+
+    def read_prompt(self, stream: TextStream, text: str, signals: StopSignals) -> None:
+        n_tokens = len(stream.tokenizer.encode(text))
+        with reading_bar("prefill", n_tokens, stream.model) as bar:
+
+            def progress(n_read: int) -> None:
+                bar.update(n_read)
+                signals.check()
+
+            stream.read(text, progress)
 
     def write(self, stream: TextStream, generator: torch.Generator, signals: StopSignals) -> None:
         for piece in stream.write(self.tokens, self.sampling, generator, self.stop):

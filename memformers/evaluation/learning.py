@@ -38,6 +38,8 @@ Trained = Sequence[tuple[nn.Parameter, Tensor]]
 """Weights that learn, each with a copy of it as it was trained."""
 Step = Callable[[Sequence[Tensor | None]], None]
 """Changes the weights that learn by their gradients; None for a weight that has none."""
+Progress = Callable[[Tensor], object]
+"""Called after each segment with the losses of its predictions, ``[n]``."""
 STREAMS = 16
 """Into how many streams a text is cut by default."""
 STREAMS_OF_LEARNING = 1
@@ -89,12 +91,31 @@ def evaluate_learning(
     *,
     documents: Sequence[int] = (),
     training: Tokens | None = None,
-    progress: Callable[[Tensor], object] = lambda losses: None,
+    progress: Progress = lambda losses: None,
 ) -> Evaluation:
     """What [`evaluate`][memformers.evaluation.evaluate.evaluate] measures, of a model that learns as it
-    reads. ``training`` is a part of the text that the model was trained on, which the step rms needs.
-    Afterwards, the model is as before, also after an exception. Raises UserError for a model that has no such
-    weights, for a missing training text, and for a loss that is no longer finite."""
+    reads, as [`learned`][]. Afterwards, the model is as before."""
+    with learned(
+        model, tokens, streams, learn, documents=documents, training=training, progress=progress
+    ) as evaluation:
+        return evaluation
+
+
+@contextmanager
+def learned(
+    model: MemoryLM,
+    tokens: Tokens,
+    streams: int,
+    learn: LearnConfig,
+    *,
+    documents: Sequence[int] = (),
+    training: Tokens | None = None,
+    progress: Progress = lambda losses: None,
+) -> Iterator[Evaluation]:
+    """The ``model`` after it has read and learned ``tokens``, and how well it predicted them meanwhile.
+    ``training`` is a part of the text that it was trained on, which the step rms needs. At the end, the model
+    is as before, also after an exception. Raises UserError for a model that has no such weights, for a
+    missing training text, and for a loss that is no longer finite."""
     reading = reading_of(len(tokens), streams, model.config.segment_len, documents)
     weights = weights_that_learn(model, learn)
     rms = None
@@ -105,7 +126,7 @@ def evaluate_learning(
     with restored(weights) as trained:
         step = step_of(trained, learn, rms)
         read = partial(read_and_learn, trained=trained, step=step, reset=learn.learn_reset)
-        return evaluate_reading(model, tokens, reading, progress, read)
+        yield evaluate_reading(model, tokens, reading, progress, read)
 
 
 def read_and_learn(

@@ -9,6 +9,7 @@ from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
 from experiments.memories.gated_delta import GatedDelta
 from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.keydiff import KeyDiff
+from experiments.memories.learned_eviction import LearnedEviction
 from experiments.memories.memory_tokens import MemoryTokens
 from experiments.memories.pooled_slots import PooledSlots, SoftmaxPooling
 from experiments.memories.random_positions import RandomPositions
@@ -413,7 +414,66 @@ def test_of_several_copies_rkv_keeps_the_newest():
     assert torch.equal(after.slots, x[3:])
 
 
-@pytest.mark.parametrize("memory", [GatedDelta, InfiniAttention], ids=lambda memory: memory.__name__)
+@torch.no_grad()
+def test_keep_scores_weigh_attention_and_choose_what_stays():
+    M, C = 4, 3
+    config = ModelConfig(model=LearnedEviction, mem_len=M, c_mem_len=C, **TINY)
+    lm = MemoryLM(config).double().eval()
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter)
+    layer = lm.transformer.memory_layers[0]
+    attention = layer.self_attn
+    past = LayerMemory(torch.randn(M, 1, 8).double(), torch.randn(C, 1, 8).double())
+    x = torch.randn(5, 1, 8).double()
+    every = torch.cat((past.slots, past.mem, x))[:, 0]
+    z = layer.norm_self_attn(every)
+    keep = (z @ layer.keep.weight[0] + layer.keep.bias).sigmoid()
+
+    K = len(every)
+    terms = attention.distance_terms(K)
+    wanted = []
+    for i in range(C + M, K):
+        by_head = []
+        for head in range(2):
+            q = attention.query(z[i]).view(2, 4)[head]
+            logits = torch.empty(i + 1).double()
+            for j in range(i + 1):
+                k = attention.key(z[j]).view(2, 4)[head]
+                r = terms["r"][head, i - j]
+                logits[j] = ((q + terms["u"][head]) @ k + (q + terms["v"][head]) @ r) / 2
+                if j < C:
+                    logits[j] += keep[j].log()
+            values = attention.value(z[: i + 1]).view(-1, 2, 4)[:, head]
+            by_head.append(logits.softmax(0) @ values)
+        wanted.append(attention.output(torch.cat(by_head)))
+    torch.testing.assert_close(layer.attend(x, x, past, None, None)[:, 0], torch.stack(wanted))
+
+    after, _ = lm.transformer.memory_rules[0].update(past, x, UpdateContext(layer, x, None))
+    kept = keep[: K - M].topk(C).indices.sort().values
+    assert torch.equal(after.slots[:, 0], every[kept])
+
+
+def test_keep_scores_start_equal_and_learn_from_the_language_model():
+    lm = MemoryLM(ModelConfig(model=LearnedEviction, mem_len=4, c_mem_len=3, **TINY))
+    memory = None
+    for text in torch.randint(7, (3, 5, 2)):
+        output = lm(text, memory)
+        memory = output.memory
+    output.logits.square().mean().backward()
+    for layer in lm.transformer.memory_layers:
+        assert not layer.keep.weight.any()
+        assert layer.keep.weight.grad.any()
+        assert layer.keep.bias.grad.any()
+
+
+def test_learned_eviction_refuses_dropout():
+    with pytest.raises(ValueError, match="dropout=0"):
+        MemoryLM(ModelConfig(model=LearnedEviction, dropout=0.1, **TINY))
+
+
+@pytest.mark.parametrize(
+    "memory", [GatedDelta, InfiniAttention, LearnedEviction], ids=lambda memory: memory.__name__
+)
 def test_a_matrix_is_not_read_through_a_mask(memory):
     transformer = MemoryLM(ModelConfig(model=memory, **TINY)).transformer
     x = torch.randn(5, 1, 8)
