@@ -4,6 +4,7 @@ Measurements (``results.json``, ``decoding.json``) and reports (``RESULTS.md``, 
 into its own folder, those of a quick run into ``runs/benchmarks``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.arms import write_rows
-from experiments.benchmarks import attention, decoding, kernels, training
+from experiments.benchmarks import attention, decoding, kernels, rotary, training
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
@@ -34,9 +35,10 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 class Options:
     """What to measure."""
 
-    only: Literal["speed", "decoding", "kernels", "report"] = "speed"
-    """Training and attention (speed), decoding, or attention by kernel and position features (kernels).
-    report measures nothing and writes all reports again."""
+    only: Literal["speed", "x-transformers", "decoding", "kernels", "report"] = "speed"
+    """Training and attention (speed); of these, only what is measured beside x-transformers, again; decoding;
+    or attention by kernel and position features (kernels). report measures nothing and writes all reports
+    again."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
@@ -46,29 +48,42 @@ class Options:
 def main(options: Options) -> None:
     folder = options.out or (HERE.parents[1] / "runs" / "benchmarks" if options.quick else HERE)
     folder.mkdir(parents=True, exist_ok=True)
-    for part, name, measure, write in (
-        ("speed", "results", speed, write_speeds),
-        ("decoding", "decoding", decoding.measure_all, write_decoding),
-        ("kernels", "kernels", measure_kernels, write_kernels),
-    ):
-        if options.only == part:
-            write_rows(folder / f"{name}.json", measure(quick=options.quick))
-        if options.only in (part, "report"):
-            write(read_json(folder / f"{name}.json"), folder)
-            print(f"written: {folder / name.upper()}.md")
+    results_file = folder / "results.json"
+    measures: dict[str, tuple[str, Callable[..., Result]]] = {
+        "speed": ("results", speed),
+        "x-transformers": ("results", partial(with_new_peer, results_file)),
+        "decoding": ("decoding", decoding.measure_all),
+        "kernels": ("kernels", measure_kernels),
+    }
+    writers = {"results": write_speeds, "decoding": write_decoding, "kernels": write_kernels}
+    if options.only != "report":
+        name, measure = measures[options.only]
+        write_rows(folder / f"{name}.json", measure(quick=options.quick))
+        writers = {name: writers[name]}
+    for name, write in writers.items():
+        write(read_json(folder / f"{name}.json"), folder)
+        print(f"written: {folder / name.upper()}.md")
 
 
 def speed(*, quick: bool) -> Result:
     described = describe_environment(torch.device("cpu"))
-    described["packages"] |= {LABML: version(LABML)}
+    described["packages"] |= {LABML: version(LABML)} | rotary.installed_version()
     names, lengths = (("seed",), (512,)) if quick else (training.SIZES, attention.MEMORY_LENGTHS)
     cases = [training.Case.of(name, model) for name in names for model in training.MODELS]
     return {
         "quick": quick,
         "environment": described,
         "training": [training.measure(case, quick=quick) for case in cases],
+        "x-transformers": rotary.measure_all(quick=quick),
         "attention": [attention.measure(M, repeats=2 if quick else 7) for M in lengths],
     }
+
+
+def with_new_peer(results_file: Path, *, quick: bool) -> Result:
+    """The measurements of the file, with those beside x-transformers anew."""
+    results: Result = read_json(results_file)
+    results["environment"]["packages"] |= rotary.installed_version()
+    return results | {"x-transformers": rotary.measure_all(quick=quick)}
 
 
 def measure_kernels(*, quick: bool) -> Result:
@@ -106,9 +121,11 @@ def write_speeds(results: Result, folder: Path) -> None:
     has_flash = any(attention.FLASH in r["seconds"] for r in alone)
     # Results of before this kernel are of learned positions.
     positions = f"sinusoidal positions with {attention.P} features" if has_flash else "learned positions"
+    beside_peer = results.get("x-transformers", [])
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": attention,
-        "positions": positions,
+        "positions": positions, "P": rotary.P, "rounds": rotary.ROUNDS,
+        "rotary": table_beside_peer(beside_peer) if beside_peer else "",
         "packages": packages_of(results["environment"]), "kept": 4 * blocked.MAX_KEPT / 2**20,
         "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
         "parity": max(r["parity error"] for r in steps),
@@ -122,6 +139,27 @@ def write_speeds(results: Result, folder: Path) -> None:
                             "share of torch.mm"], rows),
     }  # fmt: skip
     write_page("RESULTS.md", folder, values)
+
+
+def table_beside_peer(results: list[Result]) -> str:
+    """Whole steps of our models and x-transformers', by case."""
+    rows = []
+    for r in results:
+        peer_seconds = r["seconds"][rotary.PEER]
+        peer_cpu_seconds = r["CPU seconds"][rotary.PEER]
+        for side, seconds in r["seconds"].items():
+            cpu_seconds = r["CPU seconds"][side]
+            row = [r["case"], side, f"{r['parameters'][side]:,}"]
+            row += [f"{milliseconds(cpu_seconds):.0f}", f"{milliseconds(seconds):.0f}"]
+            if side == rotary.PEER:
+                row += [DASH, DASH]
+            else:
+                row.append(f"{times_as_fast(cpu_seconds, peer_cpu_seconds)}")
+                row.append(f"{times_as_fast(seconds, peer_seconds)}")
+            rows.append(row)
+    ratio = f"times as fast as {rotary.PEER}"
+    head = ["case", "model", "parameters", "CPU time, ms", "wall time, ms"]
+    return table([*head, f"{ratio}, CPU time", f"{ratio}, wall time"], rows)
 
 
 def write_kernels(results: Result, folder: Path) -> None:
