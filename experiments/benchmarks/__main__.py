@@ -81,10 +81,13 @@ def speed(*, quick: bool) -> Result:
 
 
 def with_new_peer(results_file: Path, *, quick: bool) -> Result:
-    """The measurements of the file, with those beside x-transformers anew."""
+    """The measurements of the file, with those beside x-transformers anew if it is installed."""
     results: Result = read_json(results_file)
-    results["environment"]["packages"] |= rotary.installed_version()
-    return results | {"x-transformers": rotary.measure_all(quick=quick)}
+    beside_peer = rotary.measure_all(quick=quick)
+    if beside_peer:
+        results["x-transformers"] = beside_peer
+        results["environment"]["packages"] |= rotary.installed_version()
+    return results
 
 
 def measure_kernels(*, quick: bool) -> Result:
