@@ -64,7 +64,7 @@ dist: .venv/ready-for-tests
 
 # Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
-bench: .venv/ready-for-tests
+bench: .venv/ready-for-benchmarks
 	$(BIN)/python -m experiments.benchmarks $(BENCH)
 
 # Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes, or one with
@@ -99,6 +99,11 @@ clean:
 .venv/ready-for-tests: .venv/ready
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps labml-nn
+	@touch $@
+
+# x-transformers, which whole training steps are measured beside.
+.venv/ready-for-benchmarks: .venv/ready-for-tests
+	$(PIP) x-transformers
 	@touch $@
 
 # lm-eval only for its test and guide: it takes the Hugging Face model as it is. The others only for tests: what
