@@ -30,7 +30,7 @@ from docs.building.tables import KEYS, MODELS, claims, cost_of_keys, share
 from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from memformers import LearnConfig
-from memformers.commands import compare
+from memformers.cli import command_class
 from memformers.common.command_line import parse_arguments
 from memformers.common.intervals import paired
 from memformers.report.markdown import number
@@ -93,7 +93,7 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
     assert len(rows(name)) >= 2
     program, *arguments = shlex.split(experiments()[name]["command"]) or ["make"]
     if program == "memformers":
-        asked = parse_arguments(getattr(compare, arguments[0].capitalize()), arguments[1:])
+        asked = parse_arguments(command_class(arguments[0]), arguments[1:])
         assert f"seeds={experiments()[name]['seeds']}" in repr(asked)
     elif program == "python":
         module = import_module(arguments[1])
