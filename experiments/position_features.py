@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct, prepared_python_source
-from memformers.common.fields import Count
+from memformers.common.fields import Count, Range
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall.setup import RecallConfig
@@ -70,6 +70,8 @@ class PositionFeatures(ArmsCommand):
     machine if not given."""
     tokens: Count = 1_000_000
     """Tokens of each training run on a text; on the recall stream, those of the recall experiment."""
+    seed: Annotated[int, Range(0)] = 0
+    """The first seed. More seeds of an experiment whose runs are elsewhere begin after theirs."""
     tasks: tuple[str, ...] = ("characters", "subwords", "recall")
     """Which of the three."""
 
@@ -80,17 +82,22 @@ class PositionFeatures(ArmsCommand):
         experiments = {}
         if "characters" in self.tasks:
             short = replace(model, mem_len=SHORT)
-            train = TrainConfig(short, data=self.characters, max_tokens=tokens, evaluation=evaluation)
+            train = TrainConfig(
+                short, data=self.characters, seed=self.seed, max_tokens=tokens, evaluation=evaluation
+            )
             experiments["characters"] = self.experiment_of(train, SHORT)
         if "subwords" in self.tasks:
             data = self.subwords or prepared_python_source(folder, 2048)
             long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
-            train = TrainConfig(long, data=data, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe")
+            train = TrainConfig(
+                long, data=data, seed=self.seed, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe"
+            )
             experiments["subwords"] = self.experiment_of(train, LONG)
         if "recall" in self.tasks:
             near = RecallConfig(quick=self.quick).setup.base
             mem_len = cast(int, keys_of_layers(near.model))  # the same in all layers
-            near = replace(near, model=replace(near.model, model="transformer-xl", mem_len=mem_len))
+            near_model = replace(near.model, model="transformer-xl", mem_len=mem_len)
+            near = replace(near, seed=self.seed, model=near_model)
             experiments["recall"] = self.experiment_on(RECALL, near, arms_of_memory(mem_len))
         return experiments
 

@@ -311,9 +311,14 @@ def large_text() -> str:
 
 
 def of_file(path: str, which: str) -> str:
-    """The ``which``-th table of a Markdown file."""
+    """A table of a Markdown file: the ``which``-th, or the first with this word in its head."""
     tables = re.findall(r"(?:^\|.*\n?)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    return str(tables[int(which) - 1]).strip()
+    if which.isdigit():
+        return str(tables[int(which) - 1]).strip()
+    for lines in tables:
+        if which in lines.splitlines()[0]:
+            return str(lines).strip()
+    raise ValueError(f"{path} has no table with {which!r} in its head.")
 
 
 def data() -> str:

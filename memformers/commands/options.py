@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
-    "data", "tokenizer", "max_tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",
-    "d_model", "segment_len", "mem_len", "vocab_size",
+    "data", "tokenizer", "vocab_size", "max_tokens", "batch_size", "seed", "learning_rate", "model",
+    "n_layers", "d_model", "segment_len", "mem_len", "c_mem_len", "evaluations", "device",
 )  # fmt: skip
 """The options of a training run that help shows first."""
 

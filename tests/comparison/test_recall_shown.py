@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from memformers.commands.compare import Recall
+from memformers.commands.recall import Recall
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.comparison.recall.measurement import recall_by_distance

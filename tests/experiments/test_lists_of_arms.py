@@ -154,6 +154,11 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
     assert (out / "report.md").read_text() == page
 
 
+def test_more_seeds_of_position_features_begin_where_they_are_to(tmp_path):
+    command = PositionFeatures(seed=3, characters="builtin", tasks=("characters", "recall"))
+    assert [task.base.seed for task in command.experiments(tmp_path).values()] == [3, 3]
+
+
 def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
     for inputs, targets, distances, pairs in episodes_of(256, n=64):
         (asked,) = np.nonzero(targets >= 0)

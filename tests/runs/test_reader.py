@@ -21,7 +21,7 @@ def state(folder):
     return Run(folder).state[0]
 
 
-def test_a_run_is_running_as_long_as_its_process_lives_however_long_it_records_nothing(tmp_path):
+def test_a_silent_run_is_running_while_its_process_lives(tmp_path):
     """As in a last evaluation that takes an hour."""
     open_card(tmp_path, "run", {})
     (tmp_path / "metrics.jsonl").write_text('{"tokens": 1}\n')

@@ -94,7 +94,7 @@ def test_start_up_and_evaluations_of_all_runs_are_counted(experiment, running):
     assert left(experiment) == pytest.approx(FINAL + 2 * RUN)
 
 
-def test_an_evaluation_is_as_slow_as_training_until_one_is_measured(experiment, running):
+def test_evaluations_are_expected_to_be_as_slow_as_training(experiment, running):
     start(experiment / "a")
     running("a")
     record(experiment / "a", 250, 0)
