@@ -18,7 +18,7 @@ def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
     login, separator, host = parts.netloc.rpartition("@")
     handlers = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
     opener = urllib.request.build_opener(*handlers)
-    if separator:  # NAME:PASSWORD@HOST
+    if separator:  # before it are a name and a password
         code = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
         opener.addheaders.append(("Authorization", f"Basic {code}"))
     return parts._replace(netloc=host).geturl(), opener
