@@ -17,7 +17,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 

@@ -23,7 +23,7 @@ from memformers.data.recall_stream import NO_QUESTION, RecallStream
 from memformers.data.streams import IGNORED, Segment
 from memformers.report import plotting
 from memformers.report.arms import Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.folder import Arm
 
 SEGMENT = 64  # tokens

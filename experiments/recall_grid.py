@@ -16,7 +16,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig
 from memformers.data.recall_stream import RecallStream
 from memformers.report.arms import Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.folder import Arm
 from memformers.runs.reader import Run
 

@@ -19,8 +19,8 @@ from docs.building.results import Seeds, about, mean, rows, seeds, stored, verdi
 from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
-from memformers.report.markdown import DARK
 from memformers.report.plotting import BLUE, GREEN, ORANGE
+from memformers.report.rendering import DARK
 
 WIDTH, NARROW = 7.5, 4.6
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""

@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 
 from docs.building.markdown import MARKS
 from docs.building.results import ROOT
-from memformers.report.markdown import DARK, inline_svg
+from memformers.report.rendering import DARK
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
 ElementTree.register_namespace("", MATHML)
@@ -135,7 +135,8 @@ def figure(image: re.Match[str]) -> str:
     style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'
     svg = re.sub("<style>@media.*?</style>", style, svg, count=1)
     width = float(svg.partition('width="')[2].partition("pt")[0])
-    return f'<div class="figure{" wide" * (width > WIDE_FIGURE)}">{inline_svg(svg, image[1])}</div>'
+    drawing = f'<div role="img" aria-label="{image[1]}">{svg[svg.index("<svg") :]}</div>'
+    return f'<div class="figure{" wide" * (width > WIDE_FIGURE)}">{drawing}</div>'
 
 
 def of_notebook(page: str, path: Path) -> str:

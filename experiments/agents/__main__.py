@@ -15,7 +15,7 @@ from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
-from memformers.report.markdown import Report
+from memformers.report.rendering import Report
 from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 

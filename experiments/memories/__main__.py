@@ -14,7 +14,7 @@ from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RECALL, RecallConfig, compressive, transformer_xl
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 

@@ -12,7 +12,7 @@ from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.recall_shown import read_stream, terminal_text, write_stream_page
 from memformers.comparison.text import CompareConfig, compare
-from memformers.report.markdown import Report
+from memformers.report.rendering import Report
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from memformers.common.fields import Checked
 from memformers.runs.folder import is_experiment, new_folder, newest_experiment
 
 if TYPE_CHECKING:
-    from memformers.report.markdown import Report
+    from memformers.report.rendering import Report
 
 FIRST_OF_TRAINING = (
     "data", "tokenizer", "max_tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",

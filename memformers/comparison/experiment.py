@@ -26,7 +26,7 @@ from memformers.models.registry import (
     lookup,
 )
 from memformers.report.keys import unequal_keys
-from memformers.report.markdown import in_terminal
+from memformers.report.rendering import in_terminal, text_of
 from memformers.runs.folder import (
     CARD,
     CONFIG,
@@ -52,7 +52,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
 
 if TYPE_CHECKING:
-    from memformers.report.markdown import Report
+    from memformers.report.rendering import Report
 
 ENDING_SECONDS = 20.0
 """How long a training run may outlive the experiment that started it."""
@@ -278,7 +278,7 @@ def print_unequal_keys(task: Task, arms: Sequence[Arm], settings: Mapping[str, S
         if network := task.network(settings[arm.name], arm.name):
             facts[arm.label or arm.name] = memory_facts(network)
     for warning in unequal_keys(facts):
-        print(in_terminal([f"NOTE: {warning.text}"]), flush=True)
+        print(in_terminal([f"NOTE: {text_of(warning)}"]), flush=True)
 
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:

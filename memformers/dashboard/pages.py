@@ -34,7 +34,8 @@ from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
-from memformers.report.markdown import STYLE, TEMPLATE
+from memformers.report.data import ReportData
+from memformers.report.rendering import STYLE, page_of
 from memformers.runs.folder import PAGE, read_card, read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
@@ -55,10 +56,6 @@ HEADERS = {
 OF_REPORT = HEADERS | {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 }  # those of a report, which holds its style and its figures, and no script
-NONE_YET = (
-    "<p>No run yet. Start one with <code>memformers train</code>, or several with "
-    "<code>memformers compare --scale 0.1</code>.</p>"
-)
 OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
@@ -179,8 +176,8 @@ def add_pages(app: FastAPI) -> None:
             for identity, runs in known.items():
                 if run and any(one.identity == run for one in runs.all):
                     return RedirectResponse(f"{COMPARISONS}/{identity}")
-            body = f"<h1>Runs</h1>{live.list_of(known, COMPARISONS) or NONE_YET}"
-        page = TEMPLATE.substitute(title="Runs", style=STYLE, contents="", body=body)
+            listed = live.list_of(known, COMPARISONS)
+        page = page_of(ReportData("Runs", tables=listed))
         return HTMLResponse(page, headers=OF_REPORT)
 
     def page(identity: str) -> Response:

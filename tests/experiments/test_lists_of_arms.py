@@ -31,7 +31,7 @@ from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.memory_ablation import distance_edges
 from memformers.report import document
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.reader import read_runs
 from tests import processes
 from tests.builders import small_training
