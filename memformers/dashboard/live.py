@@ -90,7 +90,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     measure = with_finite_values(measure_of(arms))
     valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
     above: list[Block] = []
-    if chart := chart_of(arms, measure):
+    if chart := chart_of(arms, base, measure):
         above.append(chart)
     above += verdict_so_far(arms, base, measure, runs)
     above.append(results_table(arms, base, [measure], live_columns(valid)))

@@ -108,6 +108,8 @@ class Chart:
     first: str
     last: str
     """The values at both ends of the axis."""
+    zero: float | None = None
+    """Where the line of no difference is."""
     kind: ClassVar[str] = "chart"
 
 

@@ -83,7 +83,7 @@ def text_report(
         title,
         notes,
         claimed,
-        chart_of(arms, measure),
+        chart_of(arms, base, measure),
         [results, *tokens_of_losses(arms, probe)],
         [*figures, Details("Other units, and accuracy", [units_table(arms)])],
         sections,

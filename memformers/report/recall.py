@@ -77,7 +77,7 @@ def recall_report(
         "Recall by distance, equal keys",
         notes,
         claimed,
-        chart_of(finished, measures[-1]),
+        chart_of(finished, base, measures[-1]),
         tables,
         recall_figures(finished, drawn, folder),
         [Section("What each model costs", details), how_it_was_made(finished, base, folder, method)],

@@ -12,7 +12,8 @@ from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from memformers.common.files import write_text
@@ -76,7 +77,8 @@ def environment(show: Callable[[Any], Any] | None = None) -> Environment:
     """A format whose templates ``show`` values in this way, and escape them; without it, as they are. A value
     that is [`Prose`][memformers.report.data.Prose] is shown as its paragraph."""
 
-    def finalize(value: Any) -> Any:
+    @pass_context  # also constants of templates come through here, which Jinja would escape for HTML
+    def finalize(_: Context, value: Any) -> Any:
         if isinstance(value, Prose):
             macros = made.get_template("prose.j2").module
             return one_line(getattr(macros, value.name)(**value.values))
@@ -96,6 +98,7 @@ def environment(show: Callable[[Any], Any] | None = None) -> Environment:
 
 PLAIN = environment()
 PLAIN.filters |= {"strong": str, "quiet": str, "code": str}
+PLAIN_TEXT = PLAIN.from_string("{{ text }}")
 
 MARKDOWN = environment(markdown_value)
 MARKDOWN.filters |= {
@@ -172,7 +175,7 @@ def html_of(blocks: Sequence[Block]) -> str:
 
 def text_of(text: Text) -> str:
     """A paragraph without any markup."""
-    return one_line(str(PLAIN.finalize(text) if PLAIN.finalize else text))
+    return one_line(PLAIN_TEXT.render(text=text))
 
 
 def in_terminal(blocks: Sequence[Block], width: int = TERMINAL) -> str:

@@ -56,34 +56,87 @@ def difference_column(measure: Measure, differences: Mapping[str, Mean | None]) 
     return lambda arm: measure.cell(differences.get(arm.name))
 
 
-def chart_of(arms: Sequence[ArmRuns], measure: Measure) -> Chart | None:
-    """The means of arms as points, with intervals from three seeds on; None for fewer than two arms."""
-    means: list[tuple[ArmRuns, Mean]] = []
-    for arm in arms:
-        if (mean := arm.mean(measure.of)) and math.isfinite(mean.mean):
-            means.append((arm, mean))
+@dataclass(frozen=True)
+class Interval:
+    """A row of a chart, in the unit of its measure."""
+
+    arm: ArmRuns
+    mean: float
+    half_width: float
+    shown: str
+
+
+def chart_of(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure) -> Chart | None:
+    """From three seeds on, paired differences to ``base``, which the intervals of means would hide; otherwise
+    means. None for fewer than two arms."""
+    means = mean_intervals(arms, measure)
     if len(means) < 2:
         return None
+    differences = difference_intervals(arms, base, measure)
+    if not differences:
+        start, end = axis_of(means, MIN_SPAN)
+        title = prose("chart_of_means", measure=measure)
+        return chart(title, means, start, end, measure.shown)
+    start, end = axis_of(differences)
+    title = prose("chart_of_differences", measure=measure, base=base.label)
+    return chart(title, differences, start, end, measure.shown_difference, zero=-start / (end - start))
 
-    # The axis: all intervals, and no less than the narrowest axis
-    half_widths = [mean.half_width if mean.n >= MIN_FOR_A_CLAIM else 0.0 for _, mean in means]
-    low = min(mean.mean - half for (_, mean), half in zip(means, half_widths, strict=True))
-    high = max(mean.mean + half for (_, mean), half in zip(means, half_widths, strict=True))
+
+def mean_intervals(arms: Sequence[ArmRuns], measure: Measure) -> list[Interval]:
+    """Means without intervals, which are for differences."""
+    rows = []
+    for arm in arms:
+        mean = arm.mean(measure.of)
+        if mean and math.isfinite(mean.mean):
+            rows.append(Interval(arm, mean.mean, 0.0, measure.shown(mean)))
+    return rows
+
+
+def difference_intervals(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure) -> list[Interval]:
+    """Differences to ``base``, which is zero; none if one of them is of too few seeds for an interval."""
+    rows = []
+    for arm in arms:
+        if arm is base:
+            rows.append(Interval(arm, 0.0, 0.0, "baseline"))
+            continue
+        difference = arm.minus(base, measure.of)
+        if difference is None or difference.n < MIN_FOR_A_CLAIM or not math.isfinite(difference.half_width):
+            return []
+        shown = measure.shown_difference(difference)
+        rows.append(Interval(arm, difference.mean, difference.half_width, shown))
+    return rows
+
+
+def axis_of(rows: Sequence[Interval], min_span: float = 0.0) -> tuple[float, float]:
+    """The ends of an axis for these intervals, which is no shorter than ``min_span``."""
+    low = min(row.mean - row.half_width for row in rows)
+    high = max(row.mean + row.half_width for row in rows)
     middle = (low + high) / 2
-    half_span = max(high - low, MIN_SPAN) / (2 - 4 * MARGIN)
-    start = middle - half_span
+    span = max(high - low, min_span) or MIN_SPAN
+    half_length = span / (2 - 4 * MARGIN)
+    return middle - half_length, middle + half_length
+
+
+def chart(
+    title: Text,
+    rows: Sequence[Interval],
+    start: float,
+    end: float,
+    show: Callable[[float], str],
+    zero: float | None = None,
+) -> Chart:
+    lines = line_styles([row.arm.name for row in rows])
 
     def share(value: float) -> float:
-        return (value - start) / (2 * half_span)
+        return (value - start) / (end - start)
 
-    colors = line_styles([arm.name for arm in arms])
     points = []
-    for (arm, mean), half in zip(means, half_widths, strict=True):
-        value = measure.shown(mean)
-        ends = share(mean.mean - half), share(mean.mean + half)
-        points.append(Point(arm.label, colors[arm.name]["color"], value, share(mean.mean), *ends))
-    title = prose("chart_title", measure=measure, has_intervals=any(half_widths))
-    return Chart(title, points, measure.shown(start), measure.shown(start + 2 * half_span))
+    for row in rows:
+        low = share(row.mean - row.half_width)
+        high = share(row.mean + row.half_width)
+        color = lines[row.arm.name]["color"]
+        points.append(Point(row.arm.label, color, row.shown, share(row.mean), low, high))
+    return Chart(title, points, show(start), show(end), zero)
 
 
 # Which tokens losses are over
