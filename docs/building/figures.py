@@ -5,29 +5,39 @@ else is black or grey."""
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from docs.building.results import Seeds, about, mean, rows, seeds, stored, verdicts
+from docs.building.results import Seeds, Verdict, about, mean, rows, seeds, stored, verdicts
 from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
-from memformers.report.plotting import BLUE, GREEN, ORANGE
-from memformers.report.rendering import DARK
+from memformers.report.plotting import BLUE, GREEN, NO_METADATA, ORANGE
+from memformers.report.rendering import dark_rules
 
-WIDTH, NARROW = 7.5, 4.6
+WIDTH = 7.5
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
-INK, GREY = "#000000", "#666666"
+NARROW = 4.6
+"""Of a figure that fits a telephone."""
+INK = "#000000"
+GREY = "#666666"
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
            "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
+LABEL_WIDTH = 27
+"""The characters of a line of a verdict's label: half of a narrow figure."""
+FOREST_HEIGHT = 11.4
+"""Inches, so that two lines of a label fit a row."""
 STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
 """At the left of a panel, and so many points beside a value of its vertical axis."""
@@ -42,25 +52,35 @@ def curve(
     axes: Axes, values: Iterable[tuple[float, Mean | None]], arm: str, scale: float = 1, alpha: float = 1
 ) -> None:
     """A line of means with its band; places without a value are left out."""
-    colour, points = COLOURS.get(arm, INK), [(x, y) for x, y in values if y]
-    x, y = [at for at, _ in points], [scale * m.mean for _, m in points]
+    colour = COLOURS.get(arm, INK)
+    x = []
+    y = []
+    low = []
+    high = []
+    for position, value in values:
+        if value:
+            x.append(position)
+            y.append(scale * value.mean)
+            low.append(scale * (value.mean - value.half_width))
+            high.append(scale * (value.mean + value.half_width))
     axes.plot(x, y, color=colour, marker="o", markersize=3, alpha=alpha)
-    low, high = ([scale * (m.mean + sign * m.half_width) for _, m in points] for sign in (-1, 1))
     if scale == 100:  # a share
-        low, high = [max(v, 0) for v in low], [min(v, 100) for v in high]
+        low = [max(value, 0) for value in low]
+        high = [min(value, 100) for value in high]
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
-def bar(axes: Axes, value: Mean, at: float, arm: str, limits: tuple[float, float], scale: float = 1) -> None:
+def bar(axes: Axes, value: Mean, row: float, arm: str, limits: tuple[float, float], scale: float = 1) -> None:
     """A mean with its interval, which ends at the ``limits``."""
-    low, high = (scale * (value.mean + sign * value.half_width) for sign in (-1, 1))
-    interval(axes, (max(low, limits[0]), min(high, limits[1])), scale * value.mean, at, arm)
+    low = scale * (value.mean - value.half_width)
+    high = scale * (value.mean + value.half_width)
+    interval(axes, (max(low, limits[0]), min(high, limits[1])), scale * value.mean, row, arm)
 
 
-def interval(axes: Axes, ends: tuple[float, float], value: float, at: float, arm: str) -> None:
+def interval(axes: Axes, ends: tuple[float, float], value: float, row: float, arm: str) -> None:
     colour = COLOURS.get(arm, INK)
-    axes.plot(ends, [at, at], color=colour, linewidth=2.5)
-    axes.plot(value, at, "o", color=colour, markersize=5)
+    axes.plot(ends, [row, row], color=colour, linewidth=2.5)
+    axes.plot(value, row, "o", color=colour, markersize=5)
 
 
 def names(axes: Axes, labels: Sequence[str]) -> None:
@@ -75,54 +95,107 @@ def guesses(axes: Axes) -> None:
     axes.annotate("chance", (0, 25), (2, -9), color=GREY, **OF_ROW)
 
 
-def key(figure: Figure, arms: Iterable[str], labels: Sequence[str] = ()) -> None:
+def key(
+    figure: Figure, arms: Iterable[str], labels: Sequence[str] = (), n_columns: int | None = None
+) -> None:
     """The names of arms in their colours, or other ``labels`` of them, above all panels."""
-    arms = [*arms]
-    handles = [Line2D([], [], color=COLOURS[arm], marker="o", markersize=4) for arm in arms]
-    labels = labels or [NAMES[arm] for arm in arms]
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(arms), frameon=False)
+    handles = []
+    arm_names = []
+    for arm in arms:
+        handles.append(Line2D([], [], color=COLOURS[arm], marker="o", markersize=4))
+        arm_names.append(NAMES.get(arm, ""))
+    n_columns = n_columns or len(handles)
+    figure.legend(handles, labels or arm_names, loc="outside upper center", ncols=n_columns, frameon=False)
+
+
+# SVG
 
 
 def svg(draw: Callable[[], Figure]) -> str:
-    """A figure as SVG, the same each time: its colours are variables, which follow a light or dark page, and
-    its text is text."""
+    """A figure as SVG, the same each time: its text is text, and its colours follow a light or dark page."""
     file = io.StringIO()
     with matplotlib.rc_context(fname=STYLE):
         figure = draw()
         for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
             patch.set_alpha(0)
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = re.sub(r"<\?xml.*?<svg", "<svg", file.getvalue(), count=1, flags=re.DOTALL)
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", text)
-    text = re.sub(r"font-family: [^;\"]+;? ?", "", text)
-    # Names of clips are hashes of sizes that may differ in their last bit.
-    names = dict.fromkeys(re.findall(r'id="(p[0-9a-f]{10})"', text))
-    text = reduce(lambda text, name: text.replace(name[1], f"clip{name[0]}"), enumerate(names), text)
-    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
-    follows = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
-    root = 'style="fill: var(--c000000, #000000); font-family: Helvetica, Arial, sans-serif"'
-    return re.sub(r"<svg ([^>]*)>", rf"<svg {root} \1>\n {follows}", text, count=1)
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
+    text = file.getvalue()
+    root = ElementTree.fromstring(text)
+    use_plain_names(root)
+    number_clips(root)
+    remove_fonts(root)
+    root.set("style", f"fill: {INK}; font-family: Helvetica, Arial, sans-serif")
+    # svg:root is a file's; in a page, whose root is html, the rules of the page apply.
+    rules = []
+    for rule in f"{dark_rules('svg:root')}\n{dark_rules('svg:root ')}".splitlines():
+        _, declaration, _ = rule.split('"')
+        if declaration in text or declaration == f"fill: {INK}":
+            rules.append(rule)
+    style = ElementTree.Element("style")
+    style.text = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}"
+    root.insert(0, style)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def use_plain_names(root: ElementTree.Element) -> None:
+    """Names as they are written in a file. ElementTree would write the prefixes that it has registered, and
+    formulas need others."""
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(f"{{{SVG}}}")
+        href = element.attrib.pop(f"{{{XLINK}}}href", None)
+        if href:
+            element.set("xlink:href", href)
+    root.set("xmlns", SVG)
+    root.set("xmlns:xlink", XLINK)
+
+
+def number_clips(root: ElementTree.Element) -> None:
+    """Name clips by numbers, instead of hashes of sizes that may differ in their last bit."""
+    numbered = {}
+    for index, clip in enumerate(root.iter("clipPath")):
+        name = clip.get("id", "")
+        numbered[f"url(#{name})"] = f"url(#clip{index})"
+        clip.set("id", f"clip{index}")
+    for element in root.iter():
+        clip_path = element.get("clip-path", "")
+        if clip_path:
+            element.set("clip-path", numbered[clip_path])
+
+
+def remove_fonts(root: ElementTree.Element) -> None:
+    """Texts get the font of the whole figure instead of the one that matplotlib found here."""
+    for element in root.iter():
+        declarations = element.get("style", "").split("; ")
+        kept = [text for text in declarations if not text.startswith("font-family")]
+        if len(kept) < len(declarations):
+            element.set("style", "; ".join(kept))
+
+
+# Figures
 
 
 def forest() -> Figure:
     """Each verdict with its interval, so that right is better for the Compressive Transformer; narrow enough
     for a telephone."""
-    groups = {panel: [*those] for panel, those in groupby(verdicts(), key=lambda verdict: verdict.panel)}
-    heights = [len(those) + 0.5 for those in groups.values()]
-    figure, all_axes = panels(len(groups), 1, 9.7, NARROW, height_ratios=heights)
-    for axes, (panel, those) in zip(all_axes, groups.items(), strict=True):
-        scale, unit = (1, "bits per byte or character") if panel.startswith("Text") else (100, "points")
-        for i, verdict in enumerate(those):
-            bar(axes, verdict.gain, i, verdict.winner, (-scale, scale), scale)
-            axes.annotate(verdict.name, (0, i), (2, 7), **OF_ROW)
+    by_panel: dict[str, list[Verdict]] = {}
+    for verdict in verdicts():
+        by_panel.setdefault(verdict.panel, []).append(verdict)
+    heights = [len(of_panel) + 1.2 for of_panel in by_panel.values()]
+    figure, all_axes = panels(len(by_panel), 1, FOREST_HEIGHT, NARROW, height_ratios=heights)
+    for axes, (panel, of_panel) in zip(all_axes, by_panel.items(), strict=True):
+        is_text = panel.startswith("Text")
+        scale = 1 if is_text else 100
+        for row, verdict in enumerate(of_panel):
+            bar(axes, verdict.gain, row, verdict.winner, (-scale, scale), scale)
         axes.axvline(0, color=INK, linewidth=0.8)
-        names(axes, [""] * len(those))
-        axes.set_ylim(len(those) - 0.5, -0.9)
-        if scale == 100:  # so that zero is in the middle
+        # The label of an interval stands on its row.
+        names(axes, [fill(verdict.name, LABEL_WIDTH) for verdict in of_panel])
+        axes.set_ylim(len(of_panel) - 0.4, -0.6)
+        if not is_text:  # so that zero is in the middle
             end = max(map(abs, axes.get_xlim()))
             axes.set_xlim(-end, end)
-        axes.set_title(f"{panel}, in {unit}")
+        unit = "bits per byte or character" if is_text else "points"
+        axes.set_title(f"{panel}, in {unit}", loc="right")
     figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
     labels = ("Compressive", "Transformer-XL", "no clear difference")
     key(figure, ("compressive", "transformer-xl", ""), labels)
@@ -202,26 +275,31 @@ def slots() -> Figure:
 
 def long_text() -> Figure:
     """What memories save by the budget of the training, and by how far back a word last began."""
-    figure, (left, right) = panels(1, 2, 3.0)
+    figure, (upper, lower) = panels(2, 1, 5.4, NARROW)
     budgets = (400_000, 1_600_000, 6_400_000)
-    for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
-
-        def saved(measure: str, arm: str = arm) -> Mean | None:
-            return paired(seeds("text", "none", measure), seeds("text", arm, measure))
-
-        curve(left, [(tokens, saved(f"bits per byte, {tokens:,} tokens")) for tokens in budgets], like)
-        curve(right, [(i, saved(d)) for i, d in enumerate(DISTANCES)], like)
-    left.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
-    left.set_xlabel("training tokens, millions")
-    left.set_xticks(budgets, ["0.4", "1.6", "6.4"])
-    left.minorticks_off()
-    right.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
-    right.set_xlabel("tokens since the word last began")
-    right.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
-    for axes in (left, right):
+    for arm, model in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
+        by_budget = [(n_tokens, saved(arm, f"bits per byte, {n_tokens:,} tokens")) for n_tokens in budgets]
+        by_octave = [(index, saved(arm, distance)) for index, distance in enumerate(DISTANCES)]
+        curve(upper, by_budget, model)
+        curve(lower, by_octave, model)
+    upper.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
+    upper.set_xlabel("training tokens, millions")
+    upper.set_xticks(budgets, ["0.4", "1.6", "6.4"])
+    upper.minorticks_off()
+    lower.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
+    lower.set_xlabel("tokens since the word last began")
+    lower.set_xticks(range(len(DISTANCES)), [distance.split(" ")[0] for distance in DISTANCES])
+    for axes in (upper, lower):
         axes.axhline(0, color=GREY, linewidth=0.8)
-    key(figure, MODELS, ["Transformer-XL, 256 positions", "Compressive, 64 positions and 192 slots"])
+    # Below each other, so that the legend fits a telephone.
+    labels = ["Transformer-XL, 256 positions", "Compressive, 64 positions, 192 slots"]
+    key(figure, MODELS, labels, n_columns=1)
     return figure
+
+
+def saved(arm: str, measure: str) -> Mean | None:
+    """What an arm saves on a long text compared with no memory."""
+    return paired(seeds("text", "none", measure), seeds("text", arm, measure))
 
 
 def tiny_shakespeare() -> Figure:

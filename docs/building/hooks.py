@@ -19,13 +19,17 @@ from docs.building.markdown import COMMENT, relinked
 from docs.building.pages import finished, of_notebook, with_figures
 from docs.building.results import ROOT
 from memformers.cli import COMMANDS
+from memformers.report.rendering import dark_rules
 
+FIGURE_STYLE = "stylesheets/figures.css"
+"""The colours of figures on a dark page."""
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the commands, and the reference: a page for each public name, and one for each module among
     the internals."""
+    config.extra_css.append(FIGURE_STYLE)
     for entry in config.nav or []:
         if "Commands" in entry:
             entry["Commands"] += [{name: f"commands/{name}.md"} for name in COMMANDS]
@@ -40,6 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is drawn, what lies elsewhere, the notebooks and the reference's pages."""
     pages = reference.pages() | command_pages()
+    pages[FIGURE_STYLE] = dark_rules('[data-md-color-scheme="slate"] .figure ')
     for name, draw in DRAWINGS.items():
         pages[f"drawings/{name}.svg"] = svg(draw())
         for page, language in config.extra["languages"].items():

@@ -11,7 +11,6 @@ from latex2mathml.converter import convert
 
 from docs.building.markdown import MARKS
 from docs.building.results import ROOT
-from memformers.report.rendering import DARK
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
 ElementTree.register_namespace("", MATHML)
@@ -130,13 +129,12 @@ def with_figures(page: str) -> str:
 
 
 def figure(image: re.Match[str]) -> str:
-    svg = (ROOT / f"docs/results/figures/{image[2]}.svg").read_text(encoding="utf-8")
-    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
-    style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'
-    svg = re.sub("<style>@media.*?</style>", style, svg, count=1)
+    """A figure in the page, where its colours follow the reader's choice: see the rules of the site."""
+    title, name = image.groups()
+    svg = (ROOT / f"docs/results/figures/{name}.svg").read_text(encoding="utf-8")
     width = float(svg.partition('width="')[2].partition("pt")[0])
-    drawing = f'<div role="img" aria-label="{image[1]}">{svg[svg.index("<svg") :]}</div>'
-    return f'<div class="figure{" wide" * (width > WIDE_FIGURE)}">{drawing}</div>'
+    classes = "figure wide" if width > WIDE_FIGURE else "figure"
+    return f'<div class="{classes}" role="img" aria-label="{title}">{svg}</div>'
 
 
 def of_notebook(page: str, path: Path) -> str:

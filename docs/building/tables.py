@@ -458,6 +458,7 @@ COMPARISONS: dict[str, Sequence[Any]] = {
                     "", "paper: enwik8"),
     "gates": ("default compression", SMALL_COST, [Column(*of, "no gates") for of in OF_ABLATION]),
     "long_text": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
+    "long_text_removed": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
     "subwords": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte", PER_GROUP)]),
     "text_variants": ("memory", SMALL_COST, [Column("bits per byte", PER_BYTE, "256 positions")]),
     "longer_training": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte, 24,000,000 tokens")]),

@@ -122,22 +122,21 @@ def svg_of(file: str, folder: Path) -> Markup:
     return Markup(svg[svg.index("<svg") :] if "<svg" in svg else "<svg></svg>")
 
 
-def style() -> str:
-    """The style of reports and of the live page. A variable for each colour has another value in the dark;
-    rules replace the colours that matplotlib writes into the elements of a figure by these variables."""
-    light_values = []
-    dark_values = []
+def dark_rules(scope: str = "", names: Sequence[str] = ("fill", "stroke")) -> str:
+    """CSS that gives the colours of properties with these ``names`` their dark values inside of ``scope``, such
+    as "svg ". matplotlib writes colours into the elements of a figure."""
     rules = []
     for light, dark in DARK.items():
-        variable = f"--c{light[1:]}"
-        light_values.append(f"{variable}: {light};")
-        dark_values.append(f"{variable}: {dark};")
-        for kind in ("fill", "stroke"):
-            rules.append(f'svg [style*="{kind}: {light}"] {{ {kind}: var({variable}) !important; }}')
-    colours = f":root {{ {' '.join(light_values)} }}"
-    in_the_dark = f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {' '.join(dark_values)} }} }}"
+        for name in names:
+            rules.append(f'{scope}[style*="{name}: {light}"] {{ {name}: {dark} !important; }}')
+    return "\n".join(rules)
+
+
+def style() -> str:
+    """The style of reports and of the live page."""
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return "\n".join([css, colours, in_the_dark, *rules])
+    rules = f"{dark_rules('svg ')}\n{dark_rules('.chart ', ['--color'])}"
+    return f"{css}@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n"
 
 
 STYLE = style()
