@@ -124,6 +124,7 @@ def svg(draw: Callable[[], Figure]) -> str:
     use_plain_names(root)
     number_clips(root)
     remove_fonts(root)
+    let_markers_inherit(root)
     root.set("style", f"fill: {INK}; font-family: Helvetica, Arial, sans-serif")
     # svg:root is a file's; in a page, whose root is html, the rules of the page apply.
     rules = []
@@ -165,10 +166,21 @@ def number_clips(root: ElementTree.Element) -> None:
 def remove_fonts(root: ElementTree.Element) -> None:
     """Texts get the font of the whole figure instead of the one that matplotlib found here."""
     for element in root.iter():
-        declarations = element.get("style", "").split("; ")
-        kept = [text for text in declarations if not text.startswith("font-family")]
-        if len(kept) < len(declarations):
-            element.set("style", "; ".join(kept))
+        remove_declarations(element, ("font-family",))
+
+
+def let_markers_inherit(root: ElementTree.Element) -> None:
+    """Markers get the colours of the elements that use them. Rules for the dark reach these alone."""
+    for definitions in root.iter("defs"):
+        for marker in definitions.iter("path"):
+            remove_declarations(marker, ("fill: #", "stroke: #"))
+
+
+def remove_declarations(element: ElementTree.Element, beginnings: tuple[str, ...]) -> None:
+    declarations = element.get("style", "").split("; ")
+    kept = [text for text in declarations if not text.startswith(beginnings)]
+    if len(kept) < len(declarations):
+        element.set("style", "; ".join(kept))
 
 
 # Figures

@@ -123,8 +123,8 @@ def svg_of(file: str, folder: Path) -> Markup:
 
 
 def dark_rules(scope: str = "", names: Sequence[str] = ("fill", "stroke")) -> str:
-    """CSS that gives the colours of properties with these ``names`` their dark values inside of ``scope``, such
-    as "svg ". matplotlib writes colours into the elements of a figure."""
+    """CSS that gives the colours of properties with these ``names`` their dark values, inside of ``scope`` if
+    there is one. matplotlib writes colours into the elements of a figure."""
     rules = []
     for light, dark in DARK.items():
         for name in names:
@@ -135,7 +135,8 @@ def dark_rules(scope: str = "", names: Sequence[str] = ("fill", "stroke")) -> st
 def style() -> str:
     """The style of reports and of the live page."""
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    rules = f"{dark_rules('svg ')}\n{dark_rules('.chart ', ['--color'])}"
+    # Without a scope, since a marker that a figure uses has no ancestors.
+    rules = f"{dark_rules()}\n{dark_rules('.chart ', ['--color'])}"
     return f"{css}@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n"
 
 
