@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -65,8 +66,7 @@ def curve(
             high.append(scale * (value.mean + value.half_width))
     axes.plot(x, y, color=colour, marker="o", markersize=3, alpha=alpha)
     if scale == 100:  # a share
-        low = [max(value, 0) for value in low]
-        high = [min(value, 100) for value in high]
+        low, high = np.clip([low, high], 0, 100)
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
@@ -116,8 +116,10 @@ def svg(draw: Callable[[], Figure]) -> str:
     file = io.StringIO()
     with matplotlib.rc_context(fname=STYLE):
         figure = draw()
-        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-            patch.set_alpha(0)
+        # The ground is that of the page.
+        figure.patch.set_alpha(0)
+        for axes in figure.axes:
+            axes.patch.set_alpha(0)
         figure.savefig(file, format="svg", metadata=NO_METADATA)
     text = file.getvalue()
     root = ElementTree.fromstring(text)
@@ -194,6 +196,7 @@ def forest() -> Figure:
         by_panel.setdefault(verdict.panel, []).append(verdict)
     heights = [len(of_panel) + 1.2 for of_panel in by_panel.values()]
     figure, all_axes = panels(len(by_panel), 1, FOREST_HEIGHT, NARROW, height_ratios=heights)
+    # A panel for each kind of task, as high as it has verdicts
     for axes, (panel, of_panel) in zip(all_axes, by_panel.items(), strict=True):
         is_text = panel.startswith("Text")
         scale = 1 if is_text else 100
@@ -216,11 +219,14 @@ def forest() -> Figure:
 
 def by_distance(experiment: str, bins_of: str, arm: str, measure: str) -> list[tuple[float, Mean | None]]:
     """The shares of correct answers in the middle of each of the bins that an experiment has."""
-    bins = {(int(row["from"]), int(row["to"])): None for row in rows(bins_of) if row["accuracy"]}
-    return [
-        ((low + high) / 2, mean(seeds(experiment, arm, measure.format(low=low, high=high))))
-        for low, high in bins
-    ]
+    shares: dict[float, Mean | None] = {}
+    for row in rows(bins_of):
+        low = int(row["from"])
+        high = int(row["to"])
+        middle = (low + high) / 2
+        if row["accuracy"] and middle not in shares:
+            shares[middle] = mean(seeds(experiment, arm, measure.format(low=low, high=high)))
+    return list(shares.items())
 
 
 def reach() -> Figure:
@@ -231,10 +237,11 @@ def reach() -> Figure:
     for axes, (title, experiment, end) in zip(all_axes, networks, strict=True):
         for arm in MODELS:
             points = by_distance(experiment, experiment, arm, "correct, {low} – {high}")
-            curve(axes, [(x, y) for x, y in points if x <= end], arm, scale=100)
+            curve(axes, [point for point in points if point[0] <= end], arm, scale=100)
         guesses(axes)
         axes.set(ylim=(0, 101), xlim=(0, end), title=title)
-        axes.set_xticks(range(0, end, end // 3), [f"{x:,}" for x in range(0, end, end // 3)])
+        ticks = range(0, end, end // 3)
+        axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
     all_axes[0].set_ylabel("correct answers, %")
     all_axes[1].set_xlabel("tokens since the value was set")
     key(figure, MODELS)
@@ -251,11 +258,13 @@ def mqar() -> Figure:
         "mean": "",
         "selective": "selective",
     }
-    for (kind, arm), pale in product(kinds.items(), (False, True)):
-        of = [x for x in arms_of("mqar") if x["arm"].startswith(kind) and ("shift" not in x["arm"]) == pale]
-        size = [about("mqar")["arms"][x["label"]]["state per stream"] / 1024 for x in of]
-        shares = [mean(seeds("mqar", x["arm"], "correct")) for x in of]
-        curve(axes, sorted(zip(size, shares, strict=True)), arm, 100, 0.3 if pale else 1)
+    for (kind, model), is_pale in product(kinds.items(), (False, True)):
+        points = []
+        for row in arms_of("mqar"):
+            if row["arm"].startswith(kind) and ("shift" not in row["arm"]) == is_pale:
+                kibibytes = about("mqar")["arms"][row["label"]]["state per stream"] / 1024
+                points.append((kibibytes, mean(seeds("mqar", row["arm"], "correct"))))
+        curve(axes, sorted(points), model, 100, 0.3 if is_pale else 1)
     level = 100 * level_without_association(SHORTEST)
     axes.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("without association", (0, level), (30, 4), color=GREY, **OF_ROW)
@@ -269,15 +278,17 @@ def slots() -> Figure:
     figure, all_axes = panels(1, 2, 3.0, sharey=True)
     titles = ("after 3 million tokens (three seeds)", "after 12 million tokens (one seed)")
     for axes, title in zip(all_axes, titles, strict=True):
+        # The points of both models stand beside each other.
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
-            for i, (_, bits) in enumerate(STREAMS):
-                value = mean(in_slots(arm, i, longer=title == titles[1]))
+            for index, (_, size) in enumerate(STREAMS):
+                value = mean(in_slots(arm, index, longer=title == titles[1]))
                 if value is None:
                     continue
-                low, high = max(value.mean - value.half_width, 0), min(value.mean + value.half_width, 1)
                 if value.n > 1:
-                    axes.plot([bits + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
-                axes.plot(bits + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
+                    low = max(value.mean - value.half_width, 0)
+                    high = min(value.mean + value.half_width, 1)
+                    axes.plot([size + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
+                axes.plot(size + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
         axes.set(ylim=(0, 102), title=title, xlim=(1, 6.5))
         axes.set_xlabel("bits that a four-token slot must hold")
     all_axes[0].set_ylabel("correct beyond chance, %")
@@ -294,6 +305,7 @@ def long_text() -> Figure:
         by_octave = [(index, saved(arm, distance)) for index, distance in enumerate(DISTANCES)]
         curve(upper, by_budget, model)
         curve(lower, by_octave, model)
+    # The axes
     upper.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
     upper.set_xlabel("training tokens, millions")
     upper.set_xticks(budgets, ["0.4", "1.6", "6.4"])
@@ -315,33 +327,44 @@ def saved(arm: str, measure: str) -> Mean | None:
 
 
 def tiny_shakespeare() -> Figure:
-    figure, (left, right) = panels(1, 2, 3.0)
-    of = "tiny_shakespeare"
+    figure, (curves, bars) = panels(1, 2, 3.0)
+    experiment = "tiny_shakespeare"
+    # The curves of the training
     for arm in NAMES:
-        measures = [row["measure"] for row in rows(of) if row["arm"] == arm]
-        after = (re.fullmatch(r"curve: bits per character after (\d+) tokens", name) for name in measures)
-        curve(left, [(int(name[1]) / 1e6, stored(of, arm, name[0])) for name in after if name], arm)
-    left.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
-    shown = (("transformer-xl", "memory", "Transformer-XL: positions"),
+        points = []
+        for row in rows(experiment):
+            name = re.fullmatch(r"curve: bits per character after (\d+) tokens", row["measure"])
+            if name and row["arm"] == arm:
+                points.append((int(name[1]) / 1e6, stored(experiment, arm, name[0])))
+        curve(curves, points, arm)
+    curves.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
+    # What the memories are worth
+    parts = (("transformer-xl", "memory", "Transformer-XL: positions"),
              ("compressive", "memory", "Compressive: positions"),
              ("compressive", "compressed memory", "Compressive: slots"))  # fmt: skip
-    for i, (arm, part, _) in enumerate(shown):
-        if rise := stored(of, arm, SWAPPED, f"{part} swapped"):
-            bar(right, rise, i, arm, (-1, 1))
-    names(right, [label for *_, label in shown])
-    right.axvline(0, color=INK, linewidth=0.8)
-    right.set(title="cost of another stream's memory", xlabel="nats per token")
+    labels = []
+    for row_number, (arm, part, label) in enumerate(parts):
+        labels.append(label)
+        if rise := stored(experiment, arm, SWAPPED, f"{part} swapped"):
+            bar(bars, rise, row_number, arm, (-1, 1))
+    names(bars, labels)
+    bars.axvline(0, color=INK, linewidth=0.8)
+    bars.set(title="cost of another stream's memory", xlabel="nats per token")
     key(figure, NAMES)
     return figure
 
 
 def compression() -> Figure:
     figure, axes = panels(1, 1, 3.2)
-    arms = arms_of("compression")
-    for i, arm in enumerate(row["arm"] for row in arms):
+    labels = []
+    for row_number, row in enumerate(arms_of("compression")):
+        arm = row["arm"]
+        label, _, _ = row["shown"].partition(" (removed")
+        labels.append(label)
         if value := mean(seeds("ablation", arm, "answers about values set 192 to 384 tokens ago")):
-            bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
-    names(axes, [arm["shown"].partition(" (removed")[0] for arm in arms])
+            model = arm if arm == "transformer-xl" else "compressive"
+            bar(axes, value, row_number, model, (0, 100), 100)
+    names(axes, labels)
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("chance", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
     axes.set(xlim=(0, 100), xlabel="correct answers about values that are only in slots, %")
@@ -352,8 +375,9 @@ def agents() -> Figure:
     figure, all_axes = panels(1, 4, 3.0, sharey=True)
     for axes, arm in zip(all_axes, arms_of("agents")[:4], strict=True):
         by_maze: list[Seeds] = [seeds("agents", arm["arm"], maze) for maze in MAZES]
+        style: Any = {"color": COLOURS.get(arm["arm"], INK), "markersize": 4, "linewidth": 0.8}
+        # A line for each seed
         for seed in by_maze[0]:
-            style: Any = {"color": COLOURS.get(arm["arm"], INK), "markersize": 4, "linewidth": 0.8}
             axes.plot(range(3), [100 * solved[seed] for solved in by_maze], "o-", alpha=0.8, **style)
         axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
         axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=arm["shown"])
@@ -379,13 +403,15 @@ def memories() -> Figure:
 
 def speed() -> Figure:
     figure, axes = panels(1, 1, 2.8)
-    lines = of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]
-    table = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines]
-    cases = [*dict.fromkeys(row[0] for row in table)]
-    for case, model, *_, ratios in table:
+    cases: list[str] = []
+    for line in of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]:
+        case, model, _, _, ratios = map(str.strip, line.split("|")[1:6])
+        if case not in cases:
+            cases.append(case)
         ratio, low, high = map(float, re.findall(r"\d+\.\d+", ratios))
-        at = cases.index(case) + (0.15 if model == "compressive" else -0.15)
-        interval(axes, (low, high), ratio, at, model)
+        # The models of a case stand below each other.
+        shift = 0.15 if model == "compressive" else -0.15
+        interval(axes, (low, high), ratio, cases.index(case) + shift, model)
     names(axes, cases)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set(xlim=(0, 3.1), xlabel="times as fast as labml-nn (lines: quartiles)")

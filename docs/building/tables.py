@@ -16,9 +16,11 @@ from memformers.report.keys import keys_text
 from memformers.report.numbers import DASH, number
 from memformers.report.rendering import markdown_table
 
-COST, SMALL_COST = "keys · state · operations", "keys · state"
+COST = "keys · state · operations"
+SMALL_COST = "keys · state"
 """Keys per layer beside the segment's, bytes kept for each stream, operations of attention for each token."""
-KEYS, OPERATIONS = "keys per layer, without the segment's", "attention operations per token"
+KEYS = "keys per layer, without the segment's"
+OPERATIONS = "attention operations per token"
 MODELS = ("transformer-xl", "compressive")
 MEMORY_FIELDS = ("model", "d_model", "n_layers", "segment_len", "mem_len", "c_mem_len", "compression_rate")
 """The settings on which the cost of a memory depends."""
@@ -90,12 +92,14 @@ def comparison(
 ) -> str:
     """The table of the arms that ``arms.csv`` has for it, in parts with a title. Differences are to ``base``,
     the first arm of a part if not given; the last column is what a ``paper`` has."""
+    # The head
     heads = [head, costs]
     for column in columns:
         heads += column.heads()
     if paper:
         heads.append(paper)
 
+    # A part for each group of rows that are compared
     body: list[Row] = []
     for title, part in groupby(arms_of(name), key=lambda arm: arm["title"]):
         arms = list(part)
@@ -212,7 +216,7 @@ def slot_settings() -> str:
     body: list[Row] = []
     for row in rows("slots"):
         xl = of_xl.get(row["variant"], {})
-        shares = [row.get(f"correct {place}") for place in ("in memory", "in slots", "beyond")]
+        shares = [row.get(f"correct {part}") for part in ("in memory", "in slots", "beyond")]
         shares += [xl.get("correct in memory"), xl.get("correct beyond")]
         body.append([row["variant"], *(f"{percent} %" if percent else DASH for percent in shares)])
     head = ["setting that differs", "Compressive: in positions", "in slots", "beyond",
@@ -226,10 +230,11 @@ def both_losses() -> str:
         ("slots of 4 positions", "recall_both_losses", "recall_both_losses", "192 – 384"),
         ("slots of 9 positions", "recall_far_both_losses", "recall_far", "512 – 2048"),
     ):
-        both = seeds(experiment, "task", f"correct, {band}")
-        usual = seeds(base, "compressive", f"correct, {band}")
-        shares = [share(mean(usual)), share(mean(both)), more(paired(both, usual), points=True)]
-        body.append([title, f"{band} tokens ago", *shares, str(len(both))])
+        values = seeds(experiment, "task", f"correct, {band}")
+        base_values = seeds(base, "compressive", f"correct, {band}")
+        gain = more(paired(values, base_values), points=True)
+        shares = [share(mean(base_values)), share(mean(values)), gain]
+        body.append([title, f"{band} tokens ago", *shares, str(len(values))])
     head = ["Compressive with", "set", "attention reconstruction", "both losses", "gain, points", "seeds"]
     return markdown_table(head, body, numbers=True)
 
@@ -330,6 +335,7 @@ def stored_number(value: str, half_width: str, sign: str = "") -> str:
 def position_features() -> str:
     """Losses with several numbers of position features, and the difference from P = D, by text, and the share
     of correct answers on the recall stream."""
+    # Experiments measure different texts.
     measured = []
     for experiment in POSITIONS:
         for measure in dict.fromkeys(row["measure"] for row in rows(experiment)):
@@ -361,10 +367,10 @@ def large_text() -> str:
     )
 
 
-def of_file(path: str, which: str) -> str:
-    """The ``which``-th table of a Markdown file."""
+def of_file(path: str, number_of_table: str) -> str:
+    """A table of a Markdown file, the first of which has the number 1."""
     tables = re.findall(r"(?:^\|.*\n?)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    return str(tables[int(which) - 1]).strip()
+    return str(tables[int(number_of_table) - 1]).strip()
 
 
 def data() -> str:
@@ -454,9 +460,9 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         Column("set 0 to 255 tokens ago", "correct, 0 – 256", PER_GROUP),
         Column("set 512 to 2,047 tokens ago", "correct, 512 – 2048", PER_GROUP)]),
     "compression": ("compression, and what trains it", SMALL_COST,
-                    [Column(*of, base) for of, base in zip(OF_ABLATION, BASES, strict=True)],
+                    [Column(*named, base) for named, base in zip(OF_ABLATION, BASES, strict=True)],
                     "", "paper: enwik8"),
-    "gates": ("default compression", SMALL_COST, [Column(*of, "no gates") for of in OF_ABLATION]),
+    "gates": ("default compression", SMALL_COST, [Column(*named, "no gates") for named in OF_ABLATION]),
     "long_text": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
     "long_text_removed": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
     "subwords": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte", PER_GROUP)]),
@@ -467,7 +473,8 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         *(Column(f"{maze.removeprefix('t-maze-')} steps", maze) for maze in MAZES[:2]),
         Column("80 steps", MAZES[2], "Transformer-XL"),
         Column("MiniGrid-MemoryS7", "MiniGrid-MemoryS7-v0", experiment="agents_minigrid")], "transformer-xl"),
-    "memories": ("memory", COST, [Column(*of, "Transformer-XL") for of in OF_MEMORIES], "transformer-xl"),
+    "memories": ("memory", COST,
+                 [Column(*named, "Transformer-XL") for named in OF_MEMORIES], "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""
 
@@ -476,4 +483,6 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
                  recipes, position_features, large_text, data, commands, memory_ideas, memory_costs)
 }  # fmt: skip
-TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}
+TABLES["file"] = of_file
+for name, arguments in COMPARISONS.items():
+    TABLES[name] = partial(comparison, name, *arguments)
