@@ -12,12 +12,12 @@ from typing import Any
 from memformers.common.console import duration
 from memformers.common.errors import UserError
 from memformers.common.intervals import Mean, mean_of_known
-from memformers.report.arms import ArmRuns, Column, Measure, arms_of, base_of, measure_of
+from memformers.report.arms import ArmRuns, Column, Measure, arms_of, base_of, labels_of, measure_of
 from memformers.report.claims import claims, trial
 from memformers.report.data import Block, Cell, Details, Notice, Table, prose
 from memformers.report.made import setting_text
 from memformers.report.numbers import DASH, number
-from memformers.report.plotting import LineStyle, line_styles
+from memformers.report.plotting import LineStyle, styles_of
 from memformers.report.rendering import DARK, html_of
 from memformers.report.sections import chart_of, results_table, tokens_of_losses
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
@@ -67,8 +67,7 @@ def describe(
     knows: Knows = lambda run: False,
 ) -> dict[str, Any]:  # fmt: skip
     """What the page shows: curves of ``metric``, or of another one that has points, and all else as HTML."""
-    names = sorted({name for run in runs.all for name in run.metrics.names})
-    metrics = [name for name in names if any(run.last(name) is not None for run in runs.all)]
+    metrics = metrics_of(runs.all)
     if metric not in metrics:
         metric = next((name for name in (*FIRST, *metrics) if name in metrics), "")
     arms = arms_of(runs.all)[:MAX_SHOWN]
@@ -84,20 +83,41 @@ def describe(
     }
 
 
+def metrics_of(runs: Sequence[Run]) -> list[str]:
+    """The metrics that have a value, in alphabetical order."""
+    names: set[str] = set()
+    for run in runs:
+        for name in run.metrics.names:
+            if run.last(name) is not None:
+                names.add(name)
+    return sorted(names)
+
+
 def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What is above the chart, and what below it, as HTML."""
     base = base_of(arms)
     measure = with_finite_values(measure_of(arms))
-    valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
+    valid = validation_metric(arms)
+    # Above: what there is to know so far
     above: list[Block] = []
     if chart := chart_of(arms, base, measure):
         above.append(chart)
     above += verdict_so_far(arms, base, measure, runs)
     above.append(results_table(arms, base, [measure], live_columns(valid)))
-    if any(arm.results for arm in arms):  # then the table has both losses
+    if states_of(runs.all)[FINISHED]:  # then the table has both losses
         above += tokens_of_losses(arms)
+    # Below: what few readers want
     below = [*settings_that_differ(arms), runs_table(runs, valid, knows)]
     return html_of(above), html_of(below)
+
+
+def validation_metric(arms: Sequence[ArmRuns]) -> str:
+    """The metric whose last values the tables have; empty if nothing is recorded."""
+    for name in FIRST:
+        for arm in arms:
+            if arm.curves(name):
+                return name
+    return ""
 
 
 def with_finite_values(measure: Measure) -> Measure:
@@ -150,10 +170,12 @@ def settings_that_differ(arms: Sequence[ArmRuns]) -> list[Block]:
     shown_names = short_names(differing)
     rows = []
     for name in differing:
-        values = [settings.get(name) for settings in by_arm]
-        cells = [DASH if value is None else setting_text(value) for value in values]
-        rows.append([shown_names[name], *cells])
-    head = ["setting", *(arm.label for arm in arms)]
+        row = [shown_names[name]]
+        for settings in by_arm:
+            value = settings.get(name)
+            row.append(DASH if value is None else setting_text(value))
+        rows.append(row)
+    head = ["setting", *labels_of(arms)]
     return [Details("Settings that differ", [Table(head, rows, has_numbers=True)])]
 
 
@@ -190,13 +212,15 @@ def states_in_words(arm: ArmRuns) -> str:
 
 def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
     """The curves of the arms, with bands over seeds, as plotly has them."""
-    lines = line_styles([arm.name for arm in arms])
+    # The curves
+    lines = styles_of(arms)
     traces = []
     for arm in arms:
         curve = arm.curve(metric, over) if metric else []
         if curve:
             traces += traces_of(arm, curve, lines[arm.name], dark)
 
+    # Both axes, and what is around them
     axis = {"gridcolor": "#80808040", "zeroline": False, "automargin": True, "exponentformat": "none"}
     title = html.escape(IN_WORDS.get(metric, metric))  # plotly reads tags
     layout = {
@@ -233,9 +257,16 @@ def traces_of(
         "showlegend": False,
     }
     traces = []
-    if any(mean.n > 1 and not math.isnan(mean.half_width) for _, mean in curve):
-        low = [finite(mean.mean - mean.half_width) for _, mean in curve]
-        high = [finite(mean.mean + mean.half_width) for _, mean in curve]
+    middle = []
+    low = []
+    high = []
+    has_band = False
+    for _, mean in curve:
+        middle.append(finite(mean.mean))
+        low.append(finite(mean.mean - mean.half_width))
+        high.append(finite(mean.mean + mean.half_width))
+        has_band = has_band or (mean.n > 1 and not math.isnan(mean.half_width))
+    if has_band:
         # plotly fills the area between a trace and the one before it
         fill = {"fill": "tonexty", "fillcolor": f"{color}{BAND_ALPHA}"}
         traces.append({**shared, "y": low, "line": {"width": 0}})
@@ -244,7 +275,7 @@ def traces_of(
     traces.append(
         {
             **shared,
-            "y": [finite(mean.mean) for _, mean in curve],
+            "y": middle,
             "name": html.escape(arm.label),
             "mode": "lines+markers" if len(curve) <= MAX_MARKED else "lines",
             "line": line,
@@ -263,12 +294,14 @@ def finite(value: float) -> float | None:
 
 def status(runs: Runs) -> str:
     """The line below the title: states, the share that is trained, and the time that is left."""
+    # States
     counts = states_of(runs.all)
     n_runs = len(runs.all)
     parts = [f"{n_runs} run{'' if n_runs == 1 else 's'}", f"{counts[FINISHED]} finished"]
     for state, count in counts.items():
         if state not in (FINISHED, PLANNED):
             parts.append(f"{count} {state}")
+    # Progress
     share = share_trained(runs.all)
     left = seconds_left(runs)
     if share and counts[FINISHED] < n_runs:
@@ -292,12 +325,18 @@ class Comparisons:
         if folder is None or not folder.is_dir():
             self._open.pop(identity, None)
             return None
-        if runs := self._open.get(identity):
-            runs.update()
-        return self._open.setdefault(identity, runs or Runs(folder))
+        if identity not in self._open:
+            self._open[identity] = Runs(folder)
+        else:
+            self._open[identity].update()
+        return self._open[identity]
 
     def all(self) -> dict[str, Runs]:
-        return {identity: runs for identity in noted_comparisons() if (runs := self.get(identity))}
+        shown = {}
+        for identity in noted_comparisons():
+            if runs := self.get(identity):
+                shown[identity] = runs
+        return shown
 
 
 def version_of(runs: Runs, *asked: object) -> str:

@@ -1,6 +1,6 @@
 """Arms: runs that differ only in their seed, with their means, curves and paired differences."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -140,27 +140,33 @@ class ArmRuns:
             curves = differences_of(curves, base.curves(metric, over))
         if not curves:
             return []
+        # The numbers of tokens that all curves have, in the order of the first
         first, *rest = curves.values()
+        shared = set(first).intersection(*rest)
         points = []
         for n_tokens in first:
-            if all(n_tokens in curve for curve in rest):
-                of_seeds = [curve[n_tokens] for curve in curves.values()]
-                place = fmean(place for place, _ in of_seeds)
-                points.append((place, mean_of([value for _, value in of_seeds])))
+            if n_tokens in shared:
+                x_values, values = zip(*[curve[n_tokens] for curve in curves.values()], strict=True)
+                points.append((fmean(x_values), mean_of(values)))
         return points
+
+
+def most_seeds(differences: Iterable[Mean | None]) -> int:
+    """The most seeds that one of the ``differences`` is over."""
+    return max((difference.n for difference in differences if difference), default=0)
 
 
 def differences_of(curves: Mapping[int, Curve], base: Mapping[int, Curve]) -> dict[int, Curve]:
     """Of the seeds and the numbers of tokens that both have, the differences of their values."""
-    differences = {}
+    differences: dict[int, Curve] = {}
     for seed, curve in curves.items():
-        if seed in base:
-            shared = curve.keys() & base[seed].keys()
-            differences[seed] = {
-                n_tokens: (place, value - base[seed][n_tokens][1])
-                for n_tokens, (place, value) in curve.items()
-                if n_tokens in shared
-            }
+        if seed not in base:
+            continue
+        differences[seed] = {}
+        for n_tokens, (x, value) in curve.items():
+            if n_tokens in base[seed]:
+                _, base_value = base[seed][n_tokens]
+                differences[seed][n_tokens] = (x, value - base_value)
     return differences
 
 
@@ -170,9 +176,9 @@ def measure_of(arms: Sequence[ArmRuns]) -> Measure:
     measure = MEASURES[arms[0].first.task]
     if measure is not BITS:
         return measure
-    results = [result for arm in arms for result in arm.results.values()]
-    has_bits = any(result.get("bits_per_character") is not None for result in results)
-    return BITS if has_bits or not results else NATS
+    has_results = any(arm.results for arm in arms)
+    has_bits = any(arm.values(BITS.of) for arm in arms)
+    return BITS if has_bits or not has_results else NATS
 
 
 def thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
@@ -197,10 +203,14 @@ def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
     return [ArmRuns(name, tuple(of_arm)) for name, of_arm in by_arm.items()]
 
 
+def labels_of(arms: Sequence[ArmRuns]) -> list[str]:
+    return [arm.label for arm in arms]
+
+
 def base_of(arms: Sequence[ArmRuns]) -> ArmRuns:
     """The arm that the others are compared with."""
-    name = baseline_of([arm.name for arm in arms])
-    return next(arm for arm in arms if arm.name == name)
+    by_name = {arm.name: arm for arm in arms}
+    return by_name[baseline_of(list(by_name))]
 
 
 Column = Callable[[ArmRuns], str | Cell]
@@ -210,9 +220,9 @@ Column = Callable[[ArmRuns], str | Cell]
 def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column]) -> Table:
     """A row for each arm: its label, and its cells in those of the ``columns`` that have any."""
     head = ["model"]
-    rows: list[list[str | Cell]] = [[arm.label] for arm in arms]
+    rows: list[list[str | Cell]] = [[label] for label in labels_of(arms)]
     for name, column in columns.items():
-        cells = [column(arm) for arm in arms]
+        cells = list(map(column, arms))
         if set(cells) - {DASH}:
             head.append(name)
             for row, cell in zip(rows, cells, strict=True):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from memformers.common.command_line import OF_A_FOLDER, without_options
 from memformers.common.intervals import MIN_FOR_A_CLAIM
-from memformers.report.arms import ArmRuns, Measure
+from memformers.report.arms import ArmRuns, Measure, Quantity, most_seeds
 from memformers.report.data import Block, Bullets, Code, Paragraphs, Prose, Text, prose
 from memformers.report.keys import unequal_keys
 from memformers.report.numbers import number
 from memformers.runs.folder import CONFIG, FACTS, METRICS, SECONDS, TOKENS, Plan, flatten, read_plan
-from memformers.runs.reader import Run, differing_settings
+from memformers.runs.reader import Run, differing_settings, finite_number
 
 MEMORY_SETTINGS = {
     "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
@@ -55,7 +55,7 @@ def warnings(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path) -> list[Text]
                 notes.append(prose("not_finished", label=arm.label, seed=seed, has_others=has_others))
     for reason, names in missing(folder).items():
         notes.append(prose("missing", names=names, reason=reason))
-    # The comparison
+    # What is compared
     if unfair := unfair_settings(arms, base):
         notes.append(prose("differing", names=unfair))
     return [*notes, *unequal_keys({arm.label: arm.first.facts for arm in arms})]
@@ -73,10 +73,10 @@ def missing(folder: Path) -> dict[str, list[str]]:
     """The names of planned runs without results, by the reason."""
     plan = read_plan(folder)
     planned = plan.runs if plan else {}
-    begun = [path.parent.name for path in folder.glob(f"*/{CONFIG}")]
+    runs = [folder / name for name in planned]
+    runs += [path.parent for path in folder.glob(f"*/{CONFIG}")]
     by_reason: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*planned, *begun]):
-        run = folder / name
+    for run in dict.fromkeys(runs):
         if (run / FACTS).exists():
             continue
         if (run / METRICS).exists():
@@ -85,22 +85,31 @@ def missing(folder: Path) -> dict[str, list[str]]:
             reason = "no step was made"
         else:
             reason = "not started"
-        by_reason.setdefault(reason, []).append(name)
+        by_reason.setdefault(reason, []).append(run.name)
     return by_reason
 
 
 def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     """The settings besides the memory in which the arms differ; seeds if an arm shares none with ``base``."""
-    runs = all_runs(arms)
-    names = differing_settings([dict(flatten(run.config)) for run in runs])
+    settings = []
+    checksums = set()
+    for run in all_runs(arms):
+        settings.append(dict(flatten(run.config)))
+        checksums.add(run.facts["corpus"].get("sha256"))
+    names = differing_settings(settings)
     unfair = [name for name in names if name not in MEMORY_SETTINGS and ".memory_config." not in name]
-    checksums = {run.facts["corpus"].get("sha256") for run in runs}
+    # The text, by its checksum
     if len(checksums) > 1:
         unfair.append("text")
-    base_seeds = {run.seed for run in base.runs}
-    if any(base_seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms):
+    # Seeds, of which arms may have different numbers
+    base_seeds = seeds_of(base)
+    if any(base_seeds.isdisjoint(seeds_of(arm)) for arm in arms):
         unfair.append("seed")
     return unfair
+
+
+def seeds_of(arm: ArmRuns) -> set[int]:
+    return {run.seed for run in arm.runs}
 
 
 # Claims
@@ -115,7 +124,7 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
     if not base.results:
         return [prose("no_base", base=base.label)]
     differences = {arm.label: arm.minus(base, measure.of) for arm in compared}
-    n_seeds = max((difference.n for difference in differences.values() if difference), default=0)
+    n_seeds = most_seeds(differences.values())
     if n_seeds < MIN_FOR_A_CLAIM:
         return few_seeds(arms, n_seeds, measure, folder)
     shared = {"base": base.label, "measure": measure, "least": MIN_FOR_A_CLAIM}
@@ -136,6 +145,7 @@ def claims(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, folder: Pat
 def few_seeds(arms: Sequence[ArmRuns], n_seeds: int, measure: Measure, folder: Path) -> list[Block]:
     """That nothing is claimed from ``n_seeds`` common seeds, and the command for more, or for more than a
     trial."""
+    # The two best, whose order may be chance
     means = {}
     for arm in arms:
         if mean := arm.mean(measure.of):
@@ -143,6 +153,7 @@ def few_seeds(arms: Sequence[ArmRuns], n_seeds: int, measure: Measure, folder: P
     best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
     gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
     nothing = prose("few_seeds", n=n_seeds, best=best, gap=gap, measure=measure)
+    # How to train more
     plan = read_plan(folder)
     command = command_for_more(plan, folder) if plan else ""
     if plan is None or not command:
@@ -177,10 +188,15 @@ def verdict(arm: ArmRuns, measure: Measure) -> list[Block]:
         value=measure.shown(mean),
         measure=measure,
         n_seeds=mean.n,
-        tokens=number(arm.mean(TOKENS), ",.0f"),
-        seconds=number(arm.mean(SECONDS), ",.0f", " s"),
+        tokens=number(arm.mean(finite(TOKENS)), ",.0f"),
+        seconds=number(arm.mean(finite(SECONDS)), ",.0f", " s"),
     )
     return [Paragraphs([reached, *improvement(arm, measure)])]
+
+
+def finite(name: str) -> Quantity:
+    """A number of a result; none for anything else that its file may contain."""
+    return lambda result: finite_number(result.get(name))
 
 
 def improvement(arm: ArmRuns, measure: Measure) -> list[Text]:

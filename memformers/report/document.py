@@ -38,6 +38,7 @@ IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_p
 def write_report(folder: Path) -> Report:
     """Write the report of a run's or an experiment's ``folder`` into it. Raises UserError for a folder
     without a run, and for files that no report wrote."""
+    # Each task has its report.
     plan = read_plan(folder)
     if plan and plan.task == "recall":
         return write_recall_report(folder)
@@ -73,7 +74,7 @@ def text_report(
     read_at_end = tokens_of_results(arms)
     figures = text_figures(arms, base, folder, shown_curves(arms), read_at_end)
 
-    # Sections
+    # Sections, from what many readers want to what few do
     costs = Section("What each model costs", [costs_table(arms)])
     sections = [costs, *samples(arms)]
     if probe:
@@ -150,6 +151,7 @@ def samples(arms: Sequence[ArmRuns]) -> list[Section]:
     if not runs:
         return []
     prompts = {label: str((run.result or {})["prompt"]) for label, run in runs.items()}
+    # A prompt that all share stands above the samples, others stand beside theirs.
     shared, *unlike = dict.fromkeys(prompts.values())
     blocks: list[Block] = [prose("samples")]
     if not unlike:

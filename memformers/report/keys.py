@@ -12,9 +12,9 @@ Facts = Mapping[str, Any]
 
 def keys_text(facts: Facts) -> str:
     """The keys of a layer's memory, such as "252, at most 256" if their number differs between segments."""
-    most = number(facts["keys"], ",.10g")
+    upper_bound = number(facts["keys"], ",.10g")
     mean = number(mean_keys(facts), ",.10g")
-    return mean if mean == most else f"{mean}, at most {most}"
+    return mean if mean == upper_bound else f"{mean}, at most {upper_bound}"
 
 
 def mean_keys(facts: Facts) -> float:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from memformers.report.arms import ArmRuns
+from memformers.report.arms import ArmRuns, labels_of
 from memformers.report.claims import all_runs, unfair_settings
 from memformers.report.data import Block, Code, Details, Paragraphs, Section, Table, Text, prose
 from memformers.report.numbers import DASH
@@ -20,10 +20,12 @@ def how_it_was_made(arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, method
     if len(arms) > 1 and not unfair_settings(arms, base):
         sentences.append(prose("fairness"))
     level = base.first.facts["parameters"]
-    more = {arm.label: arm.first.facts["parameters"] - level for arm in arms}
-    more = {label: difference for label, difference in more.items() if difference}
-    if more:
-        sentences.append(prose("unequal_size", more=more, base=base.label, level=level))
+    differences = {}
+    for arm in arms:
+        if difference := arm.first.facts["parameters"] - level:
+            differences[arm.label] = difference
+    if differences:
+        sentences.append(prose("unequal_size", differences=differences, base=base.label, level=level))
     sentences += [method, prose("costs")]
     settings = Details("Settings", settings_tables(arms))
     return Section("How it was made", [Paragraphs(sentences), *facts_table(arms, folder), settings])
@@ -40,26 +42,34 @@ def facts_of(arms: Sequence[ArmRuns], folder: Path) -> dict[str, str]:
     """Name, date, commands, a line for each, commit, data and machine."""
     runs = all_runs(arms)
     corpus = runs[0].facts["corpus"]
-    environments: list[dict[str, Any]] = []
-    for run in runs:
-        environments += run.facts.get("environments", [run.facts["environment"]])
     plan = read_plan(folder)
-    commands = plan.commands if plan and plan.commands else [run.facts.get("command") for run in runs]
+    commands = []
+    commits = []
+    jobs = []
+    devices = []
+    systems = []
     packages = []
-    for environment in environments:
-        packages.append(", ".join(f"{name} {version}" for name, version in environment["packages"].items()))
+    for run in runs:
+        commands.append(run.facts.get("command"))
+        commits.append(run.facts.get("commit"))
+        # A training that was resumed has several.
+        for environment in run.facts.get("environments", [run.facts["environment"]]):
+            jobs.append(f"{environment.get('jobs', '')}")
+            devices.append(f"{environment['device']}, {environment['threads']} threads")
+            systems.append(f"{environment['platform']}, Python {environment['python']}")
+            packages.append(", ".join(map(" ".join, environment["packages"].items())))
     checksum = f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else ""
 
     rows = {
-        "command": distinct(commands, "\n"),
+        "command": distinct(plan.commands if plan and plan.commands else commands, "\n"),
         "name": folder.resolve().name,
         "trained": dates_of(arms),
-        "git commit": distinct(run.facts.get("commit") for run in runs),
+        "git commit": distinct(commits),
         "corpus": f"{corpus['name']}: {shown_path(corpus['source'])}",
         "characters, sha256": checksum,
-        "runs at the same time": distinct(f"{e['jobs']}" for e in environments if "jobs" in e),
-        "device": distinct(f"{e['device']}, {e['threads']} threads" for e in environments),
-        "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
+        "runs at the same time": distinct(jobs),
+        "device": distinct(devices),
+        "system": distinct(systems),
         "packages": distinct(packages),
     }
     return {name: value for name, value in rows.items() if value}
@@ -72,24 +82,29 @@ def distinct(values: Iterable[str | None], separator: str = "; ") -> str:
 
 def dates_of(arms: Sequence[ArmRuns]) -> str:
     """When the first training started and the last one ended, as far as it is known."""
-    cards = [card for run in all_runs(arms) if (card := known_card(run.folder))]
-    if not cards:
-        return ""
-    started = min(card.started for card in cards)
-    ended = max(card.ended for card in cards)
-    times = [datetime.fromtimestamp(seconds, timezone.utc) for seconds in (started, ended) if seconds]
-    return " to ".join(f"{time:%Y-%m-%d %H:%M} UTC" for time in times)
+    starts = []
+    ends = []
+    for run in all_runs(arms):
+        if card := known_card(run.folder):
+            starts.append(card.started)
+            ends.append(card.ended)
+    dates = []
+    for seconds in (min(starts, default=0.0), max(ends, default=0.0)):
+        if seconds:
+            dates.append(f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC")
+    return " to ".join(dates)
 
 
 def settings_tables(arms: Sequence[ArmRuns]) -> list[Block]:
     """The settings of ``arms``: those that differ, and those that all share and some arm uses."""
-    by_arm = [shown_settings(arm) for arm in arms]
+    by_arm = list(map(shown_settings, arms))
     differing = differing_settings(by_arm)
     blocks: list[Block] = []
     if differing:
-        rows = [[name, *(settings.get(name, DASH) for settings in by_arm)] for name in differing]
-        head = ["setting", *(arm.label for arm in arms)]
-        blocks += [prose("settings_differ"), Table(head, rows, has_numbers=True)]
+        rows = []
+        for name in differing:
+            rows.append([name, *(settings.get(name, DASH) for settings in by_arm)])
+        blocks += [prose("settings_differ"), Table(["setting", *labels_of(arms)], rows, has_numbers=True)]
     shared = []
     for name, value in by_arm[0].items():
         if name not in differing and value != DASH:

@@ -68,10 +68,20 @@ CONTROL_LINES = {
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """The style of each arm; after the last of the palette, those of arms with other names repeat."""
-    used = [LINE_STYLES[name]["color"] for name in names if name in LINE_STYLES]
+    used = set()
+    unnamed = []
+    for name in dict.fromkeys(names):
+        if name in LINE_STYLES:
+            used.add(LINE_STYLES[name]["color"])
+        else:
+            unnamed.append(name)
+    # The first three colours are those of the models, in every figure.
     free = [line for line in PALETTE[3:] if line["color"] not in used] or PALETTE[3:]
-    unnamed = [name for name in dict.fromkeys(names) if name not in LINE_STYLES]
     return LINE_STYLES | dict(zip(unnamed, cycle(free), strict=False))
+
+
+def styles_of(arms: Sequence[ArmRuns]) -> dict[str, LineStyle]:
+    return line_styles([arm.name for arm in arms])
 
 
 @dataclass(frozen=True)
@@ -92,11 +102,13 @@ class Series:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Places, means, and half widths, which means of fewer than ``MIN_FOR_A_CLAIM`` numbers lack."""
-        places = np.array([place for place, _ in self.points], float)
-        means = np.array([mean.mean for _, mean in self.points])
-        half_widths = np.array([m.half_width if m.n >= MIN_FOR_A_CLAIM else math.nan for _, m in self.points])
+        rows = []
+        for x, mean in self.points:
+            half_width = mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan
+            rows.append((x, mean.mean, half_width))
+        x_values, means, half_widths = np.array(rows, float).reshape(-1, 3).T
         has_intervals = not np.isnan(half_widths).all()
-        return places, self.scale * means, self.scale * half_widths if has_intervals else None
+        return x_values, self.scale * means, self.scale * half_widths if has_intervals else None
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,7 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
         x, mean, half = series.arrays()
         axes.plot(x, mean, **series.style)
         if half is not None and series.line["marker"]:
+            # The band
             low = mean - half
             if axes.get_yscale() == "log":  # which can't show zero and negative values
                 low = np.maximum(low, mean.min() / 10)
@@ -162,14 +175,17 @@ def draw_marks(axes: Axes, many: Sequence[Series], *, horizontal: bool = False) 
 
 def categories(axes: Axes, names: Sequence[str]) -> None:
     """Give the places 0, 1, 2 … of the vertical axis their ``names``, one below the other."""
-    axes.yaxis.set_ticks(range(len(names)), [literal(name) for name in names], fontsize=8)
+    axes.yaxis.set_ticks(range(len(names)), list(map(literal, names)), fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def legend(figure: Figure) -> None:
     """The legend below all panels, each name once, for which the figure becomes higher."""
-    drawn = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
-    named = {str(handle.get_label()): handle for handle in drawn}
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    # Two names beside each other, if they are short
     columns = 1 if max(map(len, named), default=0) > LONG_NAME else 2
     figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(named) / columns))
     style = {"frameon": False, "fontsize": 8, "ncols": columns}
@@ -234,7 +250,7 @@ def text_figures(
     ``read_in_training`` and ``read_at_end``."""
     seeds = sorted({len(arm.counted) for arm in arms})
     bands = [prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM)] if seeds[-1] > 1 else []
-    lines = line_styles([arm.name for arm in arms])
+    lines = styles_of(arms)
     tokens = "training tokens"
 
     def series_of(
@@ -313,7 +329,9 @@ def position_series(
     """The loss by position, at the geometric mean of each octave's ends, or its difference to ``base``."""
     drawn = []
     for arm in arms:
-        points = [((a * b) ** 0.5, mean) for (a, b), mean in by_octave(arm, base).items()]
+        points = []
+        for (first, last), mean in by_octave(arm, base).items():
+            points.append(((first * last) ** 0.5, mean))
         if points:
             drawn.append(Series(arm.label, points, lines[arm.name]))
     return drawn
@@ -355,7 +373,7 @@ def save_loss_by_position(
 ) -> None:
     """Draw the mean loss by position in a segment, and by remembered positions, with half widths."""
     figure, [upper, lower] = panels([2.7, 2.7])
-    positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
+    positions = points_of(range(1, len(in_segment) + 1), in_segment)
     draw_lines(upper, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
     style(upper, "position in the segment (tokens)", "loss (nats per token)")
     points = [(length, Mean(loss, half, MIN_FOR_A_CLAIM)) for length, loss, half in by_memory]
@@ -364,13 +382,18 @@ def save_loss_by_position(
     save(figure, path)
 
 
+def points_of(x: Sequence[float], losses: Sequence[float]) -> list[tuple[float, Mean]]:
+    """Losses without intervals, as points of a series."""
+    return [(position, Mean(loss, math.nan, 1)) for position, loss in zip(x, losses, strict=True)]
+
+
 def save_loss_over_text(parts: Sequence[tuple[float, float, float]], path: Path) -> None:
     """Draw the loss of consecutive parts of a text, each with its middle in tokens, of a model as trained and
     of one that learns as it reads."""
     figure, [axes] = panels([2.7])
-    static = [(middle, Mean(loss, math.nan, 1)) for middle, loss, _ in parts]
-    learning = [(middle, Mean(loss, math.nan, 1)) for middle, _, loss in parts]
-    draw_lines(axes, [Series("as trained", static, BLUE), Series("learning", learning, ORANGE)])
+    middles, static, learning = zip(*parts, strict=True)
+    as_trained = Series("as trained", points_of(middles, static), BLUE)
+    draw_lines(axes, [as_trained, Series("learning", points_of(middles, learning), ORANGE)])
     style(axes, "position in the text (tokens)", "loss (nats per token)")
     legend(figure)
     save(figure, path)

@@ -12,14 +12,25 @@ from matplotlib.axes import Axes
 from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import MEASURES, ArmRuns, Column, Measure, Quantity, Result, arms_of, base_of
+from memformers.report.arms import (
+    MEASURES,
+    ArmRuns,
+    Column,
+    Measure,
+    Quantity,
+    Result,
+    arms_of,
+    arms_table,
+    base_of,
+    labels_of,
+)
 from memformers.report.claims import claims, warnings
-from memformers.report.data import Block, Cell, Details, Figure, ReportData, Section, Table, prose
+from memformers.report.data import Block, Details, Figure, ReportData, Section, Table, prose
 from memformers.report.keys import keys_text, mean_keys
 from memformers.report.made import how_it_was_made
-from memformers.report.plotting import CONTROL_LINES, Panel, Series, curves, line_styles
+from memformers.report.plotting import CONTROL_LINES, Panel, Series, curves, styles_of
 from memformers.report.rendering import Report, claim_report, write_files
-from memformers.report.sections import chart_of, costs_table, results_table, write_results
+from memformers.report.sections import chart_of, costs_table, difference_column, results_table, write_results
 from memformers.runs.folder import PLACES, UNTOUCHED
 from memformers.runs.reader import read_runs
 
@@ -46,13 +57,13 @@ def recall_report(
     arms: Sequence[ArmRuns], base: ArmRuns, finished: Sequence[ArmRuns], folder: Path
 ) -> ReportData:
     """The report of ``arms``, of which these have ``finished``; figures are drawn into ``folder``."""
-    slots = next((arm for arm in finished if arm.name == SLOTS), None)
-    far = beyond_base(finished, base)
-    measures = [MEASURES["recall"], *far.values()]
+    slots = slots_of(finished)
+    distances = beyond_base(finished, base)
+    measures = [MEASURES["recall"], *distances.values()]
     notes = warnings(arms, base, folder)
 
     # Claims and results
-    claimed = recall_claim(finished, base, far, folder)
+    claimed = recall_claim(finished, base, distances, folder)
     keys: dict[str, Column] = {"keys": lambda arm: keys_text(arm.first.facts)}
     results = results_table(finished, base, measures, keys)
     tables: list[Block] = [results]
@@ -85,18 +96,24 @@ def recall_report(
     )
 
 
+def slots_of(arms: Sequence[ArmRuns]) -> ArmRuns | None:
+    """The arm with slots, if it is among ``arms``."""
+    return next((arm for arm in arms if arm.name == SLOTS), None)
+
+
 def recall_claim(
     arms: Sequence[ArmRuns], base: ArmRuns, beyond: Mapping[str, Measure], folder: Path
 ) -> list[Block]:
     if base.first.config["recall"]["measured_for"] == "choosing":
         return [prose("choosing")]
-    pair = [arm for arm in arms if arm is base or arm.name == SLOTS]
+    slots = slots_of(arms)
+    pair = [arm for arm in arms if arm in (base, slots)]
     if len(pair) < 2 or not beyond:
         return [prose("not_both")]
-    [(far, measure)] = beyond.items()
+    [(distance, measure)] = beyond.items()
     chance = 100 / base.first.config["recall"]["stream"]["values"]
     shares = [(measure.shown(arm.mean(measure.of)), arm.label) for arm in pair]
-    shown = prose("recalled", far=far, shares=shares, chance=f"{chance:.0f} %")
+    shown = prose("recalled", far=distance, shares=shares, chance=f"{chance:.0f} %")
     return [shown, *claims(pair, base, measure, folder)]
 
 
@@ -105,28 +122,29 @@ def recall_claim(
 
 def against_slots(arms: Sequence[ArmRuns], slots: ArmRuns, measures: Sequence[Measure]) -> Table:
     """Each other arm's differences to the one with slots."""
-    rows: list[list[str | Cell]] = []
-    for arm in arms:
-        if arm is not slots:
-            cells = [measure.cell(arm.minus(slots, measure.of)) for measure in measures]
-            rows.append([arm.label, *cells])
-    return Table(["model", *(measure.label for measure in measures)], rows, has_numbers=True)
+    columns: dict[str, Column] = {}
+    for measure in measures:
+        differences = {arm.name: arm.minus(slots, measure.of) for arm in arms}
+        columns[measure.label] = difference_column(measure, differences)
+    return arms_table([arm for arm in arms if arm is not slots], columns)
 
 
 def distance_table(arms: Sequence[ArmRuns]) -> Table:
-    rows = [[f"{low:,} – {high - 1:,}"] for low, high in pairwise(edges_of(arms[0]))]
+    rows = []
+    for low, high in pairwise(edges_of(arms[0])):
+        rows.append([f"{low:,} – {high - 1:,}"])
     for arm in arms:
         for row, mean in zip(rows, accuracy(arm), strict=True):
             row.append(MEASURES["recall"].shown(mean))
-    return Table([DISTANCE, *(arm.label for arm in arms)], rows, has_numbers=True)
+    return Table([DISTANCE, *labels_of(arms)], rows, has_numbers=True)
 
 
 def control_table(arms: Sequence[ArmRuns]) -> Table:
     rows = []
     for arm in arms:
         for control in control_names(arm):
-            cells = [MEASURES["recall"].shown(at_place(arm, control, place)) for place in PLACES]
-            rows.append([arm.label, control, *cells])
+            shares = shares_by_place(arm, control)
+            rows.append([arm.label, control, *map(MEASURES["recall"].shown, shares.values())])
     return Table(["model", "control", *PLACES], rows, has_numbers=True)
 
 
@@ -152,7 +170,7 @@ def recall_numbers(arm: ArmRuns) -> dict[str, Any]:
         numbers[name] = arm.mean(name)
     numbers["right"] = {}
     for control in control_names(arm):
-        by_place = {place: at_place(arm, control, place) for place in PLACES}
+        by_place = shares_by_place(arm, control)
         numbers["right"][control] = {"by_distance": accuracy(arm, control), "by_place": by_place}
     return numbers
 
@@ -166,10 +184,10 @@ def right_between(low: int, high: int) -> Callable[[Result], float | None]:
     def share(result: Result) -> float | None:
         n_asks = 0
         n_right = 0.0
-        for start, end, asks, right in bins_of(result["recall"]):
+        for start, end, asks, accuracy_of_bin in bins_of(result["recall"]):
             if low <= start and end <= high and asks:
                 n_asks += asks
-                n_right += asks * right
+                n_right += asks * accuracy_of_bin
         return n_right / n_asks if n_asks else None
 
     return share
@@ -208,22 +226,28 @@ def accuracy(arm: ArmRuns, control: str = UNTOUCHED) -> list[Mean | None]:
     return [arm.mean(share_in(index)) for index in range(len(edges_of(arm)) - 1)]
 
 
-def at_place(arm: ArmRuns, control: str, place: str) -> Mean | None:
-    return arm.mean(lambda result: measured(result, control)["by_place"][place])
+def shares_by_place(arm: ArmRuns, control: str) -> dict[str, Mean | None]:
+    """The share of correct answers by where the value was, over seeds."""
+
+    def share_at(name: str) -> Quantity:
+        return lambda result: measured(result, control)["by_place"][name]
+
+    return {name: arm.mean(share_at(name)) for name in PLACES}
 
 
 def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
     """The correct answers in the whole bins that one layer of the arm with slots sees, and one of ``base``
     doesn't."""
+    slots = slots_of(arms)
     low = sees_back(base)
-    high = max((sees_back(arm) for arm in arms if arm.name == SLOTS), default=0)
+    high = sees_back(slots) if slots else 0
     edges = [edge for edge in edges_of(arms[0]) if low <= edge <= high]  # of the whole bins between them
     if len(edges) < 2:
         return {}
-    far = f"set {edges[0]:,} to {edges[-1]:,} tokens ago"
+    distance = f"set {edges[0]:,} to {edges[-1]:,} tokens ago"
     share = right_between(edges[0], edges[-1])
-    label = f"correct answers about values that were {far}"
-    return {far: Measure(label, share, ".1f", " %", " points", 100, 1)}
+    label = f"correct answers about values that were {distance}"
+    return {distance: Measure(label, share, ".1f", " %", " points", 100, 1)}
 
 
 # Figures
@@ -233,7 +257,7 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
     """Correct answers by distance: of all ``arms``, and of each ``controlled`` one with a changed memory."""
     seeds = max(len(arm.results) for arm in arms)
     by_arm = reach_panel(arms)
-    by_control = [control_panel(arm) for arm in controlled]
+    by_control = list(map(control_panel, controlled))
     title = "Share of correct answers, by how long ago the value was set"
     caption = prose("recall_accuracy", seeds=seeds)
     figures = curves(folder, "recall_accuracy", title, [caption], DISTANCE, [by_arm])
@@ -244,14 +268,19 @@ def recall_figures(arms: Sequence[ArmRuns], controlled: Sequence[ArmRuns], folde
 
 def recall_series(arm: ArmRuns, control: str, line: plotting.LineStyle, label: str) -> Series:
     # Each point stands in the middle of its bin.
-    points = [(index + 0.5, mean) for index, mean in enumerate(accuracy(arm, control)) if mean]
+    points = []
+    for index, mean in enumerate(accuracy(arm, control)):
+        if mean:
+            points.append((index + 0.5, mean))
     return Series(label, points, line, scale=100)
 
 
 def reach_panel(arms: Sequence[ArmRuns]) -> Panel:
     """All arms, and how far one layer of each looks back."""
-    lines = line_styles([arm.name for arm in arms])
-    series = [recall_series(arm, UNTOUCHED, lines[arm.name], arm.label) for arm in arms]
+    lines = styles_of(arms)
+    series = []
+    for arm in arms:
+        series.append(recall_series(arm, UNTOUCHED, lines[arm.name], arm.label))
 
     def draw_reaches(axes: Axes) -> None:
         draw_bins(axes, arms[0])
@@ -265,7 +294,9 @@ def reach_panel(arms: Sequence[ArmRuns]) -> Panel:
 def control_panel(arm: ArmRuns) -> Panel:
     """An arm with its memory, and with each change of it; grey where one layer sees only slots."""
     lines = CONTROL_LINES | {UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"}}
-    series = [recall_series(arm, control, lines[control], control) for control in control_names(arm)]
+    series = []
+    for control in control_names(arm):
+        series.append(recall_series(arm, control, lines[control], control))
     return Panel("answered correctly (%)", series, arm.label, partial(draw_slots, arm=arm))
 
 
@@ -282,12 +313,14 @@ def draw_bins(axes: Axes, arm: ArmRuns) -> None:
     edges = edges_of(arm)
     chance = 100 / arm.first.config["recall"]["stream"]["values"]
     axes.axhline(chance, color=plotting.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+    # Right of the axis, at the height of chance
     margin = axes.get_yaxis_transform()
     axes.text(1.01, chance, "chance", transform=margin, va="center", fontsize=7, color="#666666")
     axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges], rotation=45, fontsize=8)
     axes.set_xlim(0, len(edges) - 1)
     axes.set_ylim(0, 101)
     axes.grid(visible=False, axis="x")
+    # A mark before each bin that is wider than the one before it
     widths = np.diff(edges)
     mark: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
     mark["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}

@@ -62,8 +62,8 @@ def html_value(value: Any) -> Any:
 
 def fenced(text: str) -> Markup:
     """A code block that no text inside can end."""
-    runs = [len(run) for run in re.findall("`+", text)]
-    fence = "`" * max([3, *(length + 1 for length in runs)])
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
     return Markup(f"{fence}text\n{text.rstrip()}\n{fence}")
 
 
@@ -203,34 +203,45 @@ def in_terminal(blocks: Sequence[Block], width: int = TERMINAL) -> str:
     return "\n\n".join(shown)
 
 
+def terminal_cell(cell: str | Cell) -> str:
+    """Its text. A word joiner has no width in a terminal, but ``len`` counts it."""
+    text = cell.text if isinstance(cell, Cell) else cell
+    return unbroken(text).replace("\N{WORD JOINER}", "")
+
+
 def text_table(rows: Sequence[Sequence[str | Cell]], width: int) -> str:
     """A table in a terminal, its head first. The first column is made narrower where the table is wider than
     ``width``."""
-    # A word joiner has no width in a terminal, but len counts it.
     texts = []
     for row in rows:
-        cells = [cell.text if isinstance(cell, Cell) else cell for cell in row]
-        texts.append([unbroken(cell).replace("\N{WORD JOINER}", "") for cell in cells])
+        texts.append(list(map(terminal_cell, row)))
 
     # A head may break between its words, other cells only in the first column.
-    min_widths = [max(map(len, head.split(" ")), default=0) for head in texts[0]]
-    widths = [max(low, *(len(row[i]) for row in texts[1:]), 0) for i, low in enumerate(min_widths)]
+    widths = []
+    for head, *cells in zip(*texts, strict=True):
+        min_width = max(map(len, head.split(" ")), default=0)
+        widths.append(max(min_width, *map(len, cells), 0))
+    # The first column gets what the others leave.
+    longest_word = max(map(len, texts[0][0].split(" ")))
     rest = sum(widths[1:]) + 2 * len(widths[1:])
-    widths[0] = max(min_widths[0], MIN_NAME, min(widths[0], width - rest))
+    widths[0] = max(longest_word, MIN_NAME, min(widths[0], width - rest))
 
     lines = []
     for number_of_row, row in enumerate(texts):
         is_head = number_of_row == 0
-        columns = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]
+        columns = []
+        for cell, w in zip(row, widths, strict=True):
+            columns.append(wrap(cell, w, break_on_hyphens=False) or [""])
+        # Lines of a row: heads stand on the line below, other cells begin in the first line
         height = max(map(len, columns))
         for column in columns:
             padding = [""] * (height - len(column))
-            column[:] = padding + column if is_head else column + padding  # heads stand on the line below
+            column[:] = padding + column if is_head else column + padding
         for name, *cells in zip(*columns, strict=True):
-            right = [cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *right]).rstrip())
+            numbers = map(str.rjust, cells, widths[1:])
+            lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
         if is_head:
-            lines.append("  ".join("-" * w for w in widths))
+            lines.append("  ".join(["-" * w for w in widths]))
     return "\n".join(lines).replace("\xa0", " ")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
-from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
+from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table, labels_of, most_seeds
 from memformers.report.data import Block, Bullets, Cell, Chart, Point, Prose, Table, Text, prose
 from memformers.report.keys import keys_text
 from memformers.report.numbers import number
-from memformers.report.plotting import CONTROL_LINES, bits, line_styles
+from memformers.report.plotting import CONTROL_LINES, bits, styles_of
 from memformers.runs.folder import RESULTS, TABLE
 from memformers.runs.reader import finite_number
 
@@ -33,19 +33,19 @@ def results_table(
     arms: Sequence[ArmRuns],
     base: ArmRuns,
     measures: Sequence[Measure],
-    more: Mapping[str, Column] | None = None,
+    extra: Mapping[str, Column] | None = None,
 ) -> Table:
     """Finished seeds, the mean of each measure, of several seeds the paired difference to ``base``."""
     columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}"}
     for measure in measures:
         columns[measure.label] = mean_column(measure)
         differences = {arm.name: arm.minus(base, measure.of) for arm in arms if arm is not base}
-        if any(difference and difference.n > 1 for difference in differences.values()):
+        if most_seeds(differences.values()) > 1:
             head = f"minus {base.label}"
             if len(measures) > 1:
                 head = f"{measure.label}, {head}"
             columns[head] = difference_column(measure, differences)
-    return arms_table(arms, columns | dict(more or {}))
+    return arms_table(arms, columns | dict(extra or {}))
 
 
 def mean_column(measure: Measure) -> Column:
@@ -125,7 +125,7 @@ def chart(
     show: Callable[[float], str],
     zero: float | None = None,
 ) -> Chart:
-    lines = line_styles([row.arm.name for row in rows])
+    lines = styles_of([row.arm for row in rows])
 
     def share(value: float) -> float:
         return (value - start) / (end - start)
@@ -153,25 +153,28 @@ def tokens_of_results(arms: Sequence[ArmRuns]) -> str:
                 parts.add((n_read, n_tokens))
     if not parts:
         return HELD_OUT_TEXT
-    shown = [f"{n_read:,} of {n_tokens:,} tokens" for n_read, n_tokens in sorted(parts)]
+    shown = []
+    for n_read, n_tokens in sorted(parts):
+        shown.append(f"{n_read:,} of {n_tokens:,} tokens")
     return f"{' or '.join(shown)} of the held-out text"
 
 
 def tokens_of_curves(arms: Sequence[ArmRuns]) -> list[int]:
     """How many tokens the evaluations during the training read, if the results are over others: a number
     for each kind of evaluation."""
-    runs = [run for arm in arms for run in arm.counted]
     read_in_training: set[int] = set()
-    for run in runs:
-        _, _, n_tokens = run.metrics.points("evaluated_tokens")
-        read_in_training.update(map(int, n_tokens.tolist()))
-    read_for_results = {finite_number((run.result or {}).get("evaluated_tokens")) for run in runs}
+    read_for_results = set()
+    for arm in arms:
+        for run in arm.counted:
+            _, _, n_tokens = run.metrics.points("evaluated_tokens")
+            read_in_training.update(map(int, n_tokens.tolist()))
+            read_for_results.add(finite_number((run.result or {}).get("evaluated_tokens")))
     return sorted(read_in_training) if read_in_training - read_for_results else []
 
 
 def tokens_of_losses(arms: Sequence[ArmRuns], probe: Mapping[str, Any] | None = None) -> list[Prose]:
     """Why one model has several losses, a paragraph; none if all are over the same tokens."""
-    curves = " or ".join(f"{n_tokens:,}" for n_tokens in tokens_of_curves(arms))
+    curves = " or ".join(map("{:,}".format, tokens_of_curves(arms)))
     ablation = (probe or {}).get("memory_ablation")
     n_probed = ablation["tokens"] if ablation else 0
     if not curves and not n_probed:
@@ -242,10 +245,16 @@ class Probed:
 
 
 def read_probed(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> Probed:
-    by_run = {run.folder.name: arm for arm in arms for run in arm.runs}
+    # Which runs were probed
+    by_run: dict[str, ArmRuns] = {}
+    for arm in arms:
+        for run in arm.runs:
+            by_run[run.folder.name] = arm
     probed = {name: by_run[name] for name in probe["checkpoints"]}
+    left_out = labels_of([arm for arm in arms if arm not in probed.values()])
+
+    # How it was measured
     method: list[Block] = []
-    left_out = [arm.label for arm in arms if arm not in probed.values()]
     if left_out:
         method.append(prose("not_probed", labels=left_out))
     ablation = probe["memory_ablation"]
@@ -254,12 +263,13 @@ def read_probed(arms: Sequence[ArmRuns], probe: Mapping[str, Any]) -> Probed:
     measure = measure_of_probe(arms)
     method.append(prose("ablation", unit=measure.label, ablation=ablation))
 
+    # What changed memories cost
     rows: list[list[str | Cell]] = []
     findings: list[Text] = []
-    for run, arm in probed.items():
-        costs = {control: Mean.from_json(mean) for control, mean in ablation["costs"][run].items()}
+    for name, arm in probed.items():
+        costs = {control: Mean.from_json(mean) for control, mean in ablation["costs"][name].items()}
         cells = [measure.cell(costs.get(control)) for control in CONTROL_LINES]
-        rows.append([arm.label, measure.shown(ablation["loss"][run]), *cells])
+        rows.append([arm.label, measure.shown(ablation["loss"][name]), *cells])
         for part in ("slots", "memory"):
             if f"{part} zeroed" in costs:
                 finding = prose(
