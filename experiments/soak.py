@@ -37,7 +37,8 @@ from memformers.common.processes import ending_as_exit, module_command, module_e
 from memformers.data.builtin import write_play
 from memformers.report.rendering import PLAIN
 from memformers.report.rendering import markdown_table as table
-from memformers.runs.folder import CONFIG, read_metrics
+from memformers.runs.folder import CONFIG
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import differences
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -16,7 +16,7 @@ os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
 
 from memformers.comparison import experiment, text
-from memformers.comparison.recall import SETTINGS
+from memformers.comparison.recall.setup import SETTINGS
 from memformers.comparison.text import CompareConfig, compare
 from memformers.data import sources
 from memformers.data.sources import builtin_play, write_play

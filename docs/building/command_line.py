@@ -19,6 +19,12 @@ INTRODUCTION = f"""# The command line
 {ABOUT}
 `memformers COMMAND --help` prints what its page shows; `memformers --version` prints the version.
 
+Tab can complete commands and options. In bash (or zsh, or tcsh, with its name):
+
+```bash
+memformers --tyro-print-completion bash > ~/.memformers-completion && source ~/.memformers-completion
+```
+
 | command | what it does |
 |---|---|
 """
@@ -50,7 +56,9 @@ def help_of(command: str) -> str:
 
 
 def page_of(command: str, text: str) -> str:
-    usage, _, about = text.partition("╭")[0].partition("\n\n")
+    # Above the first box: the usage, what the command does, and the options that most people use
+    summary_text, _, _ = text.partition("╭")[0].partition("\n\nMost used")
+    usage, _, about = summary_text.partition("\n\n")
     joined = " ".join(about.split())  # lines are wrapped
     summary, *examples = map(str.strip, joined.split("Example: "))
     lines = escape("\n".join([usage.strip(), *examples]))

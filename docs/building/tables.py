@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from docs.building.results import ROOT, Seeds, about, experiments, kib, mean, rows, seeds, stored, table_of
@@ -367,10 +368,16 @@ def large_text() -> str:
     )
 
 
-def of_file(path: str, number_of_table: str) -> str:
-    """A table of a Markdown file, the first of which has the number 1."""
+def of_file(path: str, table: str) -> str:
+    """A table of a Markdown file: the one with this number, or the first with this word in its head."""
     tables = re.findall(r"(?:^\|.*\n?)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    return str(tables[int(number_of_table) - 1]).strip()
+    if table.isdigit():
+        return str(tables[int(table) - 1]).strip()
+    for lines in tables:
+        head, _, _ = lines.partition("\n")
+        if table in head:
+            return str(lines).strip()
+    raise ValueError(f"{path} has no table with {table!r} in its head.")
 
 
 def data() -> str:
@@ -387,6 +394,90 @@ def data() -> str:
 def commands() -> str:
     lines = (f"# {row['what']}\n{row['command']}" for row in experiments().values() if row["command"])
     return "```sh\n" + "\n".join(lines) + "\n```"
+
+
+# Learning while reading
+
+LEARNED_TEXTS = {
+    "learning_worth": "Tiny Shakespeare",
+    "learning_worth_python": "Python's standard library",
+}
+"""The experiments with these texts, which are shown once they have results."""
+LEARNED_ARMS = {
+    "none": "no memory",
+    "xl": "Transformer-XL",
+    "compressive": "Compressive Transformer",
+    "selective": "selective",
+}
+READINGS = ("static", "learning")
+
+
+def learned_texts() -> list[tuple[str, str]]:
+    """The experiments that have results, with their texts."""
+    known = experiments()
+    return [(name, text) for name, text in LEARNED_TEXTS.items() if name in known]
+
+
+def learning_worth() -> str:
+    """Losses as trained and with learning, what memory saves in both, and what is forgotten."""
+    head = ["memory", "static", "with learning", "learning saves", "memory saves, static",
+            "memory saves, with learning", "training text, afterwards"]  # fmt: skip
+    body: list[Row] = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        for arm, shown in LEARNED_ARMS.items():
+            if seeds(name, arm, "static (nats)"):
+                body.append([shown, *learning_cells(name, arm)])
+    return markdown_table(head, body, numbers=True)
+
+
+def learning_cells(experiment: str, arm: str) -> Row:
+    cells: Row = []
+    for reading in READINGS:
+        cells.append(bits(mean(seeds(experiment, arm, f"{reading} (nats)"))))
+    cells.append(more(mean(seeds(experiment, arm, "learning saves (nats)"))))
+    # What memory saves in both readings
+    for reading in READINGS:
+        measure = f"{reading} (nats)"
+        saved = paired(seeds(experiment, "none", measure), seeds(experiment, arm, measure))
+        cells.append(DASH if arm == "none" else more(saved))
+    # What is forgotten of the text of the training
+    static = seeds(experiment, arm, "training text, static (nats)")
+    learned = seeds(experiment, arm, "training text, after learning (nats)")
+    cells.append(more(paired(learned, static)))
+    return cells
+
+
+def learning_distances() -> str:
+    """What learning and memory save, by the characters since a word last began."""
+    head = ["characters since the word last began", "learning saves: no memory", "Transformer-XL",
+            "Transformer-XL saves: static", "with learning"]  # fmt: skip
+    body: list[Row] = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        for group in learned_groups(name):
+            losses = {}
+            for arm, reading in product(("none", "xl"), READINGS):
+                losses[arm, reading] = seeds(name, arm, f"{group}, {reading}")
+            row: Row = [GROUP_NAMES.get(group, group)]
+            for arm in ("none", "xl"):
+                row.append(more(paired(losses[arm, "static"], losses[arm, "learning"])))
+            for reading in READINGS:
+                row.append(more(paired(losses["none", reading], losses["xl", reading])))
+            body.append(row)
+    return markdown_table(head, body, numbers=True)
+
+
+def learned_groups(experiment: str) -> list[str]:
+    """The distances by which losses were measured."""
+    groups: dict[str, None] = {}
+    for row in rows(experiment):
+        if row["arm"] == "none" and row["measure"].endswith(", static"):
+            groups[row["measure"].removesuffix(", static")] = None
+    return list(groups)
+
+
+GROUP_NAMES = {"first": "a word that had not occurred", "no word": "no word"}
 
 
 # All memories
@@ -413,19 +504,93 @@ def linked_name(memory: ListedMemory) -> str | Cell:
     return Cell(memory.name, link=f"https://arxiv.org/abs/{memory.arxiv}")
 
 
+COMPARE_KEYS = 64
+"""The keys per layer of ``make compare``, half of them slots or kept positions where there are any."""
+UNTESTED = "untested"
+BASE = "Transformer-XL"
+
+
+class Claim(NamedTuple):
+    """A measured difference from Transformer-XL: the arms of an experiment, the measure, and its page."""
+
+    experiment: str
+    arm: str
+    rival: str
+    measure: str
+    page: str
+
+
+TEXT = "text: bits per character"
+RECALL = "recall, points"
+ASSOCIATION = "associative recall, points"
+OF_FILES = {
+    "no memory": "transformer",
+    "Compressive Transformer": "compressive",
+    "exponential average": "averages",
+    "memory tokens": "memory-tokens",
+    "Infini-attention": "infini",
+}
+"""The arms of the experiment ``memories``, by the names of the memories."""
+OF_MQAR = {
+    "no memory": "none-0-shift",
+    "Compressive Transformer": "conv-128-shift",
+    "selective": "selective-128-shift",
+}
+"""The arms of the experiment ``mqar``, with 128 keys."""
+
+
+def claims() -> dict[tuple[str, str], Claim]:
+    """What was measured with three seeds, by the name of the memory and the column."""
+    known: dict[tuple[str, str], Claim] = {}
+    for name, arm in OF_FILES.items():
+        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
+            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    for name, arm in OF_MQAR.items():
+        known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    known["selective", TEXT] = Claim(
+        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
+    )
+    return known
+
+
 def memory_costs() -> str:
-    """Each memory's name, how it is named, what it costs, and where it was measured."""
+    """Each memory's name, how it is named, what it costs, and its results minus Transformer-XL's."""
+    measured = claims()
+    columns = (TEXT, RECALL, ASSOCIATION)
     body: list[Row] = []
     for memory in ALL_MEMORIES:
-        model = Cell(memory.model, is_code=True)
-        n_keys = formula(memory.keys)
-        n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
-        results = Cell("measured", link=f"results/{memory.results}.md") if memory.results else "untested"
-        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes, results])
+        row: Row = [memory.name, Cell(memory.model, is_code=True), source_of(memory), memory.idea]
+        row += [formula(memory.keys), state_of(memory)]
+        for column in columns:
+            claim = measured.get((memory.name, column))
+            if claim is not None:
+                row.append(difference_of(claim))
+            else:
+                row.append(DASH if memory.name == BASE else UNTESTED)
+        body.append(row)
     option = Cell("--model", is_code=True)
     costs = ["keys per layer", "bytes per stream"]
-    head: list[str | Cell] = ["memory", option, "source", "what each layer remembers", *costs, "results"]
+    head: Row = ["memory", option, "source", "what each layer remembers", *costs, *columns]
     return markdown_table(head, body)
+
+
+def state_of(memory: ListedMemory) -> str:
+    """The bytes that a stream carries, as a formula, and those in a model of ``make compare``'s size."""
+    if memory.state == "0":
+        return "0"
+    M = COMPARE_KEYS // 2 if "C" in memory.keys else COMPARE_KEYS
+    config = ModelConfig(model=memory.import_path, mem_len=M, c_mem_len=COMPARE_KEYS - M)
+    n_bytes = formula(f"4 * {memory.state}")
+    return f"{n_bytes} = {kib(memory_facts(config)['state_bytes'])}"
+
+
+def difference_of(claim: Claim) -> Cell:
+    """The paired difference of a ``claim``, with a link to its page."""
+    values = seeds(claim.experiment, claim.arm, claim.measure)
+    rival_values = seeds(claim.experiment, claim.rival, claim.measure)
+    shown = more(paired(values, rival_values), points="bits" not in claim.measure)
+    difference = shown if isinstance(shown, Cell) else Cell(shown)
+    return replace(difference, link=f"results/{claim.page}.md")
 
 
 def source_of(memory: ListedMemory) -> str | Cell:
@@ -448,7 +613,8 @@ OF_ABLATION = (
     ("correct within", "answers about values set 0 to 192 tokens ago"),
     (PER_CHARACTER, PER_CHARACTER),
 )
-BASES, PER_GROUP = ("the default", "", "the default"), "first row of the group"
+BASES = ("the default", "", "the default")
+PER_GROUP = "first row of the group"
 OF_MEMORIES = (
     ("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 tokens ago"),
     ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
@@ -481,7 +647,8 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs)
+                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
+                 learning_worth, learning_distances)
 }  # fmt: skip
 TABLES["file"] = of_file
 for name, arguments in COMPARISONS.items():

@@ -1,22 +1,17 @@
-"""``memformers evaluate``: how well a trained model predicts a text; ``memformers probe``: how much its
-memory helps it."""
+"""``memformers evaluate``: how well a trained model predicts a text."""
 
 import math
 import time
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from memformers.commands.generate import CustomMemories, ModelCommand, reading_bar
-from memformers.commands.options import say_report
+from memformers.commands.trained import ModelCommand, MovedText, reading_bar
 from memformers.common.console import counted
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.machine import choose_device
 from memformers.data import TEST, TRAIN, VALIDATION
 from memformers.data.dataset import Split, TokenDataset
 from memformers.data.sources import CorpusSpec
@@ -26,7 +21,7 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import LOSES_TEXT, Evaluation, evaluate, summary, units, with_lengths
 from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
-from memformers.evaluation.memory_ablation import common_corpus, probe
+from memformers.evaluation.probe import common_corpus
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import FACTS, refuse_overwrite
@@ -36,20 +31,6 @@ NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 FIGURE_OF_LEARNING = "loss_over_text.png"
 N_POINTS = 50
 """Of that figure: parts of the text, each long enough for a mean."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MovedText:
-    data: str = ""
-    """The new path of the training text, if it was moved."""
-    validation: str = ""
-    """The new path of the validation text, if the run named it and it was moved."""
-    test: str = ""
-    """The new path of the test text, if the run named it and it was moved."""
-
-    @property
-    def moved(self) -> dict[str, str]:
-        return {"data": self.data, "validation": self.validation, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -273,26 +254,3 @@ def with_width(value: float, half_width: float) -> str:
 def or_none(value: float) -> float | None:
     """The value, or None for NaN and infinity, which JSON doesn't have."""
     return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True)
-class Probe(CustomMemories, MovedText):
-    """Measure how much memory helps trained models, and add the result to their report.
-
-    Example: memformers probe runs/…
-    """
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """The folder of a run or of a comparison."""
-    tokens: Count = 65_536
-    """The approximate number of held-out tokens to predict, with the unmodified memory and with each changed
-    part; more tokens give narrower intervals."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
-
-    def run(self) -> None:
-        from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
-
-        self.check_memories([run.config["model"]["model"] for run in read_runs(self.folder)])
-        probe(self.folder, self.tokens, choose_device(self.device), **self.moved)
-        say_report(write_report(self.folder), probe_answer(self.folder))

@@ -1,10 +1,9 @@
-"""``memformers train``: one model on one text; ``memformers check``: whether a memory does what every memory
-must."""
+"""``memformers train``: one model on one text."""
 
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -15,7 +14,6 @@ from memformers.common.command_line import command_here, last_value, parse_argum
 from memformers.common.errors import UserError
 from memformers.common.files import has_manifest
 from memformers.common.processes import is_first
-from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
 from memformers.models.registry import import_memory, lookup, path_from_here, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
@@ -85,6 +83,7 @@ class Train(TrackedCommand):
                 resume=resume,
                 init=init,
                 dashboard=self.dashboard,
+                track=self.track,
                 previous=self.previous,
             )
         except (KeyboardInterrupt, SystemExit):
@@ -146,40 +145,3 @@ def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig
     n = int(n_layers) if n_layers.isdecimal() else config.n_layers
     token_shift = config.token_shift and lookup(name).may_shift()
     return replace(config, model=name, n_layers=n, token_shift=token_shift)
-
-
-@dataclass(frozen=True)
-class Check:
-    """Test a memory in a small network: documents stay apart, no output depends on later tokens, generation
-    equals evaluation, and so on. memformers check MODEL, then the settings of the network and of the memory.
-
-    Example: memformers check my_memory.py:Averages --decay 0.5
-
-    Example: memformers check compressive --compression dilated
-    """
-
-    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL, token_shift=True))
-    """The network and its memory."""
-
-    def run(self) -> None:
-        """Print a line for each check; UserError if one failed."""
-        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
-        failed = 0
-        for name, requirement, problem in conformance(**settings):
-            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
-            if problem:
-                print(f"{'':19}{problem}")
-            failed += bool(problem)
-        if failed:
-            raise UserError(f"{self.config.model} fails {failed} of the checks above.")
-
-
-def parse_check(arguments: list[str], prog: str | None = None) -> Check:
-    """The arguments of a check, of which the first is the model."""
-    if not arguments:
-        raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
-    if not arguments[0].startswith("-"):
-        arguments = ["--model", *arguments]
-    default = Check(with_custom_memory(Check().config, arguments))
-    check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
-    return check

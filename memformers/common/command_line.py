@@ -1,6 +1,7 @@
 """Parse command lines, and end a program with one line for errors that the user can correct."""
 
 import contextlib
+import difflib
 import inspect
 import io
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -16,16 +18,20 @@ from dataclasses import Field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from memformers.common.console import printable
 from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import user_path
 
+Config = TypeVar("Config")
+
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
 OF_A_FOLDER = ("--out", "--resume")
 """The options of an experiment that name its folder."""
+USUAL_OPTION_WIDTH = 26
+"""Of an option and its default in the list of most used ones; longer ones push their text aside."""
 SWITCHES = ("--quick", "--resume")
 """Options without a value."""
 
@@ -65,11 +71,53 @@ def cli_errors() -> Iterator[None]:
     sys.exit(code)
 
 
+def parse_settings(settings: Mapping[str, str], default: Config) -> Config:
+    """``default`` with these ``settings``, whose names are those of its options and whose values are read as
+    those of a command; a list may be in brackets, as [64,64,832], and null is None. UserError, in one line,
+    for a name that is none, and for a value that an option doesn't take."""
+    known = [option.name for option, _ in usual_values(default)]
+    arguments = []
+    for name, value in settings.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "memformers train --help lists them."
+            raise UserError(f"unknown setting {name!r}; {hint}")
+        option = f"--{name.replace('_', '-')}"
+        if value.startswith("[") and value.endswith("]"):
+            arguments += [option, *value[1:-1].replace(",", " ").split()]
+        else:
+            arguments.append(f"{option}={'None' if value == 'null' else value}")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            config: Config = parse_arguments(type(default), arguments, default=default, allows_none=True)
+    except SystemExit:
+        raise UserError(first_paragraph(printed.getvalue())) from None
+    return config
+
+
+def first_paragraph(box: str) -> str:
+    """The first paragraph of a text in a box, as tyro prints an error, in one line."""
+    words = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ")
+        if not text or text.startswith(("─", "╰")):
+            break
+        words.append(text)
+    return " ".join(words)
+
+
 def parse_arguments(
-    kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
+    kind: type,
+    arguments: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    default: Any = None,
+    allows_none: bool = False,
 ) -> Any:
     """The dataclass ``kind`` from the command line, on top of ``default``. Help lists the options that are
-    ``first`` in ``kind`` before the others of their group, and those of inner groups at the top too.
+    ``first`` in ``kind`` before the others of their group; if some of them are in inner groups, it begins
+    with all of them. With ``allows_none``, the word None is a value of an option that may be None.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -78,24 +126,33 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
-    words, options = sys.argv[1:] if arguments is None else arguments, list(usual_values(default or kind))
-    usual = {option.name: value for option, value in options}
-    if len(usual) < len(options):
-        names = [option.name for option, _ in options]
-        twice = next(name for name in usual if names.count(name) > 1)
-        raise UserError(f"two options are called {twice}; rename the one of your memory's Config.")
-    lists = {option.name for option, _ in options if is_list(option.type)}
-    words, errors = merged([as_switch(word, usual) for word in words], lists), io.StringIO()
-    extra = {} if default is None else {"default": default}
-    config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
-    inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
-    if inner[1:]:
-        values = ("" if usual[name] is None else usual[name] for name in inner)
-        shown = (f"--{n.replace('_', '-')} {value}".rstrip() for n, value in zip(inner, values, strict=True))
-        extra["description"] = f"{inspect.getdoc(kind)}\n\nMost used, with their defaults: {', '.join(shown)}"
+    words = sys.argv[1:] if arguments is None else arguments
+
+    # The options, whose names must differ, since none has a prefix.
+    usual: dict[str, Any] = {}
+    lists = set()
+    for option, value in usual_values(default or kind):
+        if option.name in usual:
+            name = option.name
+            raise UserError(f"two options are called {name}; rename the one of your memory's Config.")
+        usual[option.name] = value
+        if is_list(option.type):
+            lists.add(option.name)
+    words = merged([as_switch(word, usual) for word in words], lists)
+
+    # How tyro parses them.
+    first: Sequence[str] = getattr(kind, "first", ())
+    settings: dict[str, Any] = {"prog": prog, "config": (tyro.conf.OmitArgPrefixes,)}
+    if not allows_none:
+        settings["config"] += (tyro.conf.DisallowNone,)
+    if default is not None:
+        settings["default"] = default
+    if "--help" in words or "-h" in words:
+        settings["description"] = f"{inspect.getdoc(kind)}{most_used(kind, first, usual, settings)}"
+    errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), option_rules(first):
-            return tyro.cli(kind, args=words, prog=prog, config=config, **extra)
+            return tyro.cli(kind, args=words, **settings)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
@@ -106,17 +163,63 @@ def parse_arguments(
         raise
 
 
+def most_used(kind: type, first: Sequence[str], usual: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The paragraph of help with the options that are ``first``, one a line: its default, and what it is in
+    short. Empty if all are in the outermost group, which shows them first anyway."""
+    import tyro
+
+    outer = {field.name for field in fields(kind)}
+    names = [name for name in first if name in usual]
+    if outer.issuperset(names):
+        return ""
+    # tyro reads the texts of options from their source, and gives them to our rules.
+    texts: dict[str, str] = {}
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit), option_rules((), texts):
+        tyro.cli(kind, args=["--no-such-option"], **settings)
+    options = {}
+    for name in names:
+        value = "" if usual[name] is None else usual[name]
+        if isinstance(value, bool):
+            value = ""
+        elif isinstance(value, tuple):
+            value = " ".join(map(str, value))
+        options[f"--{name.replace('_', '-')} {value}".rstrip()] = texts.get(name, "")
+    width = min(max(map(len, options)), USUAL_OPTION_WIDTH)
+    n_columns = shutil.get_terminal_size().columns
+    lines = []
+    for option, text in options.items():
+        sentence = re.split(r"[;.] |\.$", text)[0]
+        n_left = n_columns - max(width, len(option)) - 5
+        lines.append(f"  {option:<{width}}  {textwrap.shorten(sentence, max(n_left, 20), placeholder=' …')}")
+    return "\n\nMost used, with their defaults:\n" + "\n".join(lines)
+
+
+def print_completion(commands: Mapping[str, type], words: Sequence[str]) -> None:
+    """Print or write what completes ``commands``, by name, and their options in a shell, as ``words`` ask
+    tyro."""
+    from tyro import conf, extras
+
+    with option_rules(()):
+        extras.subcommand_cli_from_dict(
+            dict(commands), prog="memformers", args=words, config=(conf.OmitArgPrefixes, conf.DisallowNone)
+        )
+
+
 def usual_values(config: Any) -> Iterator[tuple[Field[Any], Any]]:
     """The options of a dataclass, or of an instance, and of those in it, with their values."""
     for field in fields(config):
         usual = field.default_factory() if callable(field.default_factory) else None
         value = getattr(config, field.name, usual)
-        yield from usual_values(value) if is_dataclass(value) else [(field, value)]
+        if is_dataclass(value):
+            yield from usual_values(value)
+        else:
+            yield field, value
 
 
 def is_list(kind: Any) -> bool:
     """Whether an option of type ``kind`` takes any number of values: ``tuple[X, ...]``, or that or None."""
-    origin, kinds = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin is Annotated:
         return is_list(kinds[0])
     if origin in (Union, UnionType):
@@ -137,57 +240,74 @@ def merged(words: Sequence[str], lists: Container[str]) -> list[str]:
     options that are ``lists``."""
     groups: dict[str, list[str]] = {"": []}
     group = groups[""]
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         option = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--"):
             group.append(word)
         elif option in lists or f"{option}_" in lists:
             group = groups.setdefault(option, [name])
-            group += [value] if equals else []
+            if equals:
+                group.append(value)
         else:
-            group = groups[f"{place}"] = [word]
+            group = groups[f"{position}"] = [word]
     return [word for group in groups.values() for word in group]
 
 
-def option_rules(first: Sequence[str]) -> Any:
-    """How tyro reads whole numbers, paths and lengths, and orders and shows options."""
+def option_rules(first: Sequence[str], texts: dict[str, str] | None = None) -> Any:
+    """How tyro reads whole numbers, paths and lengths, and orders and shows options. ``texts`` gets the text
+    of each option, by its name."""
     import tyro
     from tyro import constructors as tc
 
     rules = tc.ConstructorRegistry()
-    asked: list[Any] = []
+    readers: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
+    not_shown = ("None", "", "''", "()")  # as defaults
+    hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_shown else f"(default: {x})")
 
     @rules.primitive_rule
     def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
-        read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
         kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(info.type)]
-        is_lengths = int in kinds and any(get_origin(kind) is tuple for kind in kinds)
-        if not is_lengths and info.type not in read:
+        if int in kinds and any(get_origin(kind) is tuple for kind in kinds):  # one length, or one a layer
+            return tc.PrimitiveConstructorSpec(
+                nargs="*",
+                metavar="INT [INT ...]",
+                instance_from_str=lengths,
+                is_instance=lambda value: isinstance(value, (int, tuple)),
+                str_from_instance=lambda value: [
+                    str(x) for x in (value if isinstance(value, tuple) else [value])
+                ],
+            )
+        if info.type not in readers:
             return None
         return tc.PrimitiveConstructorSpec(
-            nargs="*" if is_lengths else 1,
-            metavar="INT [INT ...]" if is_lengths else info.type.__name__.upper(),
-            instance_from_str=lengths if is_lengths else lambda words: read[info.type](words[0]),
-            is_instance=lambda value: isinstance(value, (int, tuple) if is_lengths else info.type),
-            str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
+            nargs=1,
+            metavar=info.type.__name__.upper(),
+            instance_from_str=lambda words: readers[info.type](words[0]),
+            is_instance=lambda value: isinstance(value, info.type),
+            str_from_instance=lambda value: [str(value)],
         )
+
+    asked: list[Any] = []
 
     @rules.struct_rule
     def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
-        if any(info is other for other in asked):  # below, where we ask what tyro makes of it by itself
+        # What tyro makes of it by itself: these rules are not asked again for the same one.
+        if any(info is known for known in asked):
             return None
         asked.append(info)
         spec = tc.ConstructorRegistry.get_struct_spec(info)
         if not isinstance(spec, tc.StructConstructorSpec):
             return None
-        not_given, made = ("None", "", "''", "()"), []
-        hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_given else f"(default: {x})")
+        ordered = []
         for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
             text = field.helptext() if callable(field.helptext) else field.helptext
+            text = " ".join((text or "").split())
+            if texts is not None:
+                texts[field.name] = text
             kind: Any = Annotated[field.type, hint]
-            made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
-        return replace(spec, fields=tuple(made))
+            ordered.append(replace(field, type=kind, helptext=text or None))
+        return replace(spec, fields=tuple(ordered))
 
     return rules
 

@@ -20,7 +20,8 @@ from memformers.report.numbers import DASH, number
 from memformers.report.plotting import LineStyle, styles_of
 from memformers.report.rendering import DARK, html_of
 from memformers.report.sections import chart_of, results_table, tokens_of_losses
-from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
+from memformers.runs.folder import PAGE, short_names
+from memformers.runs.metrics import SECONDS, TOKENS
 from memformers.runs.reader import (
     FINISHED,
     PLANNED,

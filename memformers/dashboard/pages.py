@@ -36,10 +36,12 @@ from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.report.data import ReportData
 from memformers.report.rendering import STYLE, page_of
-from memformers.runs.folder import PAGE, read_card, read_metrics
+from memformers.runs.card import read_card
+from memformers.runs.folder import PAGE
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
-from memformers.tracking.recorder import import_run
+from memformers.tracking.relay import import_run
 
 ADDRESS = "address.json"
 LOG_FILE = "dashboard.log"

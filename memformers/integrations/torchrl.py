@@ -12,6 +12,8 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_value
+from memformers.integrations.torchrl_memories import StepMemories
 from memformers.models.core import MemoryCore
 from memformers.models.memory import N_VALID, Memory
 
@@ -22,14 +24,20 @@ class MemoryModule(TensorDictModuleBase):
 
     It reads single steps, or, within ``set_recurrent_mode(True)`` as in losses, windows whose last dimension
     is time, with the same numbers. An episode starts where ``is_init`` is true, and is read exactly as alone;
-    it and a window start with the memory that the tensordict has there. The gradient ends where the first
-    segment began. Compressions learn from their own loss in every backward pass.
+    it and a window start with the memory of that step. The gradient ends where the first segment began.
+    Compressions learn from their own loss in every backward pass.
+
+    The module keeps what its steps remember, a segment's memory once; the tensordict has only an id of it.
+    Windows can so start at any of the newest ``n_steps`` steps, in the process that acted.
 
     Args:
         core: The network with memory.
         in_key: Key of the features, ``[…, F]``.
         out_key: Key of the outputs, ``[…, D]``.
-        memory_key: Key of the memory, float32 ``[…, N]``. A step writes the next one, a window none.
+        memory_key: Key of the memory: its id, int64 ``[…, 1]``, or all of it, float32 ``[…, N]``. A step
+            writes the next one, a window none.
+        n_steps: How many steps, of all environments together, are kept; None to write the whole memory into
+            the tensordict in every step, for data that leave the process or outlive it.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class MemoryModule(TensorDictModuleBase):
         in_key: Any = "observation",
         out_key: Any = "embed",
         memory_key: str = "memory",
+        n_steps: int | None = 65_536,
     ):
         super().__init__()
         self.core = core
@@ -54,11 +63,17 @@ class MemoryModule(TensorDictModuleBase):
         self.lengths = {name: len(tensor) for name, tensor in core.initial(1).tensors().items()}
         del self.lengths[N_VALID]
         self.size = 1 + sum(self.lengths.values()) * D
-        # A memory, the features of the running segment, and their number.
-        self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
+        self.memories: StepMemories | None = None
+        if n_steps is None:
+            # A memory, the features of the running segment, and their number.
+            self.spec = Unbounded(shape=(self.size + (S - 1) * F + 1,))
+        else:
+            check_value("n_steps", n_steps, Count)
+            self.memories = StepMemories(n_steps, self.size, F, S)
+            self.spec = Unbounded(shape=(1,), dtype=torch.int64)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Adds a memory of zeros where an episode starts."""
+        """Adds zeros, which are an empty memory, where an episode starts."""
         return TensorDictPrimer({self.in_keys[1]: self.spec}, expand_specs=True)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -67,22 +82,26 @@ class MemoryModule(TensorDictModuleBase):
         for key, transform in needed.items():
             if tensordict.get(key, None) is None:
                 raise UserError(f"the tensordict has no {key!r}; append {transform} to the environment.")
-        x, memory, is_init = map(tensordict.get, self.in_keys)
+        x, memory, is_init = (tensordict.get(key) for key in self.in_keys)
 
         # Streams of different lengths: each step, or each episode in a window.
         is_window = recurrent_mode()
         flat = x.reshape(-1, x.shape[-1])  # [steps, F]
-        rows = memory.reshape(-1, memory.shape[-1])  # [steps, N]
+        states = memory.reshape(-1, memory.shape[-1])  # [steps, N], or ids [steps, 1]
         is_init = is_init.reshape(-1, x.shape[-2] if is_window else 1)  # [windows, T]
         is_first = torch.cat((torch.ones_like(is_init[:, :1]), is_init[:, 1:]), dim=1)
         starts = is_first.flatten().nonzero()[:, 0]  # [P]
         lengths = starts.diff(append=starts.new_tensor([len(flat)]))  # [P]
         streams = pad_sequence(flat.split(lengths.tolist()), batch_first=True)  # [P, T, F]
 
-        # The tensordict has the memory at the start of each stream; zeros are an empty one.
-        rows = rows[starts] if is_window else rows.masked_fill(is_init, 0)
+        # The memory at the start of each stream; zeros are an empty one.
+        states = states[starts] if is_window else states.masked_fill(is_init, 0)
+        rows = states if self.memories is None else self.memories.read(states[:, 0])  # [P, N]
         output, new_rows = self.read_streams(streams, lengths, rows)
-        if not is_window:
+        if not is_window and self.memories is not None:
+            new_ids = self.memories.add(states[:, 0], flat, new_rows)
+            tensordict.set(self.out_keys[1], new_ids.view_as(memory))
+        elif not is_window:
             tensordict.set(self.out_keys[1], new_rows.view_as(memory))
         is_step = torch.arange(streams.shape[1], device=x.device) < lengths[:, None]  # [P, T]
         return tensordict.set(self.out_keys[0], output[is_step].view(*x.shape[:-1], -1))
@@ -107,9 +126,8 @@ class MemoryModule(TensorDictModuleBase):
         outputs = []
         for begin, segment in zip(range(0, len(steps), S), inputs.split(S), strict=True):
             active = (ends[:, 0] > begin).nonzero()[:, 0]  # [n]
-            output, memory, loss = self.core(segment[:, active], self.unpacked(packed[active]))
-            if loss.requires_grad:
-                output = _WithLoss.apply(output, loss)
+            past = self.unpacked(packed[active])
+            output, memory = self.core(segment[:, active], past, return_loss=False)
             outputs.append(output.new_zeros(len(segment), P, output.shape[2]).index_copy(1, active, output))
             is_full = ends[active, 0] >= begin + S
             if is_full.any():
@@ -124,14 +142,24 @@ class MemoryModule(TensorDictModuleBase):
         return output, torch.cat((packed, running.detach().float(), (ends % S).float()), dim=1)
 
     def packed(self, memory: Memory) -> Tensor:
+        """A ``memory`` of n streams as rows ``[n, size]``. Raises ValueError for tensors that an empty memory
+        doesn't have, since the next memory would have no place for them."""
         tensors = memory.tensors()
-        parts = [tensors[N_VALID][:, None]] + [
-            tensors[name].transpose(0, 1).flatten(1) for name in self.lengths
-        ]
+        lengths = {name: len(x) for name, x in tensors.items() if name != N_VALID}
+        if lengths != self.lengths:
+            raise UserError(
+                f"a memory's shapes must stay the same: expected {self.lengths}, got {lengths}; use a memory "
+                f"without a state and of constant lengths."
+            )
+        parts = [tensors[N_VALID][:, None]]
+        for name in self.lengths:
+            parts.append(tensors[name].transpose(0, 1).flatten(1))
         return torch.cat([part.float() for part in parts], dim=1)
 
     def unpacked(self, rows: Tensor) -> Memory:
-        dtype, D = self.core.transformer.weight.dtype, self.core.config.d_model
+        """The memory of rows ``[n, size]``."""
+        dtype = self.core.transformer.weight.dtype
+        D = self.core.config.d_model
         parts = rows[:, 1:].split([n * D for n in self.lengths.values()], dim=1)
         tensors = {N_VALID: rows[:, 0].long()}
         for (name, n), part in zip(self.lengths.items(), parts, strict=True):
@@ -142,15 +170,3 @@ class MemoryModule(TensorDictModuleBase):
 def gather_steps(x: Tensor, steps: Tensor) -> Tensor:
     """The ``steps [P, n]`` of ``x [P, T, F]``: ``[P, n, F]``."""
     return x.gather(1, steps[..., None].expand(-1, -1, x.shape[2]))
-
-
-class _WithLoss(torch.autograd.Function):
-    """An output unchanged, and a scalar loss that is added to whatever the output's loss is."""
-
-    @staticmethod
-    def forward(_: Any, output: Tensor, loss: Tensor) -> Tensor:
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, gradient.new_ones(())

@@ -1,13 +1,16 @@
 """A memory transformer from features to features, to be used where a recurrent network is used."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.common.fields import check_arguments
+from memformers.common.fields import check_value
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory
@@ -22,8 +25,8 @@ class CoreOutput(NamedTuple):
 
     Examples:
         >>> import torch
-        >>> from memformers import CoreConfig, MemoryCore
-        >>> read = MemoryCore(CoreConfig(d_input=3, d_model=32))(torch.randn(16, 2, 3))  # features [S, B, F]
+        >>> from memformers import MemoryCore
+        >>> read = MemoryCore(3, 32)(torch.randn(16, 2, 3))  # features [S, B, F]
         >>> read.output.shape, read.memory.mem_len
         (torch.Size([16, 2, 32]), 16)
     """
@@ -41,31 +44,57 @@ _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
 class MemoryCore(Pretrained):
-    """A memory transformer for any features, built from ``config`` and used like ``nn.GRU``; if their width F
-    differs from D, a linear layer projects them. It is stateless: pass the memory in, get the new one back.
+    """A memory transformer for any features, used like ``nn.GRU``; if their width F differs from D, a linear
+    layer projects them. It is stateless: pass the memory in, get the new one back. Unlike ``nn.GRU`` it also
+    returns a third value, the auxiliary loss, which trains only the compressions; ``return_loss=False``
+    leaves it out, and the compressions then learn in each backward pass through the output.
+
+    Args:
+        config: All settings; or the width F of the features, as ``d_input``.
+        d_model: The width D of the output.
+        d_input: F, by its name; d_model if not given.
+        settings: More settings of a [`memformers.CoreConfig`][], such as ``model="compressive"``,
+            ``n_layers=2``, ``mem_len=32``.
+
+    Raises:
+        ValueError: As CoreConfig, for a setting that it doesn't have, and for a config with other settings.
 
     Examples:
         >>> import torch
         >>> from memformers import CoreConfig, MemoryCore
-        >>> core, memory = MemoryCore(CoreConfig(d_input=3, d_model=32, mem_len=32)), None
+        >>> core, memory = MemoryCore(3, 32, mem_len=32), None  # or MemoryCore(CoreConfig(d_input=3, …))
         >>> for segment in torch.randn(48, 2, 3).split(16):  # features [S, B, F]
         ...     output, memory, auxiliary_loss = core(segment, memory)
         >>> output.shape, memory.mem_len
         (torch.Size([16, 2, 32]), 32)
+        >>> output, memory = core(segment, memory, return_loss=False)  # as output, hidden = gru(x, hidden)
     """
 
     config: CoreConfig
     config_class = CoreConfig
 
-    @check_arguments
-    def __init__(self, config: CoreConfig):
+    # mypy would reject config=… beside a width, which the implementation refuses, too.
+    @overload
+    def __init__(self, config: CoreConfig) -> None: ...
+    @overload
+    def __init__(self, d_input: int, /, d_model: int = ..., **settings: Any) -> None: ...
+    @overload
+    def __init__(self, *, d_input: int, d_model: int = ..., **settings: Any) -> None: ...
+    def __init__(  # type: ignore[misc]
+        self,
+        config: CoreConfig | int | None = None,
+        d_model: int | None = None,
+        *,
+        d_input: int | None = None,
+        **settings: Any,
+    ):
         super().__init__()
-        self.config = config
-        D = config.d_model
-        F = config.d_input or D
+        self.config = complete_config(config, settings | named(d_input=d_input, d_model=d_model))
+        D = self.config.d_model
+        F = self.config.d_input or D
         self.encode = nn.Linear(F, D) if F != D else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
-        self.transformer = build_transformer(config)
+        self.dropout = nn.Dropout(self.config.dropout)
+        self.transformer = build_transformer(self.config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -73,6 +102,7 @@ class MemoryCore(Pretrained):
         reset_parameters([module for _, module in children_first(self.encode)])
         initialise_weights(self.transformer)
 
+    @overload
     def forward(
         self,
         x: Tensor,
@@ -80,7 +110,27 @@ class MemoryCore(Pretrained):
         doc_starts: Tensor | None = None,
         *,
         through_memory: bool = False,
-    ) -> CoreOutput:
+        return_loss: Literal[True] = True,
+    ) -> CoreOutput: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        memory: Memory | None = None,
+        doc_starts: Tensor | None = None,
+        *,
+        through_memory: bool = False,
+        return_loss: Literal[False],
+    ) -> tuple[Tensor, Memory]: ...
+    def forward(
+        self,
+        x: Tensor,
+        memory: Memory | None = None,
+        doc_starts: Tensor | None = None,
+        *,
+        through_memory: bool = False,
+        return_loss: bool = True,
+    ) -> CoreOutput | tuple[Tensor, Memory]:
         """Read features ``x [S, B, F]``: output ``[S, B, D]``, next memory and auxiliary loss. Raises
         ValueError for features, memory or starts of another shape, dtype or device, or of another model.
 
@@ -89,9 +139,18 @@ class MemoryCore(Pretrained):
             doc_starts: Boolean ``[S, B]``, true where a stream's new document or episode begins: it sees
                 nothing of what came before, neither in the segment nor in memory.
             through_memory: Whether what this segment adds to the memory keeps its gradient.
+            return_loss: False returns output and memory alone. Each backward pass through the output then
+                adds the gradient of the auxiliary loss to the compressions.
         """
         x = self.dropout(self.encoded(x))  # [S, B, D]
-        return CoreOutput(*self.transformer(x, memory, doc_starts=doc_starts, through_memory=through_memory))
+        output, memory, auxiliary_loss = self.transformer(
+            x, memory, doc_starts=doc_starts, through_memory=through_memory
+        )
+        if return_loss:
+            return CoreOutput(output, memory, auxiliary_loss)
+        if auxiliary_loss.requires_grad:
+            output = _WithLoss.apply(output, auxiliary_loss)
+        return output, memory
 
     if TYPE_CHECKING:
 
@@ -121,3 +180,48 @@ class MemoryCore(Pretrained):
                 f"{x.device}; convert them."
             )
         return self.encode(x).to(weight.dtype)
+
+
+def complete_config(config: CoreConfig | int | None, settings: Mapping[str, Any]) -> CoreConfig:
+    """The ``config``, or one of these ``settings``, where ``config`` may be the width of the features.
+    UserError for a config with settings, and for a setting that no CoreConfig has."""
+    is_width = isinstance(config, int) and not isinstance(config, bool)
+    # All settings at once.
+    if config is not None and not is_width:
+        check_value("config", config, CoreConfig)
+        if settings:
+            raise UserError(
+                f"expected a config or settings, got {', '.join(sorted(settings))} beside the config; use "
+                f"dataclasses.replace(config, …) to change it."
+            )
+        return cast(CoreConfig, config)
+
+    # The width of the features and other settings by their names.
+    if is_width and "d_input" in settings:
+        raise UserError(f"d_input is {config} and {settings['d_input']}; pass it once.")
+    if is_width:
+        settings = {"d_input": config, **settings}
+    known_names = [field.name for field in fields(CoreConfig)]
+    for name in settings:
+        if name not in known_names:
+            matches = difflib.get_close_matches(name, known_names, n=1)
+            hint = f"; did you mean {matches[0]!r}?" if matches else "."
+            raise UserError(f"{name} is not a setting of a MemoryCore{hint}")
+    return CoreConfig(**settings)
+
+
+def named(**values: Any) -> dict[str, Any]:
+    """The ``values`` that are given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class _WithLoss(torch.autograd.Function):
+    """An output unchanged, and a scalar loss that is added to whatever the output's loss is."""
+
+    @staticmethod
+    def forward(_: Any, output: Tensor, loss: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.new_ones(())

@@ -10,7 +10,9 @@ from memformers.report.arms import ArmRuns, Measure, Quantity, most_seeds
 from memformers.report.data import Block, Bullets, Code, Paragraphs, Prose, Text, prose
 from memformers.report.keys import unequal_keys
 from memformers.report.numbers import number
-from memformers.runs.folder import CONFIG, FACTS, METRICS, SECONDS, TOKENS, Plan, flatten, read_plan
+from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
+from memformers.runs.metrics import SECONDS, TOKENS
+from memformers.runs.plan import Plan, read_plan
 from memformers.runs.reader import Run, differing_settings, finite_number
 
 MEMORY_SETTINGS = {

@@ -25,7 +25,8 @@ from memformers.report.sections import (
     tokens_of_results,
     write_results,
 )
-from memformers.runs.folder import PROBE, read_plan
+from memformers.runs.folder import PROBE
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import read_probe, read_runs
 
 MAX_CLAIMS = 4

@@ -10,7 +10,9 @@ from memformers.report.arms import ArmRuns, labels_of
 from memformers.report.claims import all_runs, unfair_settings
 from memformers.report.data import Block, Code, Details, Paragraphs, Section, Table, Text, prose
 from memformers.report.numbers import DASH
-from memformers.runs.folder import flatten, known_card, read_plan
+from memformers.runs.card import known_card
+from memformers.runs.folder import flatten
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import differing_settings
 
 

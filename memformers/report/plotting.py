@@ -20,7 +20,8 @@ from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report import data
 from memformers.report.arms import ArmRuns, Quantity, Result
 from memformers.report.data import Text, prose
-from memformers.runs.folder import FIGURES, SECONDS, TOKENS
+from memformers.runs.folder import FIGURES
+from memformers.runs.metrics import SECONDS, TOKENS
 
 WIDTH = 4.4
 """Inches: text of 9 points is 10 pixels high on a screen of 390."""

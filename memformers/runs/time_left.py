@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from memformers.runs.folder import SECONDS, TOKENS, in_use
+from memformers.runs.folder import in_use
+from memformers.runs.metrics import SECONDS, TOKENS
 from memformers.runs.reader import FINISHED, RUNNING, Run, Runs, finite_number
 
 

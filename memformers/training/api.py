@@ -17,10 +17,12 @@ from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import RESULT, alone_in, check_named, new_folder, read_metrics
+from memformers.runs.folder import RESULT, alone_in, check_named, new_folder
 from memformers.runs.load import load_checkpoint
+from memformers.runs.metrics import read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
+from memformers.tracking.trackers import tracker_names
 from memformers.training.checkpoints import restore_newest
 from memformers.training.config import TrainConfig, check_all_used
 from memformers.training.distributed import process_group
@@ -86,6 +88,7 @@ def train(
     resume: bool = False,
     init: MemoryLM | str | Path | None = None,
     dashboard: str = "",
+    track: str = "",
 ) -> TrainedModel:
     """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard. The
     command has a token shift by default; here, it is ``ModelConfig(token_shift=True)``.
@@ -104,6 +107,7 @@ def train(
             default, or repeat the model's settings; the lengths of segments and memories, dropout and others
             that don't change the weights may differ.
         dashboard: The address of a labml server, or off; by default one that runs on this machine.
+        track: Other trackers that show the run live, with commas between them: tensorboard, wandb, trackio.
 
     Returns:
         The trained model with its tokenizer and what was measured.
@@ -126,7 +130,7 @@ def train(
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
     folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
-    return train_run(config, folder, resume=resume, init=init, dashboard=dashboard)
+    return train_run(config, folder, resume=resume, init=init, dashboard=dashboard, track=track)
 
 
 def train_run(
@@ -136,11 +140,13 @@ def train_run(
     resume: bool = False,
     init: MemoryLM | str | Path | None = None,
     dashboard: str = "",
+    track: str = "",
     previous: TrainConfig | None = None,
 ) -> TrainedModel:
     """[`train`][] in ``folder``, of whose run ``previous`` is the config, if that was read already."""
     check_named(folder)
     find_dashboard(dashboard)
+    tracker_names(track)
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]  # of the first rank's time, if it is a new one
         job = resolve(config, folder, resume=resume, init=init, previous=previous, ranks=ranks)
@@ -148,11 +154,11 @@ def train_run(
             ranks.say(f"{folder} is already finished; nothing is left to train.")
         else:
             with alone_in(folder) if ranks.first else nullcontext():
-                run(job, dashboard)
+                run(job, dashboard, track)
     return TrainedModel(folder, config.step.device)
 
 
-def run(job: Job, dashboard: str) -> None:
+def run(job: Job, dashboard: str, track: str) -> None:
     """Train until the end, or until a signal."""
     config = job.config
     ranks = job.ranks
@@ -181,7 +187,7 @@ def run(job: Job, dashboard: str) -> None:
         )
 
         # Who watches it
-        tracking = Tracking(job.folder, name, asdict(config) | job.facts, dashboard)
+        tracking = Tracking(job.folder, name, asdict(config) | job.facts, dashboard, track)
         progress = {"total": config.max_tokens, "initial": min(state.tokens, config.max_tokens)}
         with (
             tracking if ranks.first else nullcontext(),

@@ -6,7 +6,7 @@ import pytest
 
 from memformers.common.files import read_json
 from memformers.comparison.experiment import plan_runs
-from memformers.runs.folder import Planned
+from memformers.runs.plan import Planned
 from tests.processes import check_plain, run
 from tests.report.fake_runs import fake_comparison
 

@@ -27,10 +27,10 @@ from tests.builders import SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import finish, run
 
 pytestmark = pytest.mark.usefixtures("here")  # where ``runs`` may come to be
-OF_TRAINING = "data tokenizer max-tokens batch-size seed chunk-len memory-warmup learning-rate"
+OF_TRAINING = "data tokenizer max-tokens batch-size seed chunk-len memory-warmup"
 FIRST = {
-    "train": f"out resume preset init-from dashboard {OF_TRAINING}",
-    "compare": f"out resume dashboard scale seeds models arms equal-keys {OF_TRAINING}",
+    "train": f"out resume preset init-from dashboard track {OF_TRAINING}",
+    "compare": f"out resume dashboard track scale seeds models arms equal-keys {OF_TRAINING}",
     "generate": "checkpoint pretrained prompt prompt-file tokens",
     "evaluate": "checkpoint pretrained text split",
 }
@@ -44,9 +44,39 @@ def test_help_is_readable_and_starts_with_what_a_newcomer_needs(command, monkeyp
     assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", shown.out)
     options, first = re.findall(r"^│ --([a-z-]+)", shown.out, re.MULTILINE), FIRST.get(command, "").split()
     assert options[: len(first)] == first
-    if OF_TRAINING in FIRST.get(command, ""):
-        for option in ("--batch-size 64", "--learning-rate 0.004", "--segment-len 64", "--vocab-size"):
-            assert option in shown.out.partition("╭")[0], "at the top, with its default"
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_help_begins_with_the_twenty_options_that_people_use(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    lines = run(command, "--help").out.partition("╭")[0].splitlines()
+    most_used = [line for line in lines if line.startswith("  --")]
+    assert len(most_used) == 20
+    assert max(map(len, most_used)) <= 90
+    for option in ("--batch-size 64", "--learning-rate 0.004", "--segment-len 64", "--vocab-size"):
+        (line,) = [line for line in most_used if line.startswith(f"  {option} ")]
+        assert len(line.split("  ")[-1]) > 10, "what it is"
+
+
+def test_a_mistyped_command_is_corrected():
+    assert run("trian").says("error: unknown command 'trian'; did you mean 'train'?")
+    assert run("xyz").says("unknown command 'xyz'; memformers --help lists all commands.")
+
+
+def test_a_shell_completes_commands_and_options():
+    script = run("--tyro-print-completion", "bash").out
+    complete = "COMP_WORDS=(memformers {}); COMP_CWORD={}; _tyro_memformers; echo ${{COMPREPLY[@]}}\n"
+    script += complete.format("tr", 1) + complete.format("train --c-m", 2)
+    ended = finish(["bash", "-c", script])
+    assert ended.stdout.split() == ["train", "--c-mem-len"], ended.stderr
+
+
+def test_make_alone_lists_its_targets():
+    folder = Path(options.__file__).parents[2]
+    listed = finish(["make", "-C", folder, "--no-print-directory"]).stdout
+    targets = re.findall(r"^make ([a-z-]+) +\S", listed, re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (folder / "Makefile").read_text(), re.MULTILINE)
+    assert targets == phony.split()
 
 
 def test_no_command_imports_what_takes_long_before_it_is_needed():

@@ -105,7 +105,7 @@ def test_nothing_is_advised_before_there_is_an_experiment(tmp_path, monkeypatch)
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "merge_plans", stop)
+    monkeypatch.setattr(experiment, "merge_arms", stop)
     ended = run("compare", *TWO_ARMS, "--out", tmp_path / "new")
     assert ended.code == 130
     assert "to continue" not in ended.err

@@ -18,7 +18,7 @@ from memformers.common.files import (
     write_text,
 )
 from memformers.common.intervals import mean_of
-from memformers.runs.folder import Arm
+from memformers.runs.plan import PlannedArm
 
 
 def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them_and_links_stay(tmp_path):
@@ -40,10 +40,10 @@ def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them_and_links_stay(
 
 
 def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replaces(tmp_path):
-    written = {"arm": Arm("a", {"seeds": (mean_of([1.0, 1.0]),)}), "caf\udce9": "\ud800\\ é"}
+    written = {"arm": PlannedArm("a", {"seeds": (mean_of([1.0, 1.0]),)}), "caf\udce9": "\ud800\\ é"}
     write_json(tmp_path / "x.json", written)
     settings = {"seeds": [{"mean": 1.0, "half_width": 0.0, "n": 2}]}
-    arm = {"name": "a", "settings": settings, "label": "", "rival": ""}
+    arm = {"name": "a", "config": settings, "label": ""}
     assert read_json(tmp_path / "x.json") == written | {"arm": arm}
     with pytest.raises(TypeError):
         write_json(tmp_path / "x.json", {"x": object()})

@@ -2,19 +2,18 @@ import os
 import shutil
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memformers.common.fields import replace_nested
 from memformers.common.files import numbered, read_json, write_json
 from memformers.comparison import experiment
-from memformers.comparison.arms import settings_of
 from memformers.comparison.experiment import print_unequal_keys, run_experiment
-from memformers.comparison.recall import RecallConfig
+from memformers.comparison.recall.setup import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import Run
 from memformers.training.job import find_text
 from tests.builders import COMPARED, SMALL_RUN, small_training
@@ -106,20 +105,19 @@ def test_a_comparison_of_equal_keys_or_of_chosen_ones_says_nothing_about_them(
     changes, small, tmp_path, capsys
 ):
     experiment = small(**changes).experiment()
-    arms = {arm.name: settings_of(arm, experiment.shared) for arm in experiment.arms}
-    print_unequal_keys(experiment.task, experiment.arms, arms)
+    print_unequal_keys(experiment.task, experiment.arms)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
     ("changes", "mem_len"),
-    [({}, 20), ({"equal_keys": False}, None), ({"models": ("transformer", "transformer-xl")}, None),
+    [({}, 20), ({"equal_keys": False}, 16), ({"models": ("transformer", "transformer-xl")}, 16),
      ({"models": ("transformer-xl",), "arms": ("c2: model=compressive",)}, 20)],
 )  # fmt: skip
 def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
     experiment = small(scale=0.25, **changes).experiment()
-    settings = {arm.name: arm.settings for arm in experiment.arms}
-    assert (settings["transformer-xl"].get("model.mem_len"), experiment.train.max_tokens) == (mem_len, 256)
+    config = {arm.name: arm.config for arm in experiment.arms}["transformer-xl"]
+    assert (config.model.mem_len, config.max_tokens) == (mem_len, 256)
 
 
 def test_a_run_that_fails_does_not_take_the_others_down(pretended, small, tmp_path):
@@ -205,13 +203,13 @@ def test_an_arm_with_another_document_separator_is_resumed(small, tmp_path):
 
 def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):
     with pytest.raises(ValueError, match="is an experiment on text, not on recall"):
-        run_experiment(RecallConfig().experiment, compared, resume=True)
+        run_experiment(RecallConfig().experiment(), compared, resume=True)
     (tmp_path / "mean").mkdir()
     with pytest.raises(ValueError, match="has a mean that memformers didn't write"):
-        run_experiment(RecallConfig().experiment, tmp_path)
+        run_experiment(RecallConfig().experiment(), tmp_path)
     write_json(tmp_path / "experiment.json", {"mine": 1})
     with pytest.raises(ValueError, match=r"experiment\.json: unknown key 'mine'"):
-        run_experiment(RecallConfig().experiment, tmp_path, resume=True)
+        run_experiment(RecallConfig().experiment(), tmp_path, resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiment.json", "mean"]
 
 
@@ -231,14 +229,13 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
         ({"data": "builtin"}, {"data": "builtin"}),
         ({"data": ""}, {"data": "stand-in"}),  # neither found nor downloadable
         ({"data": "texts"}, {"data": str(tmp_path / "texts")}),
-        (names, {"data": paths.pop("data"), "text": paths}),
+        (names, paths),
     ):
         train = small_training(**data_settings)
         corpus = find_text(train).info
         settings = resolve_data(train, corpus)
         assert settings == resolved
-        text = {"text": replace(train.text, **settings["text"])} if "text" in settings else {}
-        again = find_text(replace(train, **settings | text)).info
+        again = find_text(replace_nested(train, **settings)).info
         assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
 
 

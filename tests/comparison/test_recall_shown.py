@@ -8,11 +8,11 @@ from itertools import islice
 import pytest
 import torch
 
-from memformers.commands.compare import Recall
+from memformers.commands.recall import Recall
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.comparison.recall import CLAIMING_SEED, RECALL
-from memformers.comparison.recall_shown import (
+from memformers.comparison.recall.measurement import recall_by_distance
+from memformers.comparison.recall.shown import (
     STREAMS,
     answer_word,
     place_of,
@@ -21,8 +21,8 @@ from memformers.comparison.recall_shown import (
     terminal_text,
     write_stream_page,
 )
+from memformers.comparison.recall.task import CLAIMING_SEED, RECALL
 from memformers.data.recall_stream import recall_segments
-from memformers.evaluation import memory_ablation
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import PLACES
 
@@ -44,15 +44,15 @@ def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(sh
 
 @pytest.mark.parametrize(("number", "arm"), [(1, "transformer-xl"), (2, "compressive")])
 def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown, done):
-    run = RECALL.parse(read_json(done / arm / "config.json"), arm)
-    S, model = run.train.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
+    run = RECALL.read_config(read_json(done / arm / "config.json"), arm)
+    S, model = run.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(run.recall.stream, STREAMS, S, CLAIMING_SEED)
     first = [
         (replace(segment, inputs=segment.inputs[:, :1], targets=segment.targets[:, :1]), distances[:, :1])
         for segment, distances in islice(drawn, warm_up + 1024 // S)
     ]
-    [measured] = memory_ablation.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
+    [measured] = recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
     asks, right = Counter(), Counter()
     for ask in shown["asks"]:
         place = place_of(ask["at"] - ask["distance"], ask, number)

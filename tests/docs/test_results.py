@@ -26,11 +26,14 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
-from docs.building.tables import KEYS, MODELS, cost_of_keys, share
+from docs.building.tables import KEYS, MODELS, claims, cost_of_keys, share
+from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from memformers import LearnConfig
-from memformers.commands import compare
+from memformers.cli import command_class
 from memformers.common.command_line import parse_arguments
+from memformers.common.intervals import paired
+from memformers.report.numbers import number
 from tests.builders import small_lm
 from tests.texts import read
 
@@ -38,7 +41,7 @@ PAGES = sorted((ROOT / "docs/results").glob("*.md"))
 FILES = [DATA / "tiny_shakespeare/results.json", *(ROOT / "experiments/benchmarks").glob("*.md")]
 """What has numbers of which no page has the table."""
 TRACED = [*PAGES, ROOT / "docs/which-memory.md"]
-GIVEN = {"0.5.1", "2.13", "0.03", "2.7", "0.02"}
+GIVEN = {"0.5.1", "2.31.10", "2.13", "0.03", "2.7", "0.02"}
 """Versions, and sizes that are settings or stand in the recipes' page."""
 
 
@@ -90,7 +93,7 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
     assert len(rows(name)) >= 2
     program, *arguments = shlex.split(experiments()[name]["command"]) or ["make"]
     if program == "memformers":
-        asked = parse_arguments(getattr(compare, arguments[0].capitalize()), arguments[1:])
+        asked = parse_arguments(command_class(arguments[0]), arguments[1:])
         assert f"seeds={experiments()[name]['seeds']}" in repr(asked)
     elif program == "python":
         module = import_module(arguments[1])
@@ -127,6 +130,17 @@ def test_the_guide_to_evaluation_says_what_learning_saved_and_took(step):
     assert [text for text in sentences if text not in guide] == []
     settings = about("learning")["learn"][step]
     assert settings == json.loads(json.dumps(asdict(LearnConfig(learn_step=step))))
+
+
+def test_the_recipes_page_says_what_more_seeds_of_few_position_features_show():
+    measure = "held-out loss, characters (nats)"
+    losses = {}
+    for arm in ("all", "p16-1k"):
+        first = seeds("position_features", arm, measure)
+        losses[arm] = first | seeds("position_features_seeds", arm, measure)
+    difference = paired(losses["p16-1k"], losses["all"])
+    page = " ".join((ROOT / "docs/recipes.md").read_text(encoding="utf-8").split())
+    assert f"**{number(difference, '.3f', signed=True)} nats over {difference.n} seeds**" in page
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -169,3 +183,13 @@ def test_no_label_of_the_verdicts_lies_on_an_interval():
         for label in axes.texts:
             box = label.get_window_extent()
             assert not [line for line in lines if box.y0 < line.y0 + 2 and line.y0 - 2 < box.y1], label
+
+
+def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
+    names = {memory.name for memory in ALL_MEMORIES}
+    for (name, _), claim in claims().items():
+        assert name in names
+        ours = seeds(claim.experiment, claim.arm, claim.measure)
+        theirs = seeds(claim.experiment, claim.rival, claim.measure)
+        assert len(ours) >= 3
+        assert ours.keys() == theirs.keys()

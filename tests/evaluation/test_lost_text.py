@@ -17,7 +17,7 @@ from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizers import SubwordTokenizer, build_tokenizer, learn_bpe
 from memformers.evaluation.evaluate import comparable, units
 from memformers.report.document import write_report
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from tests.builders import small_training
 from tests.processes import run
 

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from memformers.common.intervals import mean_of_groups
+from memformers.comparison.recall.measurement import distance_edges, recall_by_distance
 from memformers.data.recall_stream import RecallStream, recall_segments
-from memformers.evaluation.memory_ablation import (
-    MAX_STREAMS,
-    choose_streams,
-    controls_of,
-    distance_edges,
-    memory_ablation,
-    recall_by_distance,
-)
+from memformers.evaluation.controls import MAX_STREAMS, choose_streams, controls_of, memory_ablation
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.losses import TokenLosses

@@ -12,7 +12,7 @@ import torch
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
 from memformers.common.intervals import Mean
-from memformers.evaluation.memory_ablation import held_out_tokens, probe
+from memformers.evaluation.probe import held_out_tokens, probe
 from memformers.report.document import write_report
 from memformers.report.numbers import number
 from tests.builders import COMPARED, small_training

@@ -23,13 +23,14 @@ from experiments.slots import Slots
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.intervals import mean_of
-from memformers.comparison import experiment, recall
-from memformers.comparison.recall import SETTINGS
+from memformers.comparison import experiment
+from memformers.comparison.recall import setup
+from memformers.comparison.recall.measurement import distance_edges
+from memformers.comparison.recall.setup import SETTINGS
 from memformers.data.builtin import write_play
 from memformers.data.recall_stream import RecallStream
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.evaluation.memory_ablation import distance_edges
 from memformers.report import document
 from memformers.report.recall import right_between
 from memformers.runs.reader import read_runs
@@ -49,7 +50,7 @@ RIGHT = {"transformer-xl": (0.5, 0.5, 0.5), "mean": (0.8, 0.8, 0.8), "conv": (0.
 @pytest.fixture
 def small(monkeypatch, quick_runs):
     """Settings of a moment; and no reports but ours, which take longer."""
-    for module in (recall, mqar):
+    for module in (setup, mqar):
         monkeypatch.setattr(module, "QUICK_TOKENS", 128)
     for module in (ablation, memories):
         monkeypatch.setattr(module, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
@@ -153,6 +154,11 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
     assert (out / "report.md").read_text() == page
 
 
+def test_more_seeds_of_position_features_begin_where_they_are_to(tmp_path):
+    command = PositionFeatures(seed=3, characters="builtin", tasks=("characters", "recall"))
+    assert [task.base.seed for task in command.experiments(tmp_path).values()] == [3, 3]
+
+
 def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
     for inputs, targets, distances, pairs in episodes_of(256, n=64):
         (asked,) = np.nonzero(targets >= 0)
@@ -182,7 +188,7 @@ def test_keys_values_and_fillers_are_of_three_kinds(length):
         values |= set(inputs[1 : 2 * pairs : 2].tolist())
         fillers |= set(inputs[2 * pairs :][~asked[2 * pairs :]].tolist())
     assert (len(keys), len(values), len(fillers)) == (length // 4, length // 4, 64)
-    assert keys | values | fillers == set(range(mqar_run(length).train.model.vocab_size))
+    assert keys | values | fillers == set(range(mqar_run(length).model.vocab_size))
 
 
 def test_the_place_of_a_question_says_nothing_about_its_answer():
@@ -195,22 +201,22 @@ def test_the_place_of_a_question_says_nothing_about_its_answer():
 
 
 def mqar_run(length):
-    (listed,) = mqar.MQAR(length=length).experiments(Path()).values()
-    return mqar.MQARTask().parse(listed.shared, "a test")
+    (experiment,) = mqar.MQAR(length=length).experiments(Path()).values()
+    return experiment.base
 
 
 def episodes_of(length, n):
     """Inputs, targets and distances of ``n`` episodes, ``[N]`` each, and their number of pairs."""
     run = mqar_run(length)
-    per_episode = length // run.train.model.segment_len
-    read = list(islice(mqar.MQARTask().segments(run, 0), per_episode * n // run.train.batch_size))
+    per_episode = length // run.model.segment_len
+    read = list(islice(mqar.MQARTask().segments(run, 0), per_episode * n // run.batch_size))
     assert [s.starts_over for s, _ in read] == [i % per_episode == 0 for i in range(len(read))]
     episodes = []
     for i in range(0, len(read), per_episode):
         segments = read[i : i + per_episode]
         parts = zip(*((s.inputs, s.targets, distances) for s, distances in segments), strict=True)
         tensors = [torch.cat(part).numpy() for part in parts]  # [N, B]
-        episodes += [(*(x[:, b] for x in tensors), length // 16) for b in range(run.train.batch_size)]
+        episodes += [(*(x[:, b] for x in tensors), length // 16) for b in range(run.batch_size)]
     return episodes
 
 
@@ -230,15 +236,15 @@ def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_witho
 
 def test_each_arm_of_a_list_differs_from_the_others_and_is_the_same_in_both_tasks():
     for listed in (SLOTS, recipes.ARMS):
-        assert len({tuple(sorted(arm.settings.items())) for arm in listed}) == len(listed)
+        assert len({repr(sorted(arm.settings.items())) for arm in listed}) == len(listed)
     near, text = (
         {arm.name: arm.settings for arm in ablation.arms_of(model)}
-        for model in (SETTINGS["near"].train.model, TEXT.model)
+        for model in (SETTINGS["near"].base.model, TEXT.model)
     )
     assert near.keys() == text.keys() == ROWS.keys()
     for name, settings in near.items():
         different = {key for key, value in settings.items() if value != text[name][key]}
-        assert different <= {"model.mem_len", "model.c_mem_len"}, name
+        assert different <= {"mem_len", "c_mem_len"}, name
 
 
 @pytest.mark.drawn

@@ -1,15 +1,13 @@
 """What memory saves on a long text, at a size that takes seconds."""
 
 import csv
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from experiments import memory_worth as program
 from experiments.memory_worth import KINDS, NEVER, NO_WORD, VARIANTS, MemoryWorth, word_distances, word_groups
 from memformers.common.files import read_json
-from memformers.comparison.arms import settings_of
-from memformers.comparison.text import TEXT
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import learn_bpe
 from tests.builders import small_training
@@ -81,7 +79,7 @@ def test_every_budget_is_trained_from_the_chosen_seed_and_without_a_rival_there_
 
 def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
     def keys(arm):
-        sizes = TEXT.parse(settings_of(arm, asdict(program.BASE)), arm.name).model.memory_sizes
+        sizes = arm.arm(program.BASE).config.model.memory_sizes
         return sum(size.keys for size in sizes) / len(sizes)
 
     rivals = MemoryWorth().rivals_of

@@ -93,6 +93,27 @@ def test_what_a_core_can_not_read_is_an_error(arguments, word):
         Stepper(core, 2).read(torch.zeros(5, 3, 3))
 
 
+def test_a_core_is_built_from_widths_settings_or_a_config():
+    config = CoreConfig("compressive", d_input=3, d_model=8, mem_len=5)
+    by_position = MemoryCore(3, 8, model="compressive", mem_len=5)
+    by_name = MemoryCore(d_input=3, d_model=8, model="compressive", mem_len=5)
+    for core in (by_position, by_name, MemoryCore(config), MemoryCore(config=config)):
+        assert core.config == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [((3, 8), {"mem_lens": 5}, "mem_lens is not a setting of a MemoryCore; did you mean 'mem_len'"),
+     ((3, 8), {"d_input": 4}, "d_input is 3 and 4"),
+     ((3.0, 8), {}, "expected config to be of type CoreConfig"),
+     ((3, 7), {}, "d_model=7 is not divisible"),
+     ((CoreConfig(),), {"mem_len": 5}, "mem_len beside the config")],
+)  # fmt: skip
+def test_settings_of_a_core_that_do_not_fit_are_an_error(arguments, settings, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryCore(*arguments, **settings)
+
+
 @pytest.mark.parametrize("build", [MemoryLM, MemoryCore, train])
 def test_settings_of_another_kind_are_an_error(build):
     with pytest.raises(ValueError, match="expected config to be of type"):

@@ -135,3 +135,34 @@ def test_a_core_is_a_language_models_network_and_is_saved_and_loaded(tmp_path):
         MemoryLM.from_pretrained(tmp_path)
     lm = MemoryLM(ModelConfig("compressive", d_model=12, n_heads=3, gate="gru"))
     assert core.transformer.state_dict().keys() == lm.transformer.state_dict().keys()
+
+
+@pytest.mark.parametrize("bptt", [0, 1])
+def test_without_a_returned_loss_compressions_learn_from_it_all_the_same(bptt):
+    lengths = {"segment_len": 8, "mem_len": 4, "c_mem_len": 4, "compression_rate": 2}
+    core = MemoryCore(3, 8, model="compressive", n_layers=2, n_heads=2, bptt=bptt, **lengths)
+    segments = torch.randn(24, 2, 3).split(8)
+
+    # The same numbers and gradients as with the loss added by hand.
+    gradients = []
+    outputs = []
+    for return_loss in (True, False):
+        core.zero_grad()
+        memory = None
+        total = torch.zeros(())
+        for x in segments:
+            if return_loss:
+                output, memory, auxiliary_loss = core(x, memory)
+                total = total + auxiliary_loss
+            else:
+                output, memory = core(x, memory, return_loss=False)
+            total = total + output.square().sum()
+        total.backward()
+        outputs.append(output)
+        gradients.append({name: p.grad.clone() for name, p in core.named_parameters()})
+    assert torch.equal(*outputs)
+    assert any(".f_c." in name and g.any() for name, g in gradients[0].items())
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+    with torch.no_grad():
+        assert len(core(segments[0], return_loss=False)) == 2

@@ -21,8 +21,12 @@ def call(lm: MemoryLM, core: MemoryCore, tokens: Tensor, targets: Tensor | None)
     assert_type(lm(tokens, targets=targets), LMOutput | LMScores)
     assert_type(core(tokens, through_memory=True), CoreOutput)
     assert_type(core(tokens).memory, Memory)
+    assert_type(core(tokens, return_loss=False), tuple[Tensor, Memory])
+    assert_type(MemoryCore(4, 64, n_layers=2), MemoryCore)
+    assert_type(MemoryCore(d_input=4), MemoryCore)
+    assert_type(MemoryCore(CoreConfig(d_input=4)), MemoryCore)
     lm(tokens, mask=tokens)  # type: ignore[call-overload]
-    core("features")  # type: ignore[arg-type]
+    core("features")  # type: ignore[call-overload]
 """
 """An ``ignore`` that isn't needed is an error, too."""
 

@@ -21,7 +21,7 @@ import pytest
 from memformers.common.files import numbered, read_json
 from memformers.data import sources
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.training import monitor
 from tests.builders import small_training
 from tests.conftest import short_play

@@ -76,9 +76,7 @@ NOT_FELT = [
      for first, fault in enumerate(("SIGTERM", "full disk")) for i, place in enumerate(PLACES)]
     + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3)],
 )  # fmt: skip
-def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothing_had_been(
-    fault, place, count, tmp_path
-):
+def test_a_run_continues_after_a_fault(fault, place, count, tmp_path):
     do, code, word = FAULTS[fault]
     undisturbed()
 
@@ -148,7 +146,7 @@ def loaded_step(folder, capsys, word=""):
     return state.step
 
 
-def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
+def test_a_damaged_checkpoint_is_skipped(copy, capsys):
     newest, older = numbered(copy / "checkpoints")
     weights = [load((folder / "model.safetensors").read_bytes()) for folder in (newest, older)]
     for path in sorted(newest.iterdir()):
@@ -176,7 +174,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("name", "changes", "word"), FOREIGN)
-def test_a_checkpoint_of_another_training_is_named_and_passed_over(name, changes, word, copy, capsys):
+def test_a_foreign_checkpoint_is_skipped_with_its_name(name, changes, word, copy, capsys):
     newest = numbered(copy / "checkpoints")[0]
     write_json(newest / name, read_json(newest / name) | changes)
     if name != "manifest.json":
@@ -200,7 +198,7 @@ def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
     assert exploded.exists()
 
 
-def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
+def test_only_broken_checkpoints_are_an_error(copy):
     for folder in numbered(copy / "checkpoints"):
         for path in folder.glob("*.safetensors"):
             path.write_bytes(b"")
@@ -213,7 +211,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
     assert (copy / "config.json").read_bytes() == config
 
 
-def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path):
+def test_a_newer_broken_checkpoint_is_set_aside(tmp_path):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
     config = small_training(max_tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)

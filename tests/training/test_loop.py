@@ -68,9 +68,7 @@ def test_records_and_evaluations_come_as_often_as_asked_for(monkeypatch):
      *(pytest.param(model, 1 << 18, marks=pytest.mark.long) for model in MODELS),
      *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
-def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
-    model, worth_blocking, monkeypatch
-):
+def test_bfloat16_learns_like_float32(model, worth_blocking, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", worth_blocking)
     dtypes, losses = set(), {}
     for precision in ("float32", "bfloat16"):
@@ -111,7 +109,7 @@ def counting(*lengths):
         (0.0, [16] * 16),
     ],
 )
-def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, lengths):
+def test_memory_grows_in_stages(warmup, lengths):
     config = small_training(max_tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == lengths
@@ -133,7 +131,7 @@ def test_a_users_memory_has_its_whole_length_from_the_start():
     assert [record["memory.length"] for record in records] == [8, 8, 8, 8]
 
 
-def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
+def test_a_stage_keeps_newest_positions_before_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
     sizes = lm.config.memory_sizes
     memory = memory_of(counting(8, 8), counting(8, 8), bptt_inputs=counting(8, 8))
@@ -199,7 +197,7 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)}
     ("model", "changes"),
     [("transformer", {}), ("transformer-xl", {}), ("transformer-xl", ADAPTIVE), ("compressive", {})],
 )
-def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(model, changes):
+def test_gradient_accumulation_keeps_the_mean_over_predictions(model, changes):
     """Each prediction counts alike, and those without a target don't. A part without any target adds nothing,
     though its mean is not a number."""
     lm, part = small_lm(model, n_layers=1, **changes), segment(7)
@@ -228,7 +226,7 @@ class NoFloat64(TorchDispatchMode):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimizer):
+def test_a_step_makes_no_float64_tensor(model, optimizer):
     config = small_training(model=model, optimizer=optimizer, gradient_accumulation_steps=2)
     for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
         trainer = trainer_of(build_model(config), config)
@@ -240,7 +238,7 @@ def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimiz
     assert trainer.state.window.loss > 0
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_at_the_next_record():
+def test_nan_ends_the_training_at_the_next_record():
     config, steps = small_training(max_tokens=64 * 12, evaluations=1, log_every=5), []
     lm, calls = build_model(config), itertools.count()
     lm.embed.register_forward_hook(lambda _, __, x: x * float("nan") if next(calls) == 7 else x)
@@ -265,7 +263,7 @@ def test_a_compiled_step_has_the_same_gradient(model):
 
 
 @pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
-def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
+def test_documents_of_one_token_are_an_error(lengths, tmp_path, monkeypatch):
     monkeypatch.setattr(job_module, "find_text", finding("x" * sum(lengths), lengths))
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))

@@ -40,7 +40,7 @@ CHOICES = dict(choices(BASE)) | NUMBERS
     "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 60))]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_any_config_continues_with_the_same_bits_or_is_refused_before_the_first_step(seed, tmp_path):
+def test_any_config_resumes_bit_for_bit_or_is_refused(seed, tmp_path):
     draws = random.Random(seed)
     while True:
         try:

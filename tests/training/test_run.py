@@ -18,8 +18,9 @@ from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.card import read_card
 from memformers.runs.load import load_checkpoint
+from memformers.runs.metrics import read_metrics
 from memformers.training import distributed, monitor
 from memformers.training.config import read_train_config
 from memformers.training.job import build_model, spec_of, with_vocabulary
@@ -70,7 +71,7 @@ def test_a_run_that_diverges_names_its_last_good_checkpoint(tmp_path, monkeypatc
     assert read_card(tmp_path / "run").status.startswith("crashed: NotFiniteError")
 
 
-def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
+def test_train_then_evaluate_from_python(tmp_path):
     config, text = small_training(model="compressive", max_tokens=500), "Good morrow, my lord. " * 20
     run = train(config, tmp_path / "run")
     assert run.metrics[-1]["tokens"] >= config.max_tokens
@@ -96,7 +97,7 @@ def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp_path, monkeypatch):
+def test_auto_precision_is_kept_on_resume(tmp_path, monkeypatch):
     for faster, chosen in ((False, "float32"), (True, "bfloat16")):
         monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device, faster=faster: faster)
         for asked, precision in {"auto": chosen, "float32": "float32", "bfloat16": "bfloat16"}.items():
@@ -148,7 +149,7 @@ def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
         assert validation.n_predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
-def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
+def test_evaluations_read_the_same_tokens(
     tmp_path,
 ):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
@@ -174,7 +175,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 
 
 @pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
-def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path, capsys):
+def test_the_result_is_of_the_final_evaluation(while_training, final, tmp_path, capsys):
     """Characters are tokens here, so the units differ by a constant."""
     config = small_training(max_tokens=128, evaluation_tokens=while_training, final_tokens=final)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
@@ -186,7 +187,7 @@ def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_trainin
     assert f"The last evaluation reads {last} 2,999 held-out tokens: " in lines
 
 
-def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_the_text():
+def test_a_vocabulary_size_must_be_the_texts():
     for size in (None, 255, 256, 257):
         config = small_training()
         config = replace(config, model=replace(config.model, vocab_size=size))
@@ -199,7 +200,7 @@ def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_t
                 with_vocabulary(config, 53)
 
 
-def test_a_log_gets_only_what_is_said_and_a_notebook_has_it_as_output_and_not_as_errors(capsys, monkeypatch):
+def test_a_log_has_lines_but_no_bar(capsys, monkeypatch):
     kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     for notebook in (False, True):
         monkeypatch.setattr(sys, "stderr", kind() if notebook else sys.stderr)

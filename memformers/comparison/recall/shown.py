@@ -15,7 +15,7 @@ from memformers.common.command_line import command_here
 from memformers.common.console import counted
 from memformers.common.errors import UserError
 from memformers.common.files import write_text
-from memformers.comparison.recall import CLAIMING_SEED, MODEL, RECALL
+from memformers.comparison.recall.task import CLAIMING_SEED, MODEL, RECALL
 from memformers.data.recall_stream import NO_QUESTION, RecallStream, recall_segments
 from memformers.evaluation.evaluate import read_segments
 from memformers.models.language_model import MemoryLM
@@ -52,10 +52,10 @@ def read_stream(folder: Path) -> Stream:
     if not arms:
         again = command_here(shlex.join(["recall", "--resume", "--out", str(folder)]))
         raise UserError(f"{folder} has no trained model to show; finish its training: {again}")
-    run = RECALL.parse(arms[0].first.config, str(arms[0].first.folder))
-    stream, S = run.recall.stream, run.train.model.segment_len
+    run = RECALL.read_config(arms[0].first.config, str(arms[0].first.folder))
+    stream, S = run.recall.stream, run.model.segment_len
     warm_up = -(-run.recall.reach // S)
-    drawn = recall_segments(stream, STREAMS, S, CLAIMING_SEED + run.train.seed)
+    drawn = recall_segments(stream, STREAMS, S, CLAIMING_SEED + run.seed)
     pairs = list(islice(drawn, warm_up + -(-POSITIONS // S)))
     segments, distances = [segment for segment, _ in pairs], torch.cat([ago for _, ago in pairs[warm_up:]])
     sets, asks = questions([(s.inputs[:, 0], s.targets[:, 0], ago[:, 0], s.end) for s, ago in pairs], stream)
