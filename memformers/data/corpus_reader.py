@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,12 @@ from memformers.data.files import (
     blocks_of,
     bytes_as_text,
     bytes_of,
-    ids_in,
+    drop_resident_pages,
     plain_name,
     texts_in,
 )
-from memformers.data.sources import CorpusSpec, Part, Sources, some_of
+from memformers.data.ids import documents_ended_by, ids_in
+from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
 
 MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
@@ -37,7 +39,6 @@ MAX_IDS = 1 << 32
 MAX_NAMES = 100_000  # documents of which the names are kept
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 DELIMITERS = ",;\t"  # between the columns of a table
-JSON = (".jsonl", ".ndjson", ".json")
 
 
 class Text:
@@ -118,35 +119,72 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     """``sources`` in a new file ``path``. Documents without text and, in a folder, files that are no text are
     left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
-    of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
-    if len(of_ids) > 1:
-        raise UserError(f"{of_ids[True]} holds token ids, and {of_ids[False]} a text; name one kind alone.")
+    first_of_kind: dict[bool, str] = {}
+    for part in sources.parts:
+        first_of_kind.setdefault(part.has_ids and spec.tokenizer != "byte", part.name)
+    if len(first_of_kind) > 1:
+        names = f"{first_of_kind[True]} holds token ids, and {first_of_kind[False]} a text"
+        raise UserError(f"{names}; name one kind alone.")
+    if False in first_of_kind and spec.document_end is not None:
+        name = first_of_kind[False]
+        raise UserError(
+            f"document_end={spec.document_end} applies to token ids, and {name} is a text; omit it."
+        )
     with text.file:
         for part in sources.parts:
-            (read_ids if True in of_ids else read_part)(text, part, spec)
+            if True in first_of_kind:
+                read_ids(text, part, spec)
+            else:
+                read_part(text, part, spec)
             text.splits[part.split] = text.bytes
     if not text.bytes:
         raise UserError(f"{sources.source} contains no text; name another file or folder.")
-    for why, names in (sources.left_out | text.left_out).items():
-        if names:
-            warnings.warn(f"{sources.source}: {why} left out: {some_of(names)}.", stacklevel=3)
+    for reason, names_left_out in (sources.left_out | text.left_out).items():
+        if names_left_out:
+            listed = some_of(names_left_out)
+            warnings.warn(f"{sources.source}: {reason} left out: {listed}.", stacklevel=3)
     return text
 
 
 def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(f"{part.name} holds token ids already; omit tokenizer and document_separator.")
+    if isinstance(part.file, IdDocuments):
+        for number, array in enumerate(part.file.arrays, 1):
+            name = f"{part.name}:{number}"
+            text.add_ids(name, ids_in(as_array(array), name)[0], is_document=True)
+        return
     assert not isinstance(part.file, bytes)
     ids, lengths = ids_in(part.file, part.name, spec.vocab_size)
+    if spec.document_end is not None:
+        if len(lengths):
+            problem = f"the documents of {part.name} are listed in a file beside it already"
+            raise UserError(f"{problem}; omit document_end.")
+        lengths = documents_ended_by(spec.document_end, ids, part.name)
     if not len(lengths):
         text.add_ids(part.name, ids, is_document=part.is_document)
-    for number, (end, n) in enumerate(zip(lengths.cumsum(), lengths, strict=True), 1):
-        text.add_ids(f"{part.name}:{number}", ids[end - n : end], is_document=True)
+    start = 0
+    for number, length in enumerate(lengths.tolist(), 1):
+        text.add_ids(f"{part.name}:{number}", ids[start : start + length], is_document=True)
+        start += length
+    if isinstance(ids, np.memmap):
+        drop_resident_pages(ids._mmap)  # type: ignore[attr-defined]
+
+
+def as_array(ids: Any) -> Ids:
+    """What a program passes as token ids ``[n]``, as an array; UserError for a number or a text."""
+    array: Ids = np.asanyarray(ids)
+    if not array.ndim:
+        raise UserError(
+            "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
+            "list of numbers by numpy.array(ids)."
+        )
+    return array
 
 
 def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     _, name, file, is_document = part
-    assert not isinstance(file, np.ndarray)
+    assert not isinstance(file, np.ndarray | IdDocuments)
     separator, of_bytes, named = spec.document_separator, spec.tokenizer == "byte", plain_name(name).lower()
     documents: Iterable[tuple[str, str]] | None = None
     label = name if isinstance(file, bytes) else str(file)
@@ -154,9 +192,9 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     try:
         if named.endswith(".parquet") and isinstance(file, Path):
             documents = texts_of_parquet(file, spec.text_field)
-        elif named.endswith(".csv"):
+        elif named.endswith((".csv", ".tsv")):
             documents = texts_of_csv(texts, label, spec.text_field)
-        elif named.endswith(JSON):
+        elif named.endswith(JSON_SUFFIXES):
             head = next(texts)
             documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
         if separator and (documents or is_document):

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from memformers.common.errors import UserError
 from memformers.common.files import MANIFEST, check_manifest, config_from_dict, read_json
 from memformers.data import TRAIN, VALIDATION
-from memformers.data.files import OF_IDS, Ids, ids_in
+from memformers.data.files import Ids
+from memformers.data.ids import DOCUMENTS_SUFFIX, ids_in
 from memformers.data.sources import FORMAT, STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer
@@ -99,7 +100,7 @@ class SplitWriter:
             self._file.seek(0)
             self._write_header()
         if are_documents:
-            np.save(f"{self.path.with_suffix('')}{OF_IDS}", np.array(self.begins, np.int64))
+            np.save(f"{self.path.with_suffix('')}{DOCUMENTS_SUFFIX}", np.array(self.begins, np.int64))
             self.counts.documents = len(self.begins) - 1
         return self.counts
 

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-import numpy as np
 import numpy.typing as npt
 import platformdirs
 import zstandard
@@ -27,7 +26,6 @@ from memformers.common.files import user_path
 Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids  # a file, - for standard input, or what a file would contain: a text, or token ids
 STDIN = Path("-")
-OF_IDS = "_documents.npy"  # how the names of files end that list the documents of token ids
 BLOCK = 1 << 20  # bytes that are read at once
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -203,49 +201,3 @@ def drop_resident_pages(whole: mmap.mmap) -> None:
     """Give back the memory that holds what was read of a map; it can be read again."""
     if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
         whole.madvise(mmap.MADV_DONTNEED)
-
-
-def documents_beside(path: Path) -> Path:
-    """The file that lists the documents of the token ids at ``path``, if there is one."""
-    return path.with_name(f"{path.stem}{OF_IDS}")
-
-
-def ids_in(file: Path | Ids, name: str, vocab_size: int | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """The ids of a .npy or .bin file, or of a program, and the lengths of their documents, whose starts, and
-    end, NAME_documents.npy beside the file lists."""
-    ids: Ids = mapped(file, vocab_size) if isinstance(file, Path) else np.asanyarray(file)
-    if ids.ndim != 1 or ids.dtype.kind not in "ui" or not len(ids):
-        got = f"{list(ids.shape)} of {ids.dtype}"
-        raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
-    if not isinstance(file, Path):
-        return ids, np.zeros(0, np.int64)
-    starts_file = documents_beside(file)
-    if not starts_file.exists():
-        return ids, np.zeros(0, np.int64)
-    places = ids_in(starts_file, str(starts_file))[0].astype(np.int64)
-    lengths = np.diff(places)
-    if places[0] != 0 or places[-1] != len(ids) or (lengths < 1).any():
-        raise UserError(
-            f"expected {starts_file} to rise from 0 to {len(ids):,}, the number of tokens, got "
-            f"{places[0]:,} to {places[-1]:,}, with {(lengths < 1).sum():,} steps that don't rise; write it "
-            f"again."
-        )
-    return ids, lengths
-
-
-def mapped(path: Path, vocab_size: int | None = None) -> Ids:
-    """The ids in a .npy file, or in a .bin file: of the type in its name, as in x.uint32.bin, or of two
-    bytes, or four where there are so many. Every second half that is 0 shows ids of four bytes."""
-    try:
-        if path.suffix.lower() == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        named = next((kind for kind in (16, 32, 64) if path.stem.lower().endswith(f".uint{kind}")), 0)
-        width = named // 8 or (4 if (vocab_size or 0) > 1 << 16 else 2)
-        if (size := path.stat().st_size) % width or not size:
-            raise ValueError(f"expected ids of {width} bytes, got {size:,} bytes")
-        ids: Ids = np.memmap(path, f"<u{width}", "r")
-        if not named and width == 2 and len(ids) > 2 and ids[0::2].any() and not ids[1::2].any():
-            raise ValueError(f"every second id is 0, so they have four bytes; call it {path.stem}.uint32.bin")
-        return ids
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} can't be read as token ids: {error}; write it again.") from None

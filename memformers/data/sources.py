@@ -3,12 +3,11 @@
 import hashlib
 import json
 import os
-import re
 import sys
 import sysconfig
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +20,15 @@ from memformers.common.files import atomic_write, checksum, user_path
 from memformers.common.network import get
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
-from memformers.data.files import OF_IDS, STDIN, File, documents_beside, local, plain_name, raise_unreadable
+from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
+from memformers.data.foreign import check_folder, check_sizes
+from memformers.data.ids import ID_SUFFIXES, documents_beside, index_beside, is_beside_ids
+from memformers.data.splits import look_like_splits, refuse_splits, splits_among
 from memformers.data.tokenizer import Tokenizer
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
-SPLIT_NAME = re.compile(r"(?:wiki\.)?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
-"""The names of the files or folders that are a split, also as WikiText publishes them."""
-LIKE_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?:[-.].*)?", re.IGNORECASE)
+JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
 FORMAT = 2  # of these files
 TINY_SHAKESPEARE = "Tiny Shakespeare"
@@ -96,20 +97,34 @@ class CorpusSpec:
     tokenizer: str = "character"
     vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""  # the published corpus, of BENCHMARKS, that data holds, or PYTHON_SOURCE
+    document_end: int | None = None  # the token id that ends each document, of token ids
     # What tokenizer="bpe" has learned from this text before, such as that of a run which is resumed.
     subwords: Tokenizer | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class IdDocuments:
+    """Documents of token ids that a program yields, one array after the other."""
+
+    arrays: Iterable[Any]
 
 
 class Part(NamedTuple):
     split: str  # empty where the corpus is to be divided
     name: str
-    file: File
+    file: File | IdDocuments
     is_document: bool
 
     @property
     def has_ids(self) -> bool:
-        named = isinstance(self.file, Path) and self.file.suffix.lower() in (".npy", ".bin")
-        return named or isinstance(self.file, np.ndarray)
+        if isinstance(self.file, Path):
+            return self.file.suffix.lower() in ID_SUFFIXES
+        return isinstance(self.file, np.ndarray | IdDocuments)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether its documents are in a field of lines of JSON, or in a column of a table."""
+        return plain_name(self.name).lower().endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES))
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,14 @@ class Sources:
     @property
     def size(self) -> int:
         """About how many bytes the text has, where that is known; a compressed file's count four times."""
-        on_disk = sum(p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths)
-        return on_disk + sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
+        total = 0
+        for path in self.paths:
+            is_compressed = plain_name(path.name) != path.name
+            total += path.stat().st_size * (4 if is_compressed else 1)
+        for part in self.parts:
+            if not isinstance(part.file, Path | IdDocuments):
+                total += len(part.file)
+        return total
 
     @property
     def are_files(self) -> bool:
@@ -143,6 +164,8 @@ class Sources:
         assert self.are_files
         identities: list[Any] = [FORMAT, spec.corpus, spec.document_separator, spec.text_field]
         identities += [spec.tokenizer, spec.vocab_size]
+        if spec.document_end is not None:
+            identities.append(spec.document_end)
         if spec.subwords:
             identities.append(digest(spec.subwords.to_json()))
         states = []
@@ -151,6 +174,7 @@ class Sources:
             states.append(state_of(path))
             if part.has_ids:
                 states.append(state_of(documents_beside(path)))
+                states.append(state_of(index_beside(path)))
         if spec.tokenizer.endswith(".json"):
             tokenizer = user_path(spec.tokenizer)
             identities.append(str(tokenizer.resolve()))
@@ -193,27 +217,48 @@ def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool 
 
 def at_path(spec: CorpusSpec, path: Path) -> Sources:
     """A folder is Tiny Shakespeare, has splits, or is one of documents."""
-    if text_file := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
-        return tiny_shakespeare_at(text_file)
+    for name in IN_FOLDER:
+        if (path / name).is_file():
+            return tiny_shakespeare_at(path / name)
     left_out: dict[str, list[str]] = defaultdict(list)
+
+    # The files or folders of each split.
+    split_paths: dict[str, list[Path]] = {}
     if spec.validation:
-        named = {TRAIN: path, VALIDATION: local(spec.validation), TEST: local(spec.test)}
-        places = {split: place for split, place in named.items() if split != TEST or spec.test}
-    else:
-        places = splits_in(path, left_out) if path.is_dir() and not holds_tokens(path) else {}
+        split_paths = {TRAIN: [path], VALIDATION: [local(spec.validation)]}
+        if spec.test:
+            split_paths[TEST] = [local(spec.test)]
+    elif path.is_dir() and not holds_tokens(path):
+        split_paths = splits_in(path, left_out)
+
     known = benchmark(spec.corpus) if spec.corpus else None
-    if known and (not path.is_file() if known.sizes else set(places) != set(SPLITS)):
+    if known and (not path.is_file() if known.sizes else set(split_paths) != set(SPLITS)):
         form = "one file, decompressed" if known.sizes else "a folder with train, valid and test"
         raise UserError(f"expected {path} to be {form}, as {spec.corpus} is published; name that.")
-    parts = [part for s, p in (places or {"": path}).items() for part in parts_at(s, p, left_out)]
-    return Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
+
+    # The files of each split, in order.
+    parts = []
+    for split, paths in (split_paths or {"": [path]}).items():
+        for split_path in paths:
+            is_shard = len(paths) > 1
+            parts += parts_at(split, split_path, left_out, is_shard=is_shard)
+    sources = Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
+    if spec.text_field != CorpusSpec().text_field and not any(part.has_fields for part in parts):
+        suffixes = ", ".join(JSON_SUFFIXES + TABLE_SUFFIXES)
+        raise UserError(
+            f"text_field={spec.text_field!r} names a field of JSON lines or a column of a table, and "
+            f"{parts[0].name} is neither; leave it out, or name a file that ends with one of {suffixes}."
+        )
+    return sources
 
 
 def holds_tokens(path: Path) -> bool:
     return all((path / name).is_file() for name in STORE)
 
 
-def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Part]:
+def parts_at(split: str, path: Path, left_out: dict[str, list[str]], *, is_shard: bool = False) -> list[Part]:
+    """The files at ``path``. Those of a folder are documents, and so are shards, of which a split has
+    several."""
     if holds_tokens(path):
         raise UserError(f"{path} holds tokens and no text; train on it as --data, or name the text itself.")
     if path.is_dir():
@@ -221,34 +266,26 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
             raise UserError(f"{path} contains no text; name another file or folder.")
         return [Part(split, name, file, True) for name, file in sorted(files.items())]
     if not path.exists() and path != STDIN:
+        for suffix in ID_SUFFIXES:  # Megatron names its data without one
+            if path.with_name(f"{path.name}{suffix}").is_file():
+                raise UserError(f"{path} doesn't exist; name {path}{suffix}.")
         raise UserError(f"{path} doesn't exist; name a text file, a folder of texts or a .jsonl file.")
-    return [Part(split, path.name, path, False)]
+    if is_beside_ids(path):
+        raise UserError(f"{path} only describes token ids in another file; name that file.")
+    return [Part(split, path.name, path, is_shard)]
 
 
-def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """The files or folders in ``folder`` that are its splits, if some are to train and to validate on. Names
-    there, or in a folder there, that look like other splits are refused: their texts would be learned."""
-    by_split: dict[str, list[Path]] = {}
+def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, list[Path]]:
+    """The files or folders in ``folder`` that are its splits, if it has such."""
+    candidates = []
     for path in visible(folder):
-        named = SPLIT_NAME.fullmatch(path.name)
-        split = next(s for s in SPLITS if s.startswith(named[1].lower()[:3])) if named else ""
-        by_split.setdefault(split, []).append(path)
-    if not {TRAIN, VALIDATION} <= by_split.keys():
-        for place in [folder, *(path for path in visible(folder) if path.is_dir() and not holds_run(path))]:
-            looks = {p: m[1].lower() for p in visible(place) if (m := LIKE_SPLIT.fullmatch(p.name))}
-            if len(set(looks.values())) > 1:
-                names = some_of([path.relative_to(folder).as_posix() for path in looks])
-                raise UserError(
-                    f"expected the splits in {folder} to be train.*, valid.* and perhaps test.*, got "
-                    f"{names}; rename them, name their own folder, or use --data, --validation and --test."
-                )
-        return {}
-    others = [path for path in by_split.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
-    left_out["of no split and"] = [path.name for path in others]
-    for split, paths in by_split.items():
-        if len(paths) > 1:
-            raise UserError(f"{' and '.join(map(str, paths))} are all for {split}; keep one of them there.")
-    return {split: by_split[split][0] for split in SPLITS if split in by_split}
+        if not is_beside_ids(path) and not holds_run(path):
+            candidates.append(path)
+    split_paths = splits_among(candidates, folder)
+    if split_paths:
+        chosen = {path for paths in split_paths.values() for path in paths}
+        left_out["of no split and"] = [path.name for path in candidates if path not in chosen]
+    return split_paths
 
 
 def visible(folder: Path) -> list[Path]:
@@ -260,31 +297,47 @@ def visible(folder: Path) -> list[Path]:
 
 def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
     """All files in ``folder`` and below, by their paths there, but hidden ones and those of runs and tokens:
-    a command may write into the folder of its texts. Links are followed, and each folder is read once."""
+    a command may write into the folder of its texts. Links are followed, and each folder is read once.
+    UserError for a folder of another library, or one whose files look like splits: they are no documents."""
     files: dict[str, Path] = {}
     seen = set[Path]()
-    for where, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
-        at, here = Path(where), Path(where).relative_to(folder)
-        if at.resolve() in seen:
-            left_out["folders that are read already are"].append(here.as_posix())
-            folders.clear()
+    for parent, subfolders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
+        path = Path(parent)
+        relative = path.relative_to(folder)
+        if path.resolve() in seen:
+            left_out["folders that are read already are"].append(relative.as_posix())
+            subfolders.clear()
             continue
-        seen.add(at.resolve())
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        runs = [name for name in folders if holds_run(at / name)]
-        left_out["folders of runs or tokens are"] += [(here / name).as_posix() for name in runs]
-        folders[:] = [name for name in folders if name not in runs]
+        seen.add(path.resolve())
+        check_folder(path, names)
+
+        # What is below is visited in this order.
+        shown = sorted(name for name in subfolders if not name.startswith("."))
+        runs = [name for name in shown if holds_run(path / name)]
+        subfolders[:] = [name for name in shown if name not in runs]
+        for name in runs:
+            left_out["folders of runs or tokens are"].append((relative / name).as_posix())
+
+        texts = []
         for name in names:
-            if name[0] != "." and not name.endswith(OF_IDS):
-                if (at / name).is_file():
-                    files[(here / name).as_posix()] = at / name
-                elif not (at / name).exists():
-                    left_out["links that lead nowhere are"].append((here / name).as_posix())
+            file = path / name
+            if name.startswith(".") or is_beside_ids(file):
+                continue
+            if file.is_file():
+                texts.append(file)
+                files[(relative / name).as_posix()] = file
+            elif not file.exists():
+                left_out["links that lead nowhere are"].append((relative / name).as_posix())
+        subpaths = [path / name for name in subfolders]
+        if named := look_like_splits(sorted([*texts, *subpaths])):
+            refuse_splits(named, folder)
+    check_sizes(folder, files.values())
     return files
 
 
 def holds_run(folder: Path) -> bool:
-    return any(all((folder / name).is_file() for name in n) for n in ((EXPERIMENT,), (CONFIG, FACTS), STORE))
+    kinds = ((EXPERIMENT,), (CONFIG, FACTS), STORE)
+    return any(all((folder / name).is_file() for name in names) for names in kinds)
 
 
 def tiny_shakespeare_at(path: Path) -> Sources:

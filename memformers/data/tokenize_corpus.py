@@ -25,7 +25,7 @@ from memformers.common.console import Progress
 from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, user_path, write_json
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
-from memformers.data.corpus_reader import Text, read
+from memformers.data.corpus_reader import Text, as_array, read
 from memformers.data.dataset import (
     CARD,
     Counts,
@@ -43,6 +43,7 @@ from memformers.data.sources import (
     TINY_SHAKESPEARE,
     TINY_SHAKESPEARE_SHA256,
     CorpusSpec,
+    IdDocuments,
     Part,
     Sources,
     find,
@@ -141,9 +142,10 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
 
     Args:
         folder: The new folder.
-        ids: An array ``[n]`` of an integer type, or a list of such arrays, of which each is a document, such
-            as a piece of music; about the last tenth is for validation. Or a dict of these by split: train,
-            validation and, if there is one, test.
+        ids: An array ``[n]`` of an integer type; or documents, such as pieces of music, as a list, a
+            generator or any other iterable of such arrays, of which one at a time is in memory. About the
+            last tenth is for validation. Or a dict of these by split: train, validation and, if there is
+            one, test.
         vocab_size: The number of different ids; each must be below it.
 
     Returns:
@@ -157,7 +159,7 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
     Examples:
         >>> import numpy as np
         >>> from memformers import prepare_ids
-        >>> pieces = [np.arange(60) % 7, np.arange(90) % 5, np.arange(50) % 6]
+        >>> pieces = (np.arange(length) % 7 for length in (60, 90, 50))
         >>> print(prepare_ids("tokens/pieces", pieces, vocab_size=7))
         tokens/pieces
     """
@@ -166,16 +168,11 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
     by_split = ids if isinstance(ids, Mapping) else {"": ids}
     parts = []
     for split, value in by_split.items():
-        are_documents = isinstance(value, Sequence)
-        arrays = value if are_documents else [value]
-        for number, tokens in enumerate(arrays, 1):
-            array = np.asanyarray(tokens)
-            if not array.ndim:
-                raise UserError(
-                    "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
-                    "list of numbers by numpy.array(ids)."
-                )
-            parts.append(Part(split, f"ids {split}:{number}", array, are_documents))
+        name = f"ids {split}".rstrip()
+        if hasattr(value, "__array__") or isinstance(value, str) or not isinstance(value, Iterable):
+            parts.append(Part(split, name, as_array(value), False))
+        else:
+            parts.append(Part(split, name, IdDocuments(value), True))
     sources = Sources(folder.name, "token ids", parts)
     return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources)
 
@@ -224,6 +221,8 @@ def tokenize(
     """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
     split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
+    if any(part.has_ids for part in sources.parts):
+        spec = replace(spec, vocab_size=n_ids(spec, tokenizer_given))
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
     if tokenizer_given and tokenizer_given.name == "ids" and not text.are_ids:
@@ -265,6 +264,18 @@ def tokenize(
     save_tokenizer(tokenizer, folder)
     write_json(folder / CARD, info)
     return info, names
+
+
+def n_ids(spec: CorpusSpec, tokenizer: Tokenizer | None) -> int | None:
+    """How many different token ids a file may have: those of the model that reads them, of the tokenizer
+    that made them, or of the settings. So the same file is read alike by every command."""
+    if tokenizer:
+        return tokenizer.vocab_size
+    return (
+        load_tokenizer(Path(spec.tokenizer)).vocab_size
+        if spec.tokenizer.endswith(".json")
+        else spec.vocab_size
+    )
 
 
 def split_of(length: int, documents: Sequence[int] = ()) -> int:

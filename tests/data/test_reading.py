@@ -97,7 +97,8 @@ READ = [
           *[({f"runs/x/{name}.json": "{}" for name in names}, r"runs or tokens are left out: runs/x\.$")
             for names in (["config", "run"], ["experiment", "other"], ["card", "tokenizer"])])],
     *[({f"x/{name}": "a b" for name in names}, {}, [(name, "a b") for name in names], "")
-      for names in (("loire.val.txt", "orient_express_train.txt", "the-test.txt"),)],
+      for names in (("loire.txt", "orient_express_train.txt"), ("test.py", "train.py"),
+                    ("attest.txt", "latest.txt", "restrain.txt"))],
 ]  # fmt: skip
 
 
@@ -209,7 +210,12 @@ REFUSED = [
     *[({f"x/{name}": WORDS for name in names}, "", f"expected the splits in x to be .*, got {listed}; rename")
       for names, listed in (
           (("train.txt", "test.txt", "more.txt"), "test.txt, train.txt"),
-          (("train-0-of-1.txt", "dev-0-of-1.txt"), "dev-0-of-1.txt, train-0-of-1.txt"),
+          (("loire.val.txt", "orient_express_train.txt", "the-test.txt"),
+           "loire.val.txt, orient_express_train.txt, the-test.txt"),
+          (("a_train.txt", "a_valid.txt", "b_train.txt", "b_valid.txt"),
+           "a_train.txt, a_valid.txt, b_train.txt, b_valid.txt"),
+          (("train.txt", "valid_test.txt"), "train.txt, valid_test.txt"),
+          (("en/more/train.txt", "en/more/test.txt"), "en/more/test.txt, en/more/train.txt"),
           (("train/1.txt", "eval/2.txt"), "eval, train"),
           (("more.md", "en/train.txt", "en/val.txt", "en/test.txt"), "en/test.txt, en/train.txt, en/val.txt"),
           (("more.txt", "en/train/1.txt", "en/test/2.txt"), "en/test, en/train"))],
