@@ -1,10 +1,8 @@
 """From files to one, of UTF-8 or token ids, in constant memory: texts, JSON, tables, divided texts."""
 
 import codecs
-import csv
 import hashlib
 import json
-import re
 import warnings
 from array import array
 from collections import defaultdict
@@ -26,19 +24,25 @@ from memformers.data.files import (
     blocks_of,
     bytes_as_text,
     bytes_of,
+    check_characters,
     drop_resident_pages,
     plain_name,
     texts_in,
 )
 from memformers.data.ids import documents_ended_by, ids_in
 from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
+from memformers.data.tables import (
+    TEXT_FIELD,
+    HubTable,
+    documents_in_table,
+    documents_on_hub,
+    table_kind,
+)
 
 MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
 MAX_IDS = 1 << 32
 MAX_NAMES = 100_000  # documents of which the names are kept
-NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-DELIMITERS = ",;\t"  # between the columns of a table
 
 
 class Text:
@@ -137,12 +141,15 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
             else:
                 read_part(text, part, spec)
             text.splits[part.split] = text.bytes
-    if not text.bytes:
-        raise UserError(f"{sources.source} contains no text; name another file or folder.")
+    notes = []
     for reason, names_left_out in (sources.left_out | text.left_out).items():
         if names_left_out:
-            listed = some_of(names_left_out)
-            warnings.warn(f"{sources.source}: {reason} left out: {listed}.", stacklevel=3)
+            notes.append(f"{reason} left out: {some_of(names_left_out)}")
+    if not text.bytes:
+        problem = "; ".join([f"{sources.source} contains no text", *notes])
+        raise UserError(f"{problem}; name another file or folder.")
+    for note in notes:
+        warnings.warn(f"{sources.source}: {note}.", stacklevel=3)
     return text
 
 
@@ -154,7 +161,7 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
             name = f"{part.name}:{number}"
             text.add_ids(name, ids_in(as_array(array), name)[0], is_document=True)
         return
-    assert not isinstance(part.file, bytes)
+    assert isinstance(part.file, Path | np.ndarray)
     ids, lengths = ids_in(part.file, part.name, spec.vocab_size)
     if spec.document_end is not None:
         if len(lengths):
@@ -183,33 +190,50 @@ def as_array(ids: Any) -> Ids:
 
 
 def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
-    _, name, file, is_document = part
-    assert not isinstance(file, np.ndarray | IdDocuments)
-    separator, of_bytes, named = spec.document_separator, spec.tokenizer == "byte", plain_name(name).lower()
-    documents: Iterable[tuple[str, str]] | None = None
-    label = name if isinstance(file, bytes) else str(file)
-    texts = bytes_as_text(blocks_of(file)) if of_bytes else texts_in(blocks_of(file), label)
+    """Append the text of a file, or its documents. A file in a folder that is no text is left out."""
+    separator = spec.document_separator
     try:
-        if named.endswith(".parquet") and isinstance(file, Path):
-            documents = texts_of_parquet(file, spec.text_field)
-        elif named.endswith((".csv", ".tsv")):
-            documents = texts_of_csv(texts, label, spec.text_field)
-        elif named.endswith(JSON_SUFFIXES):
-            head = next(texts)
-            documents = texts_of_json(head, texts := chain([head], texts), name, spec.text_field)
-        if separator and (documents or is_document):
-            why = f"document_separator={separator!r} divides one text"
-            raise UserError(f"{why}, and {name} consists of documents.")
-        if separator:
-            documents = texts_between(separator, texts, name)
-        if not documents:
-            text.add(name, texts, is_document=is_document)
+        documents = documents_in(part, spec)
+        if separator and (documents or part.is_document):
+            problem = f"document_separator={separator!r} divides one text"
+            raise UserError(f"{problem}, and {part.name} consists of documents.")
+        if not documents and not separator:
+            text.add(part.name, texts_of(part, spec), is_document=part.is_document)
     except (NotText, Archive) as error:
-        if not is_document:
+        if not part.is_document:
             raise
-        text.left_out["not text and"].append(f"{name} ({error.where})")
+        text.left_out["not text and"].append(f"{part.name} ({error.where})")
+        return
+    if separator:
+        documents = texts_between(separator, texts_of(part, spec), part.name)
     for place, document in documents or ():
         text.add(place, [document], is_document=True)
+
+
+def documents_in(part: Part, spec: CorpusSpec) -> Iterator[tuple[str, str]] | None:
+    """The place and the text of each document in a table or in JSON; None for a plain text."""
+    if isinstance(part.file, HubTable):
+        return documents_on_hub(part.file, spec.text_field)
+    kind = table_kind(part.name, spec.text_field)
+    if kind and isinstance(part.file, Path):
+        return documents_in_table(part.file, kind, spec.text_field)
+    if not plain_name(part.name).lower().endswith(JSON_SUFFIXES):
+        return None
+    texts = texts_of(part, spec)
+    head = next(texts)
+    if is_json_array(head) and isinstance(part.file, Path):
+        return documents_in_table(part.file, "json", spec.text_field)
+    if is_plain_json(head, part.name, spec.text_field):
+        return None
+    return texts_of_json(chain([head], texts), part.name, spec.text_field)
+
+
+def texts_of(part: Part, spec: CorpusSpec) -> Iterator[str]:
+    """The text of a file, in portions; for tokens that are bytes, any bytes."""
+    assert isinstance(part.file, Path | bytes)
+    label = part.name if isinstance(part.file, bytes) else str(part.file)
+    blocks = blocks_of(part.file)
+    return bytes_as_text(blocks) if spec.tokenizer == "byte" else texts_in(blocks, label)
 
 
 def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, bool]]:
@@ -240,36 +264,29 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
             yield f"{name}:{number}", document
 
 
-def texts_of_json(head: str, texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]] | None:
-    """The place and the text of each document in ``texts``, which start with ``head``: JSON lines, or one
-    array; None for a .json file of another form, unless ``field`` asks for documents."""
+def texts_of_json(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
+    """The place and the text of each document in ``texts``, which are JSON lines."""
+    for number, (line, _) in enumerate(parts_between("\n", texts, name), 1):
+        if line.strip():
+            place = f"{name}:{number}"
+            yield place, text_in(line, place, field)
+
+
+def is_json_array(head: str) -> bool:
+    """Whether a file that starts with ``head`` is an array of objects, which datasets reads."""
     start = head.lstrip()
-    if start.startswith("[") and start[1:].lstrip().startswith("{"):
-        return ((place, text_in(value, place, field)) for place, value in elements_of(texts, name))
-    if plain_name(name).lower().endswith(".json"):
-        try:
-            is_object = isinstance(json.loads(start.partition("\n")[0]), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object and field == CorpusSpec().text_field:
-            return None
-    lines = enumerate(parts_between("\n", texts, name), 1)
-    return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, (line, _) in lines if line.strip())
+    return start.startswith("[") and start[1:].lstrip().startswith("{")
 
 
-def elements_of(texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """The place and the JSON of each element of an array, which must fit into memory."""
-    whole = ""
-    for text in texts:
-        whole += text
-        if len(whole) > MAX_RECORD:
-            most = f"an array of at most {MAX_RECORD:,} characters"
-            raise UserError(f"{name}: expected {most}, got more; write JSON lines.")
+def is_plain_json(head: str, name: str, field: str) -> bool:
+    """Whether a .json file that starts with ``head`` is a text, since its first line is no object and no
+    ``field`` is asked for."""
+    if not plain_name(name).lower().endswith(".json") or field != TEXT_FIELD:
+        return False
     try:
-        elements = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: expected a JSON array of objects, got {error}; correct it.") from None
-    yield from ((f"{name}, element {number}", json.dumps(e)) for number, e in enumerate(elements, 1))
+        return not isinstance(json.loads(head.lstrip().partition("\n")[0]), dict)
+    except (ValueError, RecursionError):
+        return True
 
 
 def text_in(line: str, place: str, field: str) -> str:
@@ -285,57 +302,7 @@ def text_in(line: str, place: str, field: str) -> str:
         got = repr(line if len(line) <= 40 else f"{line[:40]}…") + reason
         what_to_do = "correct or remove it, or name another field with text_field"
         raise UserError(f'{place}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
-    return checked(text, place)
-
-
-def checked(text: str, place: str) -> str:
-    if wrong := NOT_CHARACTERS.search(text):
-        raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
-    return text
-
-
-def texts_of_csv(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each row of a table, whose first row names its columns."""
-    csv.field_size_limit(MAX_RECORD)
-    lines, number = (f"{line}\n" for line, _ in parts_between("\n", texts, name)), 0
-    first = next(lines)
-    try:
-        heads = {mark: next(csv.reader([first], delimiter=mark), []) for mark in DELIMITERS}
-        mark = next((mark for mark, columns in heads.items() if field in columns), "")
-        if not mark:
-            names = repr(first.strip()[:99])
-            raise UserError(
-                f"{name}: no column {field!r} in the first row, {names}; name one with text_field."
-            )
-        for row in csv.reader(lines, delimiter=mark, strict=True):
-            if row and len(row) != len(heads[mark]):
-                raise csv.Error(f"expected {len(heads[mark])} columns, got {len(row)}")
-            number += 1
-            if row:  # else a line that is blank
-                text = row[heads[mark].index(field)]
-                yield f"{Path(name).name}:{number}", checked(text, f"{name}, row {number}")
-    except csv.Error as error:
-        raise UserError(f"{name} can't be read after row {number:,}: {error}; correct it.") from None
-
-
-def texts_of_parquet(path: Path, field: str) -> Iterator[tuple[str, str]]:
-    if path.suffix.lower() != ".parquet":
-        raise UserError(f"{path} is a compressed table, which can't be read in part; decompress it.")
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UserError(f"{path} is a table that pyarrow reads: pip install pyarrow.") from None
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(columns=[field]):
-            for value in batch.column(field).to_pylist():
-                number += 1
-                if not isinstance(value, str):
-                    raise UserError(f"{path}, row {number}: expected a text as {field!r}, got {value!r}.")
-                yield f"{path.name}:{number}", checked(value, f"{path}, row {number}")
-    except (ArrowException, KeyError, OSError) as error:
-        why = f"can't be read after row {number:,}: {' '.join(str(error).split())}"
-        raise UserError(f"{path}: {field!r} {why}; name a column of texts with text_field.") from None
+    return check_characters(text, place)
 
 
 def read_text(name: str) -> str:

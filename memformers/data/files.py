@@ -28,6 +28,7 @@ File = Path | bytes | Ids  # a file, - for standard input, or what a file would 
 STDIN = Path("-")
 BLOCK = 1 << 20  # bytes that are read at once
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
+NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 PIECE = 256 << 10  # bytes, more or less, of a text that are encoded at once
 CONTEXT = 4 << 10  # bytes beside a piece that are encoded with it, if tokens depend on more than a word
@@ -180,6 +181,13 @@ def bytes_of(text: str) -> bytes:
 def check_utf8(text: str, source: str) -> None:
     if wrong := NOT_UTF8.search(text):
         raise NotText(source, ord(wrong[0]) - 0xDC00, len(bytes_of(text[: wrong.start()])))
+
+
+def check_characters(text: str, place: str) -> str:
+    """``text``, which is at this ``place``; UserError for characters that UTF-8 or a text doesn't have."""
+    if wrong := NOT_CHARACTERS.search(text):
+        raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
+    return text
 
 
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:

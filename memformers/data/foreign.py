@@ -10,16 +10,11 @@ from memformers.common.errors import UserError
 FOLDERS = (
     ("MosaicML streaming", ("index.json", "*.mds*")),
     ("litdata", ("index.json", "chunk-*.bin")),
-    ("datasets, as save_to_disk writes it", ("state.json", "*.arrow")),
-    ("datasets, as save_to_disk writes it", ("dataset_info.json", "*.arrow")),
-    ("datasets, as save_to_disk writes it", ("dataset_dict.json",)),
-    ("webdataset", ("nshards.txt", "*.tar*")),
     ("Zarr", ("zarr.json",)),
     ("Zarr", (".zgroup",)),
     ("Zarr", (".zarray",)),
 )
 FILES = {
-    ".arrow": "Arrow",
     ".beton": "FFCV",
     ".ffindex": "FFindex",
     ".h5": "HDF5",

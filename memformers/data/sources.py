@@ -23,12 +23,20 @@ from memformers.data.builtin import write_play
 from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
 from memformers.data.foreign import check_folder, check_sizes
 from memformers.data.ids import ID_SUFFIXES, documents_beside, index_beside, is_beside_ids
-from memformers.data.splits import look_like_splits, refuse_splits, splits_among
+from memformers.data.splits import look_like_splits, refuse_splits, splits_among, splits_named
+from memformers.data.tables import (
+    TABLE_KINDS,
+    TEXT_FIELD,
+    HubTable,
+    describes_tables,
+    hub_tables,
+    is_hub_name,
+    saved_shards,
+)
 from memformers.data.tokenizer import Tokenizer
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
 FORMAT = 2  # of these files
 TINY_SHAKESPEARE = "Tiny Shakespeare"
@@ -93,7 +101,7 @@ class CorpusSpec:
     validation: str = ""
     test: str = ""
     document_separator: str = ""
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     tokenizer: str = "character"
     vocab_size: int | None = None  # of learned words or subwords, or of token ids
     corpus: str = ""  # the published corpus, of BENCHMARKS, that data holds, or PYTHON_SOURCE
@@ -112,7 +120,7 @@ class IdDocuments:
 class Part(NamedTuple):
     split: str  # empty where the corpus is to be divided
     name: str
-    file: File | IdDocuments
+    file: File | IdDocuments | HubTable
     is_document: bool
 
     @property
@@ -124,7 +132,9 @@ class Part(NamedTuple):
     @property
     def has_fields(self) -> bool:
         """Whether its documents are in a field of lines of JSON, or in a column of a table."""
-        return plain_name(self.name).lower().endswith((*JSON_SUFFIXES, *TABLE_SUFFIXES))
+        return isinstance(self.file, HubTable) or plain_name(self.name).lower().endswith(
+            (*JSON_SUFFIXES, *TABLE_KINDS)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,9 +159,14 @@ class Sources:
             is_compressed = plain_name(path.name) != path.name
             total += path.stat().st_size * (4 if is_compressed else 1)
         for part in self.parts:
-            if not isinstance(part.file, Path | IdDocuments):
+            if isinstance(part.file, bytes | np.ndarray):
                 total += len(part.file)
         return total
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a part is read from the hub, and may be of any size."""
+        return any(isinstance(part.file, HubTable) for part in self.parts)
 
     @property
     def are_files(self) -> bool:
@@ -207,12 +222,42 @@ def find(spec: CorpusSpec) -> Sources:
         raise UserError(f"a text for {other} was given, and none as {missing}.")
     if spec.data in (BUILTIN, STAND_IN):
         return builtin_play(is_stand_in=spec.data == STAND_IN)
+    if is_hub_name(spec.data):
+        return on_hub(spec)
     return at_path(spec, local(spec.data)) if spec.data else tiny_shakespeare()
 
 
 def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Sources:
     name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
     return Sources(name, source, [Part("", name, write_play(length, seed).encode(), False)], {}, is_stand_in)
+
+
+def on_hub(spec: CorpusSpec) -> Sources:
+    """A dataset on the hub has the splits that it names there."""
+    tables = hub_tables(spec.data)
+    parts = []
+    left_out: dict[str, list[str]] = {"of no split and": []}
+    for table in tables:
+        splits = splits_named(table.split)
+        if len(tables) == 1:
+            parts.append(Part("", table.name, table, True))
+        elif splits:
+            parts.append(Part(splits[0], f"{table.name} {table.split}", table, True))
+        else:
+            left_out["of no split and"].append(table.split)
+    splits_found = [part.split for part in parts]
+    if splits_found != [""] and (
+        not {TRAIN, VALIDATION} <= {*splits_found} or len({*splits_found}) < len(parts)
+    ):
+        names = ", ".join(table.split for table in tables)
+        raise UserError(
+            f"expected {spec.data} to have a train, a validation and perhaps a test split, got {names}; "
+            f"name one of them, as {spec.data}?split={tables[0].split}."
+        )
+    if spec.validation:
+        raise UserError(f"{spec.data} has its own splits; omit validation, or prepare it without.")
+    parts.sort(key=lambda part: [*SPLITS, ""].index(part.split))
+    return Sources(spec.data, spec.data, parts, left_out)
 
 
 def at_path(spec: CorpusSpec, path: Path) -> Sources:
@@ -243,8 +288,8 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
             is_shard = len(paths) > 1
             parts += parts_at(split, split_path, left_out, is_shard=is_shard)
     sources = Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
-    if spec.text_field != CorpusSpec().text_field and not any(part.has_fields for part in parts):
-        suffixes = ", ".join(JSON_SUFFIXES + TABLE_SUFFIXES)
+    if spec.text_field != TEXT_FIELD and not any(part.has_fields for part in parts):
+        suffixes = ", ".join((*JSON_SUFFIXES, *TABLE_KINDS))
         raise UserError(
             f"text_field={spec.text_field!r} names a field of JSON lines or a column of a table, and "
             f"{parts[0].name} is neither; leave it out, or name a file that ends with one of {suffixes}."
@@ -279,7 +324,7 @@ def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, list[Pa
     """The files or folders in ``folder`` that are its splits, if it has such."""
     candidates = []
     for path in visible(folder):
-        if not is_beside_ids(path) and not holds_run(path):
+        if not is_beside_ids(path) and not describes_tables(path) and not holds_run(path):
             candidates.append(path)
     split_paths = splits_among(candidates, folder)
     if split_paths:
@@ -318,10 +363,12 @@ def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]
         for name in runs:
             left_out["folders of runs or tokens are"].append((relative / name).as_posix())
 
+        # Of a folder that datasets saved, the files that it lists.
+        shards = saved_shards(path)
         texts = []
-        for name in names:
+        for name in shards or names:
             file = path / name
-            if name.startswith(".") or is_beside_ids(file):
+            if name.startswith(".") or is_beside_ids(file) or describes_tables(file):
                 continue
             if file.is_file():
                 texts.append(file)

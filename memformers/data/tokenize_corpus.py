@@ -48,6 +48,7 @@ from memformers.data.sources import (
     Sources,
     find,
 )
+from memformers.data.tables import is_hub_name
 from memformers.data.tokenizer import IdTokenizer, Tokenizer
 from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, save_tokenizer
 
@@ -65,9 +66,9 @@ Job = list[tuple[int, int, int, int]]  # where pieces start and end, and where t
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
     """The tokens of ``spec``; those of a large text are in the user's cache. With the ``tokenizer`` of a
     trained model, a text that has no splits is a test."""
-    path = local(spec.data)
-    if not spec.data or not is_store(path):
+    if not spec.data or is_hub_name(spec.data) or not is_store(local(spec.data)):
         return dataset_from(find(spec), spec, tokenizer)
+    path = local(spec.data)
     store = open_store(path)
     if spec.tokenizer.endswith(".json"):
         tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
@@ -81,7 +82,7 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
 
 
 def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    is_large = sources.size >= BIG
+    is_large = sources.is_remote or sources.size >= BIG
     if is_large and sources.are_files and not tokenizer:
         store = open_store(in_cache(sources, spec))
         # The same file may have been prepared under another path.

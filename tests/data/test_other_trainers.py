@@ -202,7 +202,6 @@ def test_the_name_of_a_pair_of_files_or_of_its_index_is_one_line(tmp_path):
         ({"train/index.json": "{}", "train/shard.00000.mds.zstd": b"\0\1"}, "MosaicML streaming"),
         ({"index.json": "{}", "chunk-0-0.bin": b"\0\1"}, "litdata"),
         ({"zarr.json": "{}", "c/0": b"\0\1"}, "Zarr"),
-        ({"nshards.txt": "1", "0.tar": b"\0\1"}, "webdataset"),
         ({"README.md": "some words", "a.tfrecord": bytes(400)}, "TFRecord"),
     ],
 )  # fmt: skip
