@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.common.text import UserError
 from memformers.data.files import (
     DECOMPRESSORS,
     blocks_of,
