@@ -9,8 +9,9 @@ import tyro
 from memformers.common.console import counted
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt
+from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
-from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
+from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenize_corpus import check_is_new, prepare
 
 

@@ -41,22 +41,33 @@ from memformers.data.tables import (
 
 MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
+# Ids are kept in four bytes.
 MAX_IDS = 1 << 32
-MAX_NAMES = 100_000  # documents of which the names are kept
+# Documents of which the names are kept.
+MAX_NAMES = 100_000
 
 
 class Text:
     """A text in UTF-8, or token ids of four bytes, in a new file, and where its splits and documents end."""
 
     def __init__(self, path: Path, progress: Callable[[int], object]):
-        self.path, self._progress = path, progress
+        self.path = path
+        self._progress = progress
         self.file = open(path, "wb")  # noqa: SIM115
-        self.bytes = self.characters = 0
-        # Where each document, or file, ends, in bytes; how many characters it has; the first MAX_NAMES names.
-        self.ends, self.lengths, self.names = array("q"), array("q"), list[str]()
-        self.are_documents = self.are_ids = False
-        self.splits: dict[str, int] = {}  # where each ends, in bytes; one without a name is to be divided
-        self.left_out: dict[str, list[str]] = defaultdict(list)  # names of what is not read, by the reason
+        self.bytes = 0
+        self.characters = 0
+        # Where each document, or file, ends, in bytes.
+        self.ends = array("q")
+        # How many characters it has.
+        self.lengths = array("q")
+        # Those of the first MAX_NAMES documents.
+        self.names: list[str] = []
+        self.are_documents = False
+        self.are_ids = False
+        # Where each split ends, in bytes; one without a name is to be divided.
+        self.splits: dict[str, int] = {}
+        # Names of what is not read, by the reason.
+        self.left_out: dict[str, list[str]] = defaultdict(list)
         self._hash = hashlib.sha256()
 
     @property
@@ -67,7 +78,8 @@ class Text:
 
     def add(self, name: str, texts: Iterable[str], *, is_document: bool) -> None:
         """Append the text in ``texts``, unless it is blank; nothing of it if that fails."""
-        before, is_blank = (self.bytes, self.characters, self._hash.copy()), True
+        start = (self.bytes, self.characters, self._hash.copy())
+        is_blank = True
         try:
             for text in texts:
                 is_blank = is_blank and not text.strip()
@@ -75,47 +87,56 @@ class Text:
             if is_blank:
                 self.left_out["documents without text are"].append(name)
             else:
-                self._end(name, before[1], is_document)
+                self._end(name, start[1], is_document)
         except NotText:
             is_blank = True
             raise
         finally:
             if is_blank:
-                self.bytes, self.characters, self._hash = before
+                self.bytes, self.characters, self._hash = start
                 self.file.seek(self.bytes)
                 self.file.truncate()
 
     def add_ids(self, name: str, ids: Ids, *, is_document: bool) -> None:
-        before, self.are_ids = self.characters, True
+        self.are_ids = True
+        n_before = self.characters
         for start in range(0, len(ids), BLOCK // 4):
             block = ids[start : start + BLOCK // 4]
-            if wrong := [i for i in (block.min(), block.max()) if not 0 <= i < MAX_IDS]:
-                raise UserError(f"{name}: expected token ids from 0 to {MAX_IDS - 1:,}, got {wrong[0]:,}.")
+            for extreme in (block.min(), block.max()):
+                if not 0 <= extreme < MAX_IDS:
+                    got = f"got {extreme:,}"
+                    raise UserError(f"{name}: expected token ids from 0 to {MAX_IDS - 1:,}, {got}.")
             self._write(block.astype("<u4").tobytes(), len(block))
-        self._end(name, before, is_document)
+        self._end(name, n_before, is_document)
 
     def _write(self, block: bytes, characters: int) -> None:
         self.file.write(block)
         self._hash.update(block)
         self._progress(len(block))
-        self.bytes, self.characters = self.bytes + len(block), self.characters + characters
+        self.bytes += len(block)
+        self.characters += characters
 
-    def _end(self, name: str, before: int, is_document: bool) -> None:
+    def _end(self, name: str, n_before: int, is_document: bool) -> None:
+        """The end of what began after ``n_before`` characters."""
         self.are_documents = self.are_documents or is_document
         self.ends.append(self.bytes)
-        self.lengths.append(self.characters - before)
+        self.lengths.append(self.characters - n_before)
         if len(self.names) < MAX_NAMES:
             self.names.append(name)
 
-    def place_of(self, character: int) -> int:
+    def offset_of(self, character: int) -> int:
+        """Where a ``character`` begins, or a token id, in bytes."""
         if self.are_ids:
             return 4 * character
-        decoder, at = codecs.getincrementaldecoder("utf-8")("surrogateescape"), 0
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        offset = 0
+        n_left = character
         for block in blocks_of(self.path):
             text = decoder.decode(block)
-            if len(text) > character:
-                return at + len(bytes_of(text[:character]))
-            at, character = at + len(bytes_of(text)), character - len(text)
+            if len(text) > n_left:
+                return offset + len(bytes_of(text[:n_left]))
+            offset += len(bytes_of(text))
+            n_left -= len(text)
         return self.bytes
 
 
@@ -123,6 +144,8 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     """``sources`` in a new file ``path``. Documents without text and, in a folder, files that are no text are
     left out, with a warning. ``progress`` gets numbers of bytes."""
     text = Text(path, progress)
+
+    # Token ids and texts can't be joined.
     first_of_kind: dict[bool, str] = {}
     for part in sources.parts:
         first_of_kind.setdefault(part.has_ids and spec.tokenizer != "byte", part.name)
@@ -134,6 +157,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
         raise UserError(
             f"document_end={spec.document_end} applies to token ids, and {name} is a text; omit it."
         )
+    # What is read, one file after the other.
     with text.file:
         for part in sources.parts:
             if True in first_of_kind:
@@ -141,6 +165,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
             else:
                 read_part(text, part, spec)
             text.splits[part.split] = text.bytes
+    # What isn't.
     notes = []
     for reason, names_left_out in (sources.left_out | text.left_out).items():
         if names_left_out:
@@ -206,12 +231,12 @@ def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
         return
     if separator:
         documents = texts_between(separator, texts_of(part, spec), part.name)
-    for place, document in documents or ():
-        text.add(place, [document], is_document=True)
+    for name, document in documents or ():
+        text.add(name, [document], is_document=True)
 
 
 def documents_in(part: Part, spec: CorpusSpec) -> Iterator[tuple[str, str]] | None:
-    """The place and the text of each document in a table or in JSON; None for a plain text."""
+    """The name and the text of each document in a table or in JSON; None for a plain text."""
     if isinstance(part.file, HubTable):
         return documents_on_hub(part.file, spec.text_field)
     kind = table_kind(part.name, spec.text_field)
@@ -220,7 +245,7 @@ def documents_in(part: Part, spec: CorpusSpec) -> Iterator[tuple[str, str]] | No
     if not plain_name(part.name).lower().endswith(JSON_SUFFIXES):
         return None
     texts = texts_of(part, spec)
-    head = next(texts)
+    head = head_of(texts)
     if is_json_array(head) and isinstance(part.file, Path):
         return documents_in_table(part.file, "json", spec.text_field)
     if is_plain_json(head, part.name, spec.text_field):
@@ -238,22 +263,25 @@ def texts_of(part: Part, spec: CorpusSpec) -> Iterator[str]:
 
 def parts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, bool]]:
     """What is between the ``separator`` in ``texts``, and whether it is the rest after the last one."""
-    rest, searched, number = "", 0, 1
+    rest = ""
+    n_searched = 0  # characters of the rest in which no separator begins
+    number = 1
     for text in texts:
         rest += text
-        if rest.find(separator, searched) >= 0:
-            *whole, rest = rest.split(separator)
-            yield from ((part, False) for part in whole)
-            number += len(whole)
-        searched = max(len(rest) - len(separator) + 1, 0)
-        if searched > MAX_RECORD:
-            most = f"at most {MAX_RECORD:,} characters before the next {separator!r}"
-            raise UserError(f"{name}:{number}: expected {most}, got more; make a file of what is there.")
+        if rest.find(separator, n_searched) >= 0:
+            *parts, rest = rest.split(separator)
+            for part in parts:
+                yield part, False
+            number += len(parts)
+        n_searched = max(len(rest) - len(separator) + 1, 0)
+        if n_searched > MAX_RECORD:
+            limit = f"at most {MAX_RECORD:,} characters before the next {separator!r}"
+            raise UserError(f"{name}:{number}: expected {limit}, got more; make a file of what is there.")
     yield rest, True
 
 
 def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each document; what follows the last separator is one if it has text."""
+    """The name and the text of each document; what follows the last separator is one if it has text."""
     for number, (document, is_rest) in enumerate(parts_between(separator, texts, name), 1):
         if is_rest and number == 1:
             raise UserError(
@@ -265,11 +293,22 @@ def texts_between(separator: str, texts: Iterable[str], name: str) -> Iterator[t
 
 
 def texts_of_json(texts: Iterable[str], name: str, field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each document in ``texts``, which are JSON lines."""
+    """The name and the text of each document in ``texts``, which are JSON lines."""
     for number, (line, _) in enumerate(parts_between("\n", texts, name), 1):
         if line.strip():
-            place = f"{name}:{number}"
-            yield place, text_in(line, place, field)
+            label = f"{name}:{number}"
+            yield label, text_in(line, label, field)
+
+
+def head_of(texts: Iterator[str]) -> str:
+    """The first of ``texts``, joined until they show what the file is: a compressed file may begin with a
+    portion of a few characters."""
+    head = ""
+    for text in texts:
+        head += text
+        if len(head) >= BLOCK:
+            break
+    return head
 
 
 def is_json_array(head: str) -> bool:
@@ -283,15 +322,19 @@ def is_plain_json(head: str, name: str, field: str) -> bool:
     ``field`` is asked for."""
     if not plain_name(name).lower().endswith(".json") or field != TEXT_FIELD:
         return False
+    line, line_end, _ = head.lstrip().partition("\n")
+    if not line_end and len(head) >= BLOCK:  # an object, or a text, of megabytes
+        return not line.startswith("{")
     try:
-        return not isinstance(json.loads(head.lstrip().partition("\n")[0]), dict)
+        return not isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return True
 
 
-def text_in(line: str, place: str, field: str) -> str:
+def text_in(line: str, label: str, field: str) -> str:
     """The text in the ``field`` of the JSON object in a line."""
-    value, reason = None, ""
+    value = None
+    reason = ""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -301,8 +344,8 @@ def text_in(line: str, place: str, field: str) -> str:
         line = line.strip()
         got = repr(line if len(line) <= 40 else f"{line[:40]}…") + reason
         what_to_do = "correct or remove it, or name another field with text_field"
-        raise UserError(f'{place}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
-    return check_characters(text, place)
+        raise UserError(f'{label}: expected a JSON object with a string "{field}", got {got}; {what_to_do}.')
+    return check_characters(text, label)
 
 
 def read_text(name: str) -> str:

@@ -26,12 +26,16 @@ from memformers.common.files import user_path
 Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids  # a file, - for standard input, or what a file would contain: a text, or token ids
 STDIN = Path("-")
-BLOCK = 1 << 20  # bytes that are read at once
+# Bytes that are read at once.
+BLOCK = 1 << 20
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what bytes that are not UTF-8 become in a text of bytes
 NOT_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-PIECE = 256 << 10  # bytes, more or less, of a text that are encoded at once
-CONTEXT = 4 << 10  # bytes beside a piece that are encoded with it, if tokens depend on more than a word
+# Bytes, more or less, of a text that are encoded at once.
+PIECE = 256 << 10
+# Bytes beside a piece that are encoded with it, if tokens depend on more than a word.
+CONTEXT = 4 << 10
+# Where a text is cut: behind a word, so that a space stays with the word that follows it.
 LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
 WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
 CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
@@ -82,24 +86,26 @@ def blocks_of(file: Path | bytes) -> Iterator[bytes]:
         return
     try:
         with open(file, "rb") as raw:
-            before = os.fstat(raw.fileno())
+            first_status = os.fstat(raw.fileno())
             yield from decompressed(raw, file)
-            after = os.fstat(raw.fileno())
+            last_status = os.fstat(raw.fileno())
     except UserError:
         raise
     except OSError as error:
         raise_unreadable(error, file)
     except Exception as error:  # of five libraries
         raise UserError(f"{file} can't be decompressed: {error}; use a complete file.") from None
-    changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
-    if changed and stat.S_ISREG(before.st_mode):  # the times of a pipe change as it is read
+    has_changed = first_status.st_size != last_status.st_size
+    has_changed = has_changed or first_status.st_mtime_ns != last_status.st_mtime_ns
+    # The times of a pipe change as it is read.
+    if has_changed and stat.S_ISREG(first_status.st_mode):
         raise UserError(f"{file} changed while it was read; start again when it is complete.")
 
 
 def raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
-    why = f"{path or error.filename} can't be read: {error.strerror or error}"
+    problem = f"{path or error.filename} can't be read: {error.strerror or error}"
     kinds = "file" if isinstance(error, IsADirectoryError) else "text file, folder of texts or JSON lines"
-    raise UserError(f"{why}; name a {kinds}.") from None
+    raise UserError(f"{problem}; name a {kinds}.") from None
 
 
 def read_blocks(opened: IO[bytes]) -> Iterator[bytes]:
@@ -113,25 +119,33 @@ def decompressed(raw: IO[bytes], file: Path) -> Iterator[bytes]:
         raise Archive(file)
     if suffix == ".zip":
         archive = zipfile.ZipFile(raw)
-        inside = [entry for entry in archive.infolist() if not entry.is_dir()]
-        if len(inside) != 1:
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if len(entries) != 1:
             raise Archive(file)
-        yield from read_blocks(archive.open(inside[0]))
+        yield from read_blocks(archive.open(entries[0]))
         return
+    if suffix not in DECOMPRESSORS:
+        yield from read_blocks(raw)
+        return
+
+    # A file may consist of several streams: each part of it was compressed alone.
     stream = None
     for block in read_blocks(raw):
-        if suffix not in DECOMPRESSORS:
-            yield block
-            continue
-        while stream or (block := block.lstrip(b"\0")):
-            stream = stream or DECOMPRESSORS[suffix]()
+        rest = block
+        while True:
+            if stream is None:
+                rest = rest.lstrip(b"\0")
+                if not rest:
+                    break
+                stream = DECOMPRESSORS[suffix]()
             try:
-                yield stream.decompress(block)
+                yield stream.decompress(rest)
             except OSError as error:  # of bz2: the file itself was read
                 raise EOFError(error) from None
             if not stream.eof:
                 break
-            block, stream = stream.unused_data, None
+            rest = stream.unused_data
+            stream = None
     if stream:
         raise EOFError("it ends in the middle of its compressed data")
 
@@ -148,20 +162,22 @@ def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     blocks = filter(None, blocks)
     head = next(iter(blocks), b"")
     mark = next(filter(head.startswith, MARKS), b"")
-    encoding, at = MARKS.get(mark, "utf-8"), len(mark)
+    encoding = MARKS.get(mark, "utf-8")
     decoder = codecs.getincrementaldecoder(encoding)()
-    for block in chain([head[at:]], blocks, [b""]):
+    offset = len(mark)  # of the block in the file
+    for block in chain([head[offset:]], blocks, [b""]):
+        # The first bytes of a character that the block before ended within.
         pending = decoder.getstate()[0]
+        start = offset - len(pending)
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            start = at - len(pending) + error.start
-            raise NotText(name, error.object[error.start], start) from None
+            raise NotText(name, error.object[error.start], start + error.start) from None
         if "\0" in text:
-            before = text[: text.index("\0")].encode(encoding)
-            raise NotText(name, 0, at - len(pending) + len(before))
+            encoded = text[: text.index("\0")].encode(encoding)
+            raise NotText(name, 0, start + len(encoded))
         yield text
-        at += len(block)
+        offset += len(block)
 
 
 def bytes_as_text(blocks: Iterable[bytes]) -> Iterator[str]:
@@ -183,10 +199,10 @@ def check_utf8(text: str, source: str) -> None:
         raise NotText(source, ord(wrong[0]) - 0xDC00, len(bytes_of(text[: wrong.start()])))
 
 
-def check_characters(text: str, place: str) -> str:
-    """``text``, which is at this ``place``; UserError for characters that UTF-8 or a text doesn't have."""
+def check_characters(text: str, label: str) -> str:
+    """``text``, which errors call ``label``; UserError for characters that UTF-8 or a text doesn't have."""
     if wrong := NOT_CHARACTERS.search(text):
-        raise UserError(f"{place}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
+        raise UserError(f"{label}: U+{ord(wrong[0]):04X} is not a character of a text; remove it.")
     return text
 
 
@@ -194,18 +210,19 @@ def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Where UTF-8 ``text`` is cut from ``begin`` to ``end``: before the first line break, else the first
     white space, else the first character, after ``PIECE`` bytes."""
     while end - begin > PIECE:
-        at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
-        cut = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
+        least = begin + PIECE
+        limit = min(begin + 2 * PIECE, end)
+        cut = LINE_END.search(text, least, limit) or WORD_END.search(text, least, limit)
         if not cut and limit == end:
             break
-        cut = cut or CHARACTER_END.search(text, at, limit)
+        cut = cut or CHARACTER_END.search(text, least, limit)
         stop = cut.start() if cut else limit
         yield begin, stop
         begin = stop
     yield begin, end
 
 
-def drop_resident_pages(whole: mmap.mmap) -> None:
+def drop_resident_pages(mapped: mmap.mmap) -> None:
     """Give back the memory that holds what was read of a map; it can be read again."""
     if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
-        whole.madvise(mmap.MADV_DONTNEED)
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,78 +19,34 @@ from memformers.common.errors import UserError
 from memformers.common.files import atomic_write, checksum, user_path
 from memformers.common.network import get
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
+from memformers.data.benchmarks import PYTHON_SOURCE, benchmark
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name, raise_unreadable
-from memformers.data.foreign import check_folder, check_sizes
+from memformers.data.files import STDIN, File, local, plain_name
+from memformers.data.folders import FORMAT, LeftOut, files_below, holds_tokens, splits_in
 from memformers.data.ids import ID_SUFFIXES, documents_beside, index_beside, is_beside_ids
-from memformers.data.splits import look_like_splits, refuse_splits, splits_among, splits_named
+from memformers.data.splits import splits_named
 from memformers.data.tables import (
     TABLE_KINDS,
     TEXT_FIELD,
     HubTable,
-    describes_tables,
     hub_tables,
     is_hub_name,
-    saved_shards,
 )
 from memformers.data.tokenizer import Tokenizer
-from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
-STORE = ("card.json", "tokenizer.json")  # files that every folder of tokens has
-FORMAT = 2  # of these files
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")  # where Tiny Shakespeare may be in a data folder
+# Where Tiny Shakespeare may be in a folder of data.
+IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")
 DOWNLOAD_SECONDS = 10.0
-BUILTIN, STAND_IN = "builtin", "stand-in"
-BUILTIN_LENGTH = 1_000_000  # characters of the built-in play, about those of Tiny Shakespeare
-PYTHON_SOURCE = "python-source"  # of this interpreter and its packages, which differ between machines
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    tokenizer: str
-    vocab_size: int | None = None  # of subwords
-    sizes: tuple[int, ...] = ()  # bytes of each split in its one file; empty: each split is a file or folder
-    sha256: str = ""  # of that file, if it is published
-    documents: tuple[int, ...] = ()  # how many each split has, each a file; empty: a split is one text
-    words: tuple[int, ...] = ()  # how many words and ends of lines each split has
-
-    def ends(self, total: int, sha256: str) -> dict[str, int]:
-        """Where each split ends in its one file of ``total`` bytes."""
-        if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
-            raise UserError(
-                f"expected the published file of {sum(self.sizes):,} bytes, SHA-256 {self.sha256 or 'any'}, "
-                f"got {total:,} bytes, {sha256}; download it again, or prepare it without the corpus's name."
-            )
-        return {split: sum(self.sizes[: i + 1]) for i, split in enumerate(SPLITS)}
-
-    def check(self, counts: Mapping[str, Any], tokenizer: str) -> None:
-        """Raise UserError unless splits of these [`Counts`][memformers.data.dataset.Counts] are whole."""
-        of_words = self.words if tokenizer == "word" else ()  # in whose text each token is a word
-        for what, expected in (("documents", self.documents), ("tokens", of_words)):
-            numbers = tuple(getattr(count, what) for count in counts.values())
-            if expected and numbers != expected:
-                raise UserError(f"expected {expected} {what}, got {numbers}; is the corpus complete?")
-
-
-BENCHMARKS = {
-    # Mahoney, mattmahoney.net/dc/textdata.html; the splits are those of the papers.
-    "enwik8": Benchmark(
-        "byte",
-        sizes=(90_000_000, 5_000_000, 5_000_000),
-        sha256="2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
-    ),
-    "text8": Benchmark("character", sizes=(90_000_000, 5_000_000, 5_000_000)),
-    # Merity et al. 2016 (arXiv 1609.07843), table 1.
-    "wikitext-103": Benchmark("word", words=(103_227_021, 217_646, 245_569)),
-    # Rae et al. 2020 (arXiv 1911.05507), table 2.
-    "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
-}  # the published corpora, by their names
+BUILTIN = "builtin"
+STAND_IN = "stand-in"
+# Characters of the built-in play: about those of Tiny Shakespeare.
+BUILTIN_LENGTH = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -144,7 +100,7 @@ class Sources:
     name: str  # for titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name
     source: str  # the path it is read from, or how it was made
     parts: Sequence[Part]
-    left_out: dict[str, list[str]] = field(default_factory=dict)  # names of what isn't read, by the reason
+    left_out: LeftOut = field(default_factory=dict)  # names of what isn't read, by the reason
     is_stand_in: bool = False  # whether it replaces Tiny Shakespeare
 
     @property
@@ -218,8 +174,9 @@ def find(spec: CorpusSpec) -> Sources:
         documents = [Part("", name, path, True) for name, path in python_sources().items()]
         return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
     if (spec.test and not spec.validation) or (spec.validation and not spec.data):
-        missing, other = "validation" if spec.data else "data", "test" if spec.test else "validation"
-        raise UserError(f"a text for {other} was given, and none as {missing}.")
+        missing = "validation" if spec.data else "data"
+        present = "test" if spec.test else "validation"
+        raise UserError(f"a text for {present} was given, and none as {missing}.")
     if spec.data in (BUILTIN, STAND_IN):
         return builtin_play(is_stand_in=spec.data == STAND_IN)
     if is_hub_name(spec.data):
@@ -228,7 +185,8 @@ def find(spec: CorpusSpec) -> Sources:
 
 
 def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Sources:
-    name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
+    name = f"built-in play (seed {seed})"
+    source = f"made by code: {length:,} characters, seed {seed}"
     return Sources(name, source, [Part("", name, write_play(length, seed).encode(), False)], {}, is_stand_in)
 
 
@@ -236,7 +194,7 @@ def on_hub(spec: CorpusSpec) -> Sources:
     """A dataset on the hub has the splits that it names there."""
     tables = hub_tables(spec.data)
     parts = []
-    left_out: dict[str, list[str]] = {"of no split and": []}
+    left_out: LeftOut = {"of no split and": []}
     for table in tables:
         splits = splits_named(table.split)
         if len(tables) == 1:
@@ -265,7 +223,7 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     for name in IN_FOLDER:
         if (path / name).is_file():
             return tiny_shakespeare_at(path / name)
-    left_out: dict[str, list[str]] = defaultdict(list)
+    left_out: LeftOut = defaultdict(list)
 
     # The files or folders of each split.
     split_paths: dict[str, list[Path]] = {}
@@ -276,10 +234,12 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     elif path.is_dir() and not holds_tokens(path):
         split_paths = splits_in(path, left_out)
 
-    known = benchmark(spec.corpus) if spec.corpus else None
-    if known and (not path.is_file() if known.sizes else set(split_paths) != set(SPLITS)):
-        form = "one file, decompressed" if known.sizes else "a folder with train, valid and test"
-        raise UserError(f"expected {path} to be {form}, as {spec.corpus} is published; name that.")
+    if spec.corpus:
+        is_one_file = bool(benchmark(spec.corpus).sizes)
+        has_form = path.is_file() if is_one_file else set(split_paths) == set(SPLITS)
+        if not has_form:
+            form = "one file, decompressed" if is_one_file else "a folder with train, valid and test"
+            raise UserError(f"expected {path} to be {form}, as {spec.corpus} is published; name that.")
 
     # The files of each split, in order.
     parts = []
@@ -297,11 +257,7 @@ def at_path(spec: CorpusSpec, path: Path) -> Sources:
     return sources
 
 
-def holds_tokens(path: Path) -> bool:
-    return all((path / name).is_file() for name in STORE)
-
-
-def parts_at(split: str, path: Path, left_out: dict[str, list[str]], *, is_shard: bool = False) -> list[Part]:
+def parts_at(split: str, path: Path, left_out: LeftOut, *, is_shard: bool = False) -> list[Part]:
     """The files at ``path``. Those of a folder are documents, and so are shards, of which a split has
     several."""
     if holds_tokens(path):
@@ -320,73 +276,6 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]], *, is_shard
     return [Part(split, path.name, path, is_shard)]
 
 
-def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, list[Path]]:
-    """The files or folders in ``folder`` that are its splits, if it has such."""
-    candidates = []
-    for path in visible(folder):
-        if not is_beside_ids(path) and not describes_tables(path) and not holds_run(path):
-            candidates.append(path)
-    split_paths = splits_among(candidates, folder)
-    if split_paths:
-        chosen = {path for paths in split_paths.values() for path in paths}
-        left_out["of no split and"] = [path.name for path in candidates if path not in chosen]
-    return split_paths
-
-
-def visible(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise_unreadable(error)
-
-
-def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
-    """All files in ``folder`` and below, by their paths there, but hidden ones and those of runs and tokens:
-    a command may write into the folder of its texts. Links are followed, and each folder is read once.
-    UserError for a folder of another library, or one whose files look like splits: they are no documents."""
-    files: dict[str, Path] = {}
-    seen = set[Path]()
-    for parent, subfolders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
-        path = Path(parent)
-        relative = path.relative_to(folder)
-        if path.resolve() in seen:
-            left_out["folders that are read already are"].append(relative.as_posix())
-            subfolders.clear()
-            continue
-        seen.add(path.resolve())
-        check_folder(path, names)
-
-        # What is below is visited in this order.
-        shown = sorted(name for name in subfolders if not name.startswith("."))
-        runs = [name for name in shown if holds_run(path / name)]
-        subfolders[:] = [name for name in shown if name not in runs]
-        for name in runs:
-            left_out["folders of runs or tokens are"].append((relative / name).as_posix())
-
-        # Of a folder that datasets saved, the files that it lists.
-        shards = saved_shards(path)
-        texts = []
-        for name in shards or names:
-            file = path / name
-            if name.startswith(".") or is_beside_ids(file) or describes_tables(file):
-                continue
-            if file.is_file():
-                texts.append(file)
-                files[(relative / name).as_posix()] = file
-            elif not file.exists():
-                left_out["links that lead nowhere are"].append((relative / name).as_posix())
-        subpaths = [path / name for name in subfolders]
-        if named := look_like_splits(sorted([*texts, *subpaths])):
-            refuse_splits(named, folder)
-    check_sizes(folder, files.values())
-    return files
-
-
-def holds_run(folder: Path) -> bool:
-    kinds = ((EXPERIMENT,), (CONFIG, FACTS), STORE)
-    return any(all((folder / name).is_file() for name in names) for names in kinds)
-
-
 def tiny_shakespeare_at(path: Path) -> Sources:
     if (actual := checksum(path)) != TINY_SHAKESPEARE_SHA256:
         raise UserError(
@@ -398,28 +287,33 @@ def tiny_shakespeare_at(path: Path) -> Sources:
 
 
 def tiny_shakespeare() -> Sources:
+    # From a file of the user's.
     cached = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
     try:
         if named := os.environ.get("MEMFORMERS_DATA", ""):
             path = Path(named)
             if path.is_file() or any((path / name).is_file() for name in IN_FOLDER):
                 return at_path(CorpusSpec(named), path)
-            places = " or ".join(IN_FOLDER)
-            what = f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}."
-            warnings.warn(what, stacklevel=4)
+            names = " or ".join(IN_FOLDER)
+            problem = f"expected MEMFORMERS_DATA to be a text file or a folder with {names}, got {path}."
+            warnings.warn(problem, stacklevel=4)
         if cached.is_file():
             return tiny_shakespeare_at(cached)
     except UserError as error:
         warnings.warn(f"{error} Downloading it.", stacklevel=4)
+
+    # From its public address, or else the play, which is no text of a person's.
     try:
         _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
         if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
             raise OSError(f"{len(raw):,} bytes that aren't the corpus were received")
     except OSError as error:
-        why = f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
+        reason = f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
         what_to_do = "to train on Tiny Shakespeare, give --data or MEMFORMERS_DATA its path."
-        warnings.warn(f"{what_to_do}\n{why}", stacklevel=4)
+        warnings.warn(f"{what_to_do}\n{reason}", stacklevel=4)
         return builtin_play(is_stand_in=True)
+
+    # Into the cache, for the next time.
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(cached) as temporary:
@@ -434,13 +328,11 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def benchmark(name: str) -> Benchmark:
-    if name not in BENCHMARKS:
-        raise UserError(f"corpus={name!r} is unknown; use one of {', '.join([*BENCHMARKS, PYTHON_SOURCE])}.")
-    return BENCHMARKS[name]
-
-
 def python_sources() -> dict[str, Path]:
-    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
-    roots |= {Path(path).resolve() for path in sys.path if path.endswith("-packages")}
-    return {str(path): path for path in sorted({p for r in roots for p in r.rglob("*.py")}) if path.is_file()}
+    """The files of the standard library and of the packages, by their paths, in order."""
+    names = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    names += [path for path in sys.path if path.endswith("-packages")]
+    paths: set[Path] = set()
+    for name in names:
+        paths.update(Path(name).resolve().rglob("*.py"))
+    return {str(path): path for path in sorted(paths) if path.is_file()}

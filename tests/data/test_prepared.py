@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from memformers.common.errors import UserError
 from memformers.data import sources, tokenize_corpus
+from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.builtin import write_play
-from memformers.data.sources import BENCHMARKS, CorpusSpec
+from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of, prepare, split_of
 from memformers.data.tokenizers import OWN
 from tests.data.reading import as_text, contents, dataset, refused, whole, write
