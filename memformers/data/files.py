@@ -159,13 +159,13 @@ def plain_name(name: str) -> str:
 def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """The text in ``blocks``, UTF-8, or UTF-16 with a byte order mark. NotText at the first byte that is not
     text, which a NUL isn't either."""
-    blocks = filter(None, blocks)
-    head = next(iter(blocks), b"")
+    blocks = iter(blocks)
+    head = head_of(blocks)
     mark = next(filter(head.startswith, MARKS), b"")
     encoding = MARKS.get(mark, "utf-8")
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = len(mark)  # of the block in the file
-    for block in chain([head[offset:]], blocks, [b""]):
+    for block in chain([head[offset:]], filter(None, blocks), [b""]):
         # The first bytes of a character that the block before ended within.
         pending = decoder.getstate()[0]
         start = offset - len(pending)
@@ -180,12 +180,23 @@ def texts_in(blocks: Iterable[bytes], name: str) -> Iterator[str]:
         offset += len(block)
 
 
+def head_of(blocks: Iterator[bytes]) -> bytes:
+    """The first of ``blocks``, joined until a byte order mark fits into them: what is decompressed may begin
+    with a block of one byte."""
+    head = b""
+    for block in blocks:
+        head += block
+        if len(head) >= len(codecs.BOM_UTF8):
+            break
+    return head
+
+
 def bytes_as_text(blocks: Iterable[bytes]) -> Iterator[str]:
     """Any bytes as text, without a byte order mark; [`bytes_of`][] converts them back."""
-    blocks = filter(None, blocks)
+    blocks = iter(blocks)
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    head = next(iter(blocks), b"").removeprefix(codecs.BOM_UTF8)
-    for block in chain([head], blocks, [b""]):
+    head = head_of(blocks).removeprefix(codecs.BOM_UTF8)
+    for block in chain([head], filter(None, blocks), [b""]):
         yield decoder.decode(block, final=not block)
 
 

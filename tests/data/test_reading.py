@@ -60,6 +60,8 @@ IN_ORDER = [("a/z.md", "One.\n"), ("b.txt", "Zwei: ä.\n"), ("c.jsonl:1", "Tre")
 READ = [
     *[({"x.txt": f"\ufeff{TEXT}".encode(encoding)}, {}, TEXT, "")
       for encoding in ("utf-8", "utf-16-le", "utf-16-be")],
+    *[({"x.txt.gz": gzip.compress(raw[:1]) + gzip.compress(raw[1:])}, {}, TEXT, "")
+      for raw in (RAW, f"\ufeff{TEXT}".encode(), f"\ufeff{TEXT}".encode("utf-16-le"))],
     (PLAIN, {}, TEXT, ""), ({"x.zip": PACK[".zip"](RAW)}, {}, TEXT, ""),
     *[({f"x.txt{end}": pack(RAW[:5000]) + pack(RAW[5000:]) + bytes(zeros)}, {}, TEXT, "")
       for end, pack in PACK.items() if end != ".zip" for zeros in (0, 5, 100_000)],

@@ -44,7 +44,7 @@ def packed(writer, compress):
         writer(plain)
         raw = plain.read_bytes()
         plain.unlink()
-        path.write_bytes(compress(raw[:30]) + compress(raw[30:]))
+        path.write_bytes(compress(raw[:1]) + compress(raw[1:]))
 
     return write_packed
 
