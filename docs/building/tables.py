@@ -367,7 +367,7 @@ def flash_steps() -> str:
     rows_of_file = table_of("flash_steps")
     _, *sizes = rows_of_file[0]
     head = ["attention with 16 position features", *(f"{size}, ms" for size in sizes)]
-    return table(head, [[*row.values()] for row in rows_of_file], numbers=True)
+    return markdown_table(head, [[*row.values()] for row in rows_of_file], numbers=True)
 
 
 def large_text() -> str:
