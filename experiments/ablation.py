@@ -5,20 +5,20 @@ Run it with ``make ablation`` or ``python -m experiments.ablation``.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, correct
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct
 from memformers.common.fields import Count, replace_nested
-from memformers.comparison import recall
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall.setup import SETTINGS, RecallConfig
+from memformers.comparison.recall.task import RECALL, layer_reach
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
 from memformers.report.document import right_between
-from memformers.runs.folder import Arm
 from memformers.training.config import TrainConfig
 
 TEXT = TrainConfig(
@@ -40,17 +40,22 @@ ROWS = {
 PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits)
 
 
-def arms_of(model: ModelConfig) -> list[Arm]:
+def arms_of(model: ModelConfig) -> list[Variant]:
     """With the lengths of ``model``; Transformer-XL has equal keys, slots in half the layers are half."""
-    arms = [
-        *recall.paper_ablation(model),
-        recall.transformer_xl("transformer-xl", keys_of_layers(model)),
-        recall.compressive("mean", model, compression="mean"),
-        recall.compressive("conv-from-mean", model, compression_start="mean"),
-        recall.compressive("gated", model, gate="gru"),
-    ]
-    by_name = {arm.name: arm for arm in arms}
-    return [replace(by_name[name], label=label) for name, (label, _) in ROWS.items()]
+    n_lower = model.n_layers // 2
+    upper = (*[0] * n_lower, *model.per_layer("c_mem_len")[n_lower:])
+    settings: dict[str, dict[str, Any]] = {
+        "transformer-xl": {"model": "transformer-xl", "mem_len": keys_of_layers(model)},
+        "bptt": {"compression_loss": "none", "bptt": 1},
+        "max": {"compression": "max"},
+        "mean": {"compression": "mean"},
+        "dilated": {"compression": "dilated"},
+        "conv": {},
+        "conv-from-mean": {"compression_start": "mean"},
+        "upper-half": {"c_mem_len": upper},
+        "gated": {"gate": "gru"},
+    }
+    return [Variant(name, settings[name], label) for name, (label, _) in ROWS.items()]
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Ablation(ArmsCommand):
     """The text, as for training: Tiny Shakespeare if not given."""
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
+    def listed(cls) -> Sequence[Variant]:
         return arms_of(TEXT.model)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -87,21 +92,21 @@ class Ablation(ArmsCommand):
         text = replace_nested(TEXT, data=self.data, max_tokens=self.text_tokens or few or TEXT.max_tokens)
         text = replace_nested(text, evaluations=1) if self.quick else text
         tokens = self.recall_tokens or few or RECALL_TOKENS
-        near = recall.RecallConfig(quick=self.quick, tokens=tokens).setting
-        arms = self.chosen(asdict(text), arms_of(text.model))
-        of_recall = self.chosen(asdict(near.train) | near.more, arms_of(near.train.model))
-        tasks = {
-            "text": Experiment(TextTask(probed=False), text, {}, arms, self.how[0]),
-            "recall": Experiment(recall.RECALL, near.train, near.more, of_recall, *self.how),
+        near = RecallConfig(quick=self.quick, tokens=tokens).setup.base
+        on_text = self.experiment_on(TextTask(probed=False), text, arms_of(text.model))
+        experiments = {
+            "text": replace(on_text, jobs=1, threads=None),
+            "recall": self.experiment_on(RECALL, near, arms_of(near.model)),
         }
-        return {task: experiment for task, experiment in tasks.items() if self.only in (None, task)}
+        return {self.only: experiments[self.only]} if self.only else experiments
 
     def measures(self, task: str) -> Sequence[Measure]:
         """Answers beyond and within the distances that one layer of Transformer-XL with equal keys sees."""
         if task == "text":
             return [BITS]
-        setting = recall.SETTINGS["near"]
-        low, high = (recall.layer_reach(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+        setup = SETTINGS["near"]
+        low = layer_reach(setup.run("transformer-xl").model)
+        high = layer_reach(setup.run("conv").model)
         return [
             correct(f"answers about values set {a} to {b} tokens ago", right_between(a, b))
             for a, b in ((low, high), (0, low))

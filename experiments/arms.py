@@ -9,21 +9,24 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from memformers.commands.options import ExperimentCommand
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, json_value, write_text
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
-from memformers.comparison.arms import read_arms
+from memformers.comparison.arms import Arm, read_arms, with_settings
 from memformers.comparison.experiment import Experiment, run_experiments
-from memformers.comparison.recall import USUAL_JOBS
+from memformers.comparison.recall.setup import USUAL_JOBS
+from memformers.comparison.task import Task
 from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
 from memformers.report.markdown import DASH, Report, claim_report, table, write_page
 from memformers.report.sections import costs_table, facts_of, facts_table, warnings
-from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE, Arm, read_plan
+from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import Run, read_runs
+from memformers.training.config import TrainConfig
 
 QUICK_TOKENS = 16_384  # of each training run with --quick
 METHOD = (
@@ -64,6 +67,20 @@ class Column:
         return pair[name].minus(pair[rival], self.measure.of) if len(pair) == 2 else None
 
 
+@dataclass(frozen=True)
+class Variant:
+    """An arm of a list: how it differs from the settings that a task's arms share."""
+
+    name: str
+    settings: Mapping[str, Any]
+    label: str = ""
+    rival: str = ""
+    """The arm that it is compared with; empty: that of most arms."""
+
+    def arm(self, base: TrainConfig) -> Arm:
+        return Arm(self.name, with_settings(base, **self.settings), self.label)
+
+
 Pairs = Sequence[tuple[str, str]]  # arms and their rivals
 Drawn = tuple[Figure, str] | None  # a figure and what is said below it
 Parts = Mapping[str, Sequence[Column]]  # the columns of each table, by its title; the first one has none
@@ -76,7 +93,7 @@ class ArmsCommand(ExperimentCommand):
     title: ClassVar[str]
     method: ClassVar[str]
     base: ClassVar[str]  # the rival of arms that name no other one
-    known: ClassVar[Sequence[Arm]] = ()
+    known: ClassVar[Sequence[Variant]] = ()
     usual: ClassVar[Sequence[str]] = ()  # the arms that are trained if none is named; empty: all
     arms: tuple[str, ...] = ()
     """Which arms: names from the list of the experiment, or your arms, such as 'mine:
@@ -99,7 +116,7 @@ class ArmsCommand(ExperimentCommand):
             raise UserError(f"arms={' '.join(self.arms)} must name each arm once.")
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
+    def listed(cls) -> Sequence[Variant]:
         return cls.known
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
@@ -124,20 +141,34 @@ class ArmsCommand(ExperimentCommand):
         """What an arm costs, as far as it is known, and what else is kept of it."""
         return {shown: arm.first.facts[name] for shown, name in COSTS.items() if name in arm.first.facts}
 
-    def chosen(self, shared: Mapping[str, Any], listed: Sequence[Arm] | None = None) -> tuple[Arm, ...]:
-        """The arms to train, in the order of the ``listed`` ones, and then the user's own."""
+    def chosen(self, base: TrainConfig, listed: Sequence[Variant] | None = None) -> tuple[Arm, ...]:
+        """The arms to train, derived from ``base``, in the order of the ``listed`` ones, and then the
+        user's."""
         names = self.arms or self.usual
-        arms = [arm for arm in listed or self.listed() if not names or arm.name in names]
-        return (*arms, *read_arms([text for text in names if ":" in text], shared))
+        arms = []
+        for variant in listed or self.listed():
+            if not names or variant.name in names:
+                arms.append(variant.arm(base))
+        described = [text for text in names if ":" in text]
+        return (*arms, *read_arms(described, base))
 
-    @property
-    def how(self) -> tuple[int, int, int]:
-        return 1 if self.quick else self.seeds, self.jobs, 1
+    def experiment_on(
+        self, task: Task[Any], base: TrainConfig, listed: Sequence[Variant] | None = None
+    ) -> Experiment:
+        """The chosen arms on a ``task``."""
+        n_seeds = 1 if self.quick else self.seeds
+        return Experiment(task, base, self.chosen(base, listed), seeds=n_seeds, jobs=self.jobs, threads=1)
 
     def experiment(self, folder: Path) -> Report:
         """Train and measure what ``folder`` doesn't have yet, and write the report."""
-        experiments, how = self.experiments(folder), {"resume": self.resume, "measure": self.measure}
-        return run_experiments(experiments, folder, self.report, self.dashboard, **how)  # type: ignore[arg-type]
+        return run_experiments(
+            self.experiments(folder),
+            folder,
+            self.report,
+            self.dashboard,
+            resume=self.resume,
+            measure=self.measure,
+        )
 
     def rivals_of(self, name: str) -> Iterator[str]:
         rivals = {arm.name: arm.rival for arm in self.listed()}

@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.common.text import UserError
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Tokens
 from memformers.data.tokenize_corpus import dataset_of

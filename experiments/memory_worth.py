@@ -8,7 +8,7 @@ budget is an experiment in ``FOLDER/TOKENS``; ``--resume`` continues, and adds b
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,22 +17,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, prepared_python_source
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant, prepared_python_source
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
-from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.memory_ablation import (
-    choose_streams,
-    common_corpus,
-    held_out_tokens,
-    losses_under_controls,
-)
+from memformers.evaluation.controls import choose_streams, losses_under_controls
+from memformers.evaluation.probe import common_corpus, held_out_tokens
+from memformers.models.config import Lengths
 from memformers.report.arms import Measure
-from memformers.runs.folder import UNTOUCHED, Arm
+from memformers.runs.folder import UNTOUCHED
 from memformers.runs.load import load_checkpoint
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
@@ -45,65 +41,115 @@ DISTANCE, ALL_TOKENS = "by_distance", "all"
 CONTROLS = ("memory swapped", "slots swapped")  # beside reading as in training
 NEVER, NO_WORD = 0, -1  # distances of words that had not occurred, and of tokens outside of words
 NAME = re.compile(r"[^\W\d]\w*")  # a word, or a name of a program
-SHARED = asdict(TrainConfig(model=MEMORIES))
 
 
-def listed(arms: Mapping[str, tuple[str, ...]]) -> dict[str, Arm]:
-    """The arms by their names, each from its label, its settings, and the rival with equal keys, if any."""
-    return {
-        name: replace(parse_arm(f"{name}: {settings}", SHARED), label=label, rival="".join(rival))
-        for name, (label, settings, *rival) in arms.items()
-    }
+def positions(mem_len: Lengths) -> dict[str, Any]:
+    """The settings of a Transformer-XL."""
+    return {"model": "transformer-xl", "mem_len": mem_len}
 
 
-XL, COMPRESSIVE = "model=transformer-xl mem_len", "model=compressive mem_len"
-SLOTS = f"{COMPRESSIVE}=64 c_mem_len=192"
-UPPER = f"{COMPRESSIVE}=192 c_mem_len=[0,0,128,128]"
-KINDS = listed({
-    "none": ("no memory", "model=transformer"),
-    "xl-64": ("64 positions", f"{XL}=64"),
-    "slots-32-32": ("32 positions, 32 slots", f"{COMPRESSIVE}=32 c_mem_len=32", "xl-64"),
-    "xl-256": ("256 positions", f"{XL}=256"),
-    "slots-64-192": ("64 positions, 192 slots", SLOTS, "xl-256"),
-    "slots-64-192-c2": ("64 positions, 192 slots, c = 2", f"{SLOTS} compression_rate=2", "xl-256"),
-    "slots-64-192-c8": ("64 positions, 192 slots, c = 8", f"{SLOTS} compression_rate=8", "xl-256"),
-    "more-positions": ("128 positions, 128 slots", f"{COMPRESSIVE}=128 c_mem_len=128", "xl-256"),
-    "most-positions": ("192 positions, 64 slots", f"{COMPRESSIVE}=192 c_mem_len=64", "xl-256"),
-    "most-positions-upper": ("192 positions, slots in the upper two layers", UPPER, "xl-upper"),
-    "most-positions-upper-c2": ("192 positions, slots in the upper two layers, c = 2",
-                                f"{UPPER} compression_rate=2", "most-positions-upper"),
-    "means-upper": ("192 positions, means in the upper two layers", f"{UPPER} compression=mean",
-                    "most-positions-upper"),
-    "xl-upper": ("192 positions, 320 in the upper two layers", f"{XL}=[192,192,320,320]", "xl-256"),
-    "xl-832": ("832 positions", f"{XL}=832", "xl-256"),
-})  # fmt: skip
+def slots(mem_len: Lengths, c_mem_len: Lengths, **settings: Any) -> dict[str, Any]:
+    """The settings of a Compressive Transformer."""
+    return {"model": "compressive", "mem_len": mem_len, "c_mem_len": c_mem_len, **settings}
+
+
+def last_layer(mem_len: int) -> tuple[int, ...]:
+    """Lengths of 64 in all layers but the last."""
+    return (64, 64, 64, mem_len)
+
+
+def by_name(*variants: Variant) -> dict[str, Variant]:
+    return {variant.name: variant for variant in variants}
+
+
+UPPER = (0, 0, 128, 128)
+KINDS = by_name(
+    Variant("none", {"model": "transformer"}, "no memory"),
+    Variant("xl-64", positions(64), "64 positions"),
+    Variant("slots-32-32", slots(32, 32), "32 positions, 32 slots", "xl-64"),
+    Variant("xl-256", positions(256), "256 positions"),
+    Variant("slots-64-192", slots(64, 192), "64 positions, 192 slots", "xl-256"),
+    Variant(
+        "slots-64-192-c2", slots(64, 192, compression_rate=2), "64 positions, 192 slots, c = 2", "xl-256"
+    ),
+    Variant(
+        "slots-64-192-c8", slots(64, 192, compression_rate=8), "64 positions, 192 slots, c = 8", "xl-256"
+    ),
+    Variant("more-positions", slots(128, 128), "128 positions, 128 slots", "xl-256"),
+    Variant("most-positions", slots(192, 64), "192 positions, 64 slots", "xl-256"),
+    Variant(
+        "most-positions-upper", slots(192, UPPER), "192 positions, slots in the upper two layers", "xl-upper"
+    ),
+    Variant(
+        "most-positions-upper-c2",
+        slots(192, UPPER, compression_rate=2),
+        "192 positions, slots in the upper two layers, c = 2",
+        "most-positions-upper",
+    ),
+    Variant(
+        "means-upper",
+        slots(192, UPPER, compression="mean"),
+        "192 positions, means in the upper two layers",
+        "most-positions-upper",
+    ),
+    Variant(
+        "xl-upper", positions((192, 192, 320, 320)), "192 positions, 320 in the upper two layers", "xl-256"
+    ),
+    Variant("xl-832", positions(832), "832 positions", "xl-256"),
+)
 """Equal keys, c = 4 and all layers alike if not named otherwise; and what 192 slots cover, kept exactly."""
-HALF = "mem_len=[64,64,64,128] c_mem_len=[0,0,0,128]"
-LAST = {
-    "last-256": ("256 newest", f"{XL}=[64,64,64,256]"),
-    "last-128-selective": ("128 newest, 128 like no newer one", f"model=selective {HALF}", "last-256"),
-    "last-128-slots": ("128 newest, 128 slots", f"model=compressive {HALF}", "last-256"),
-    "last-128-means": ("128 newest, 128 means", f"model=compressive compression=mean {HALF}", "last-256"),
-    "last-832": ("832 newest", f"{XL}=[64,64,64,832]"),
-    "last-416-selective": ("416 newest, 416 like no newer one",
-                           f"model=selective {HALF.replace('128', '416')}", "last-832"),
-}  # fmt: skip
+HALF_128 = {"mem_len": last_layer(128), "c_mem_len": (0, 0, 0, 128)}
+HALF_416 = {"mem_len": last_layer(416), "c_mem_len": (0, 0, 0, 416)}
+LAST = (
+    Variant("last-256", positions(last_layer(256)), "256 newest"),
+    Variant(
+        "last-128-selective",
+        {"model": "selective", **HALF_128},
+        "128 newest, 128 like no newer one",
+        "last-256",
+    ),
+    Variant("last-128-slots", {"model": "compressive", **HALF_128}, "128 newest, 128 slots", "last-256"),
+    Variant(
+        "last-128-means",
+        {"model": "compressive", "compression": "mean", **HALF_128},
+        "128 newest, 128 means",
+        "last-256",
+    ),
+    Variant("last-832", positions(last_layer(832)), "832 newest"),
+    Variant(
+        "last-416-selective",
+        {"model": "selective", **HALF_416},
+        "416 newest, 416 like no newer one",
+        "last-832",
+    ),
+)
 """Other layers have 64 positions. Each also with a token shift."""
-SHIFTED = {
-    f"{name}-shift": (f"{label}, token shift", f"{settings} token_shift=true", name)
-    for name, (label, settings, *_) in {**LAST, "xl-256": ("256 positions", f"{XL}=256")}.items()
-}
-VARIANTS = listed({
-    "xl-last": ("64 positions, 832 in the last layer", f"{XL}=[64,64,64,832]", "xl-256"),
-    "start-mean": ("f_c begins as the mean", f"{SLOTS} compression_start=mean", "slots-64-192"),
-    "pooling": ("f_c is the mean", f"{SLOTS} compression=mean", "slots-64-192"),
-    "bptt": ("f_c learns from the next segment's loss", f"{SLOTS} compression_loss=none bptt=1",
-             "slots-64-192"),
-    "upper": ("slots in the upper two layers", f"{COMPRESSIVE}=64 c_mem_len=[0,0,384,384]", "slots-64-192"),
-    "full-length": ("memory of full length at once", f"{SLOTS} memory_warmup=0", "slots-64-192"),
-})  # fmt: skip
+
+
+def shifted(variant: Variant) -> Variant:
+    """``variant`` with a token shift, compared with itself."""
+    settings = {**variant.settings, "token_shift": True}
+    return Variant(f"{variant.name}-shift", settings, f"{variant.label}, token shift", variant.name)
+
+
+VARIANTS = by_name(
+    Variant("xl-last", positions(last_layer(832)), "64 positions, 832 in the last layer", "xl-256"),
+    Variant("start-mean", slots(64, 192, compression_start="mean"), "f_c begins as the mean", "slots-64-192"),
+    Variant("pooling", slots(64, 192, compression="mean"), "f_c is the mean", "slots-64-192"),
+    Variant(
+        "bptt",
+        slots(64, 192, compression_loss="none", bptt=1),
+        "f_c learns from the next segment's loss",
+        "slots-64-192",
+    ),
+    Variant("upper", slots(64, (0, 0, 384, 384)), "slots in the upper two layers", "slots-64-192"),
+    Variant(
+        "full-length", slots(64, 192, memory_warmup=0.0), "memory of full length at once", "slots-64-192"
+    ),
+)
 """One setting changed, with the same number of keys over all layers."""
-ALL = {**KINDS, **listed(LAST | SHIFTED), **VARIANTS}
+SHIFTED = by_name(*map(shifted, (*LAST, KINDS["xl-256"])))
+ALL = {**KINDS, **by_name(*LAST), **SHIFTED, **VARIANTS}
 
 
 @dataclass(frozen=True)
@@ -132,20 +178,22 @@ class MemoryWorth(ArmsCommand):
     """How many held-out documents are read to measure losses by distance."""
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
+    def listed(cls) -> Sequence[Variant]:
         return [*ALL.values()]
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         data = self.data or prepared_python_source(folder, self.vocab_size)
-        model, arms, budgets = replace(BASE.model, vocab_size=self.vocab_size), self.arms, self.budgets
-        train = replace(BASE, data=data, seed=self.seed, model=model)
+        model = replace(BASE.model, vocab_size=self.vocab_size)
+        base = replace(BASE, data=data, seed=self.seed, model=model)
+        command = self
         if self.quick:
-            arms, budgets = arms or ("none", "xl-64", "slots-32-32", "xl-256"), (65_536,)
-        chosen = replace(self, arms=arms).chosen(asdict(train))
-        return {
-            str(n): Experiment(TextTask(probed=False), replace(train, max_tokens=n), {}, chosen, *self.how)
-            for n in budgets
-        }
+            few = self.arms or ("none", "xl-64", "slots-32-32", "xl-256")
+            command = replace(self, arms=few, budgets=(65_536,))
+        experiments = {}
+        for n_tokens in command.budgets:
+            task = TextTask(probed=False)
+            experiments[str(n_tokens)] = command.experiment_on(task, replace(base, max_tokens=n_tokens))
+        return experiments
 
     def measure(self, folder: Path) -> None:
         """Write the losses by group of each run, on the beginnings of the same held-out documents."""

@@ -6,7 +6,7 @@ key and its value; then each key asks once for its value, early rather than late
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,17 +14,18 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from experiments.arms import ArmsCommand, Column, Drawn, Pairs, correct
-from experiments.memory_worth import listed
+from experiments.arms import ArmsCommand, Column, Drawn, Pairs, Variant, correct
 from memformers.common.fields import Count, Range, replace_nested
-from memformers.comparison.experiment import Experiment, train_alone
-from memformers.comparison.recall import QUICK_TOKENS, TRAINING, RecallRun, RecallSettings, RecallTask
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.recall.setup import QUICK_TOKENS, recall_run
+from memformers.comparison.recall.task import RecallRun, RecallSettings, RecallTask
+from memformers.comparison.task import train_alone
 from memformers.data.recall_stream import NO_QUESTION, RecallStream
 from memformers.data.streams import IGNORED, Segment
+from memformers.models.config import ModelConfig
 from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.report.document import right_between
-from memformers.runs.folder import Arm
 
 SEGMENT = 64  # tokens
 KEYS = (32, 128)  # that a layer remembers
@@ -33,14 +34,14 @@ VALUES = 64  # different values for the shortest episode, and in proportion for 
 KEYS_PER_PAIR = 4  # different keys for each pair of an episode
 FILLERS = 64  # different fillers
 EARLINESS = -0.5  # a question is asked n tokens after the pairs with a probability in proportion to n^this
-SHIFTS, RATES = {"": "false", "-shift": "true"}, {"": 1.0, "-slow": 1 / 3}
-HALVES = "mem_len={half} c_mem_len={half}"
+SHIFTS = {"": False, "-shift": True}
+RATES = {"": 1.0, "-slow": 1 / 3}
 KINDS = {
-    "none": ("no memory", "model=transformer"),
-    "xl": ("Transformer-XL", "model=transformer-xl mem_len={n}"),
-    "conv": ("Compressive", f"model=compressive {HALVES}"),
-    "mean": ("means", f"model=compressive compression=mean {HALVES}"),
-    "selective": ("selective", f"model=selective {HALVES}"),
+    "none": ("no memory", {"model": "transformer"}),
+    "xl": ("Transformer-XL", {"model": "transformer-xl"}),
+    "conv": ("Compressive", {"model": "compressive"}),
+    "mean": ("means", {"model": "compressive", "compression": "mean"}),
+    "selective": ("selective", {"model": "selective"}),
 }
 
 
@@ -52,9 +53,7 @@ class MQARTask(RecallTask):
     def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Any]]:
         stream, length, rng = run.recall.stream, run.recall.reach, np.random.default_rng(seed)
         for begin in count(step=length):
-            episodes = [
-                draw_episode(rng, length, stream.keys, stream.values) for _ in range(run.train.batch_size)
-            ]
+            episodes = [draw_episode(rng, length, stream.keys, stream.values) for _ in range(run.batch_size)]
             # Inputs, targets and distances, [N, B] each, in segments of [S, B].
             tensors = [torch.from_numpy(np.stack(arrays, axis=1)) for arrays in zip(*episodes, strict=True)]
             segments = zip(*(tensor.split(SEGMENT) for tensor in tensors), strict=True)
@@ -126,34 +125,42 @@ class MQAR(ArmsCommand):
     """The first seed. Learning rates that were chosen from some seeds are to be measured from others."""
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
+    def listed(cls) -> Sequence[Variant]:
         """The rival of an arm is Transformer-XL at equal keys; its rival, itself without token shift."""
-        arms = {}
+        variants = []
         for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
-            plain = f"{kind}-{{}}{rate}" if shift else ""  # the same without shift
-            rival = plain if kind in ("none", "xl") else f"xl-{{}}{shift}{rate}"
-            speed = f"learning_rate={3e-3 * RATES[rate]} muon_learning_rate={0.02 * RATES[rate]}"
+            rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
             for n in KEYS if kind != "none" else (0,):
-                settings = f"{model.format(n=n, half=n // 2)} token_shift={SHIFTS[shift]} " + speed
+                settings: dict[str, Any] = {**model, "token_shift": SHIFTS[shift], **rates}
+                if kind == "xl":
+                    settings["mem_len"] = n
+                elif kind != "none":
+                    settings |= {"mem_len": n // 2, "c_mem_len": n // 2}
+                rival = f"xl-{n}{shift}{rate}"
+                if kind in ("none", "xl"):
+                    rival = f"{kind}-{n}{rate}" if shift else ""  # the same without shift
                 shown = f"{label}, {n} keys" + f"{shift}{rate}".replace("-", ", ")
-                arms[f"{kind}-{n}{shift}{rate}"] = (shown, settings, rival.format(n))
-        return list(listed(arms).values())
+                variants.append(Variant(f"{kind}-{n}{shift}{rate}", settings, shown, rival))
+        return variants
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        task, pairs = MQARTask(), n_pairs(self.length)
+        pairs = n_pairs(self.length)
         n_values = VALUES * self.length // SHORTEST
         vocab_size = n_values + KEYS_PER_PAIR * pairs + FILLERS
-        evaluations = 1 if self.quick else 8
-        train = replace_nested(
-            TRAINING, max_tokens=QUICK_TOKENS if self.quick else self.tokens, evaluations=evaluations,
-            seed=self.seed, vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256,
-        )  # fmt: skip
-        measured = 1 if self.quick else 8  # episodes of each stream
+        n_episodes = 1 if self.quick else 8  # of each stream, that are measured
+        model = ModelConfig(vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256)
         recall = RecallSettings(
-            RecallStream(pairs, n_values), growing=0.0, evaluated=measured * self.length, reach=self.length
+            RecallStream(pairs, n_values), growing=0.0, evaluated=n_episodes * self.length
         )
-        more = {task.name: asdict(recall)}
-        return {task.name: Experiment(task, train, more, self.chosen(asdict(train) | more), *self.how)}
+        base = replace_nested(
+            recall_run(model, recall),
+            reach=self.length,
+            max_tokens=QUICK_TOKENS if self.quick else self.tokens,
+            evaluations=1 if self.quick else 8,
+            seed=self.seed,
+        )
+        task = MQARTask()
+        return {task.name: self.experiment_on(task, base)}
 
     def measures(self, task: str) -> Sequence[Measure]:
         return [correct("correct", right_between(0, 2**31))]

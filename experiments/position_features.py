@@ -8,19 +8,19 @@ Run it with ``python -m experiments.position_features --out FOLDER --characters 
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
-from memformers.common.fields import Count
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct, prepared_python_source
+from memformers.common.fields import Count, Range
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RECALL, RecallConfig
+from memformers.comparison.recall.setup import RecallConfig
+from memformers.comparison.recall.task import RECALL
 from memformers.comparison.text import TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Measure
-from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SEGMENT, SHORT, LONG = 64, 64, 832
@@ -35,19 +35,19 @@ def fitted_base(mem_len: int) -> float:
     return round(WAVELENGTHS_PER_REACH * (SEGMENT + mem_len) / (2 * math.pi), 1)
 
 
-def arms_of_memory(mem_len: int) -> list[Arm]:
+def arms_of_memory(mem_len: int) -> list[Variant]:
     """P = D and fewer features, with the paper's wavelengths, shorter ones, and those that fit the memory."""
-    paper = {"model.position_features": None, "model.position_base": PAPER_BASE}
-    arms = [Arm("all", paper, "P = D")]
+    paper = {"position_features": None, "position_base": PAPER_BASE}
+    arms = [Variant("all", paper, "P = D")]
     for features in FEATURES:
-        settings = paper | {"model.position_features": features}
-        arms.append(Arm(f"p{features}", settings, f"P = {features}"))
+        settings = paper | {"position_features": features}
+        arms.append(Variant(f"p{features}", settings, f"P = {features}"))
         for name, label, base in (
             ("1k", "up to 1,000 · 2π", SHORTER_BASE),
             ("fit", "fitted", fitted_base(mem_len)),
         ):
-            arm_settings = settings | {"model.position_base": base}
-            arms.append(Arm(f"p{features}-{name}", arm_settings, f"P = {features}, {label}"))
+            arm_settings = settings | {"position_base": base}
+            arms.append(Variant(f"p{features}-{name}", arm_settings, f"P = {features}, {label}"))
     return arms
 
 
@@ -70,6 +70,8 @@ class PositionFeatures(ArmsCommand):
     machine if not given."""
     tokens: Count = 1_000_000
     """Tokens of each training run on a text; on the recall stream, those of the recall experiment."""
+    seed: Annotated[int, Range(0)] = 0
+    """The first seed. More seeds of an experiment whose runs are elsewhere begin after theirs."""
     tasks: tuple[str, ...] = ("characters", "subwords", "recall")
     """Which of the three."""
 
@@ -80,25 +82,27 @@ class PositionFeatures(ArmsCommand):
         experiments = {}
         if "characters" in self.tasks:
             short = replace(model, mem_len=SHORT)
-            train = TrainConfig(short, data=self.characters, max_tokens=tokens, evaluation=evaluation)
+            train = TrainConfig(
+                short, data=self.characters, seed=self.seed, max_tokens=tokens, evaluation=evaluation
+            )
             experiments["characters"] = self.experiment_of(train, SHORT)
         if "subwords" in self.tasks:
             data = self.subwords or prepared_python_source(folder, 2048)
             long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
-            train = TrainConfig(long, data=data, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe")
+            train = TrainConfig(
+                long, data=data, seed=self.seed, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe"
+            )
             experiments["subwords"] = self.experiment_of(train, LONG)
         if "recall" in self.tasks:
-            setting = RecallConfig(quick=self.quick).setting
-            mem_len = cast(int, keys_of_layers(setting.train.model))  # the same in all layers
-            near = replace(setting.train.model, model="transformer-xl", mem_len=mem_len)
-            train = replace(setting.train, model=near)
-            arms = self.chosen(asdict(train) | setting.more, arms_of_memory(mem_len))
-            experiments["recall"] = Experiment(RECALL, train, setting.more, arms, *self.how)
+            near = RecallConfig(quick=self.quick).setup.base
+            mem_len = cast(int, keys_of_layers(near.model))  # the same in all layers
+            near_model = replace(near.model, model="transformer-xl", mem_len=mem_len)
+            near = replace(near, seed=self.seed, model=near_model)
+            experiments["recall"] = self.experiment_on(RECALL, near, arms_of_memory(mem_len))
         return experiments
 
     def experiment_of(self, train: TrainConfig, mem_len: int) -> Experiment:
-        arms = self.chosen(asdict(train), arms_of_memory(mem_len))
-        return Experiment(TextTask(probed=False), train, {}, arms, *self.how)
+        return self.experiment_on(TextTask(probed=False), train, arms_of_memory(mem_len))
 
     def measures(self, task: str) -> Sequence[Measure]:
         if task == "recall":

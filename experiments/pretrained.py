@@ -11,19 +11,20 @@ from typing import Any
 import torch
 
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.common.text import UserError
 from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
+from memformers.evaluation.api import evaluate
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
 from memformers.report.markdown import TEMPLATES
 from memformers.runs.load import load_checkpoint
-from memformers.training.api import evaluate, train
-from memformers.training.callbacks import EVALUATION_STREAMS
+from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.run import find_text
+from memformers.training.job import find_text
+from memformers.training.validation import EVALUATION_STREAMS
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)

@@ -6,18 +6,19 @@ Run it with ``python -m experiments.recall_grid --out FOLDER``.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import ArmsCommand, correct
-from memformers.common.fields import Count, Share
+from experiments.arms import ArmsCommand, Variant, correct
+from memformers.common.fields import Count, Share, replace_nested
+from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig
+from memformers.comparison.recall.setup import SETTINGS, RecallConfig
+from memformers.comparison.recall.task import RECALL
 from memformers.data.recall_stream import RecallStream
 from memformers.report.arms import Measure
 from memformers.report.document import right_between
-from memformers.runs.folder import Arm
 from memformers.runs.reader import Run
 
 STREAMS = (  # in the order of what a slot must hold
@@ -28,11 +29,12 @@ STREAMS = (  # in the order of what a slot must hold
     RecallStream(keys=32, values=8),
     RecallStream(set_probability=1 / 4),
 )
-MEMORIES = {  # arms of the recall experiment, their labels and their rivals
-    "transformer-xl": ("Transformer-XL", ""),
-    "compressive": ("slots", "transformer-xl"),
-    "both-losses": ("slots, both losses", "compressive"),
+MEMORIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "transformer-xl": ("Transformer-XL", "", {"model": "transformer-xl"}),
+    "compressive": ("slots", "transformer-xl", {"compression_start": "mean"}),
+    "both-losses": ("slots, both losses", "compressive", {"compression_start": "mean", "bptt": 1}),
 }
+"""The arms of the recall experiment with these names: their labels, their rivals and their settings."""
 BANDS = ((64, 192), (192, 384))  # what one layer of both memories sees, and of slots alone
 
 
@@ -68,30 +70,31 @@ class RecallGrid(ArmsCommand):
     usual: ClassVar = [f"{m}-{i}" for i in range(len(STREAMS)) for m in ("transformer-xl", "compressive")]
     tokens: Count | None = None
     """Tokens of each training run; those of the recall experiment if not given."""
-    growing: Share = SETTINGS["near"].recall.growing
+    growing: Share = SETTINGS["near"].base.recall.growing
     """The share of the training in which the distances of the questions grow."""
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
-        setting = SETTINGS["near"]
-        rate, arms = setting.train.model.memory_sizes[0].compression_rate, []
+    def listed(cls) -> Sequence[Variant]:
+        model = SETTINGS["near"].base.model
+        rate = model.memory_sizes[0].compression_rate
+        arms = []
         for i, stream in enumerate(STREAMS):
-            stream_settings = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
-            stream_settings["model.vocab_size"] = stream.vocab_size
-            what = (
+            content = (
                 f"{bits_of(stream, rate):.1f} bits ({stream.keys} keys, {stream.values} values, "
                 f"p = 1/{1 / stream.set_probability:g})"
             )
-            for memory, (label, rival) in MEMORIES.items():
-                settings = setting.arm(memory).settings | stream_settings
-                arms.append(Arm(f"{memory}-{i}", settings, f"{what}: {label}", rival and f"{rival}-{i}"))
+            for memory, (label, rival, settings) in MEMORIES.items():
+                if memory == "transformer-xl":
+                    settings = {**settings, "mem_len": keys_of_layers(model)}
+                settings = {**settings, "stream": stream, "vocab_size": stream.vocab_size}
+                rival = f"{rival}-{i}" if rival else ""
+                arms.append(Variant(f"{memory}-{i}", settings, f"{content}: {label}", rival))
         return arms
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        setting = RecallConfig(tokens=self.tokens, quick=self.quick).setting
-        more = replace(setting, recall=replace(setting.recall, growing=self.growing)).more
-        arms = self.chosen(asdict(setting.train) | more)
-        return {RECALL.name: Experiment(RECALL, setting.train, more, arms, *self.how)}
+        base = RecallConfig(tokens=self.tokens, quick=self.quick).setup.base
+        base = replace_nested(base, growing=self.growing)
+        return {RECALL.name: self.experiment_on(RECALL, base)}
 
     def result_of(self, run: Run) -> dict[str, Any]:
         return {"chance": 1 / run.config["recall"]["stream"]["values"]}

@@ -5,19 +5,19 @@ how many tokens per second each recipe trains, in turn; then each gets the token
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant
 from memformers.common.fields import Count, Range, replace_nested
-from memformers.comparison.arms import settings_of
+from memformers.comparison.arms import Arm, changed_settings
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TEXT, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Measure, arms_of
-from memformers.runs.folder import EXPERIMENT, Arm
+from memformers.runs.folder import EXPERIMENT
 from memformers.runs.reader import read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
 
@@ -25,29 +25,29 @@ DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluation=Eval
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("default", {}),
     "first-version": ("first version", {
-        "optim.optimizer": "adamw", "optim.learning_rate": 2e-3, "optim.beta2": 0.99, "batch_size": 8,
-        "chunk_len": 0, "step.precision": "float32", "memory_warmup": 0.0,
+        "optimizer": "adamw", "learning_rate": 2e-3, "beta2": 0.99, "batch_size": 8,
+        "chunk_len": 0, "precision": "float32", "memory_warmup": 0.0,
     }),
     "full-memory": ("full memory from the start", {"memory_warmup": 0.0}),
     "grow-quarter": ("memory grows over a quarter", {"memory_warmup": 0.25}),
     "grow-all": ("memory grows over all of it", {"memory_warmup": 1.0}),
-    "float32": ("float32", {"step.precision": "float32"}),
-    "adamw": ("AdamW for everything", {"optim.optimizer": "adamw"}),
+    "float32": ("float32", {"precision": "float32"}),
+    "adamw": ("AdamW for everything", {"optimizer": "adamw"}),
     "streams-32": ("32 streams", {"batch_size": 32}),
-    "slow": ("Muon 0.02, AdamW 2e-3", {"optim.muon_learning_rate": 0.02, "optim.learning_rate": 2e-3}),
-    "fast": ("Muon 0.06, AdamW 6e-3", {"optim.muon_learning_rate": 0.06, "optim.learning_rate": 6e-3}),
-    "warm-up": ("warm-up 10 %", {"optim.warmup_fraction": 0.1}),
-    "beta2": ("β₂ 0.999", {"optim.beta2": 0.999}),
-    "no-decay": ("no weight decay", {"optim.weight_decay": 0.0}),
-    "dropout": ("dropout 0.05", {"model.dropout": 0.05}),
-    "mem-32": ("memory of 32", {"model.mem_len": 32}),
-    "mem-128": ("memory of 128", {"model.mem_len": 128}),
-    "segments-128": ("segments of 128", {"batch_size": 32, "model.segment_len": 128}),
-    "width-192": ("width 192", {"model.d_model": 192, "model.d_ff": 768, "model.n_heads": 6}),
-    "layers-6": ("6 layers", {"model.n_layers": 6}),
+    "slow": ("Muon 0.02, AdamW 2e-3", {"muon_learning_rate": 0.02, "learning_rate": 2e-3}),
+    "fast": ("Muon 0.06, AdamW 6e-3", {"muon_learning_rate": 0.06, "learning_rate": 6e-3}),
+    "warm-up": ("warm-up 10 %", {"warmup_fraction": 0.1}),
+    "beta2": ("β₂ 0.999", {"beta2": 0.999}),
+    "no-decay": ("no weight decay", {"weight_decay": 0.0}),
+    "dropout": ("dropout 0.05", {"dropout": 0.05}),
+    "mem-32": ("memory of 32", {"mem_len": 32}),
+    "mem-128": ("memory of 128", {"mem_len": 128}),
+    "segments-128": ("segments of 128", {"batch_size": 32, "segment_len": 128}),
+    "width-192": ("width 192", {"d_model": 192, "d_ff": 768, "n_heads": 6}),
+    "layers-6": ("6 layers", {"n_layers": 6}),
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
-ARMS = tuple(Arm(name, settings, label) for name, (label, settings) in RECIPES.items())
+ARMS = tuple(Variant(name, settings, label) for name, (label, settings) in RECIPES.items())
 NO_WORK = {  # what changes what is learned from a step, but not its work
     "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup_fraction",
     "optim.weight_decay",
@@ -77,28 +77,33 @@ class Recipes(ArmsCommand):
     """Seconds of training by each recipe, on all of the machine's cores."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        shared = replace(DEFAULT, data=self.data)
-        chosen = self.chosen(asdict(shared))
-        speeds, arms = measured_speeds(chosen, shared, folder / "speeds" / TEXT.name), list[Arm]()
-        for arm in chosen:
+        base = replace(DEFAULT, data=self.data)
+        experiment = self.experiment_on(TextTask(probed=False), base)
+        speeds = measured_speeds(experiment.arms, base, folder / "speeds" / TEXT.name)
+        arms = []
+        for arm in experiment.arms:
             tokens = max(round(speeds[arm.name] * (1.0 if self.quick else self.seconds)), 1)
-            arms.append(replace(arm, settings=arm.settings | {"max_tokens": tokens}))
-        return {TEXT.name: Experiment(TextTask(probed=False), shared, {}, tuple(arms), *self.how)}
+            arms.append(replace(arm, config=replace(arm.config, max_tokens=tokens)))
+        return {TEXT.name: replace(experiment, arms=tuple(arms))}
 
     def parts(self, tasks: Tasks) -> Parts:
         loss, tokens = ([Column(m.label, m, arms) for arms in tasks.values()] for m in MEASURES)
         return {"": loss, "What each recipe reads in the same time": tokens}
 
 
-def measured_speeds(arms: Sequence[Arm], shared: TrainConfig, folder: Path) -> dict[str, float]:
+def measured_speeds(arms: Sequence[Arm], base: TrainConfig, folder: Path) -> dict[str, float]:
     """By several short training runs, in turn. Recipes whose steps have the same work share a speed."""
-    work = {arm.name: "default" if arm.settings.keys() <= NO_WORK else arm.name for arm in arms}
-    of_work, short = {work[arm.name]: arm for arm in reversed(arms)}, list[Arm]()
+    work = {}
+    for arm in arms:
+        is_same_work = changed_settings(arm.config, base).keys() <= NO_WORK
+        work[arm.name] = "default" if is_same_work else arm.name
+    of_work = {work[arm.name]: arm for arm in reversed(arms)}
+    timing = {"log_every": TIMED_STEPS // 2, "final_tokens": FEW}
+    short = []
     for arm in of_work.values():
-        step = TEXT.parse(settings_of(arm, asdict(DEFAULT)), arm.name).tokens_per_step
-        short.append(replace(arm, settings=arm.settings | {"max_tokens": TIMED_STEPS * step}))
-    how = replace_nested(shared, log_every=TIMED_STEPS // 2, final_tokens=FEW)
-    timed = Experiment(TextTask(probed=False), how, {}, tuple(short), ROUNDS)
+        tokens = TIMED_STEPS * arm.config.tokens_per_step
+        short.append(replace(arm, config=replace_nested(arm.config, max_tokens=tokens, **timing)))
+    timed = Experiment(TextTask(probed=False), replace_nested(base, **timing), tuple(short), ROUNDS)
     run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())
     speeds = {
         arm.name: median(run.last("tokens_per_second") or 0.0 for run in arm.runs)

@@ -6,39 +6,41 @@ streams on which nothing is claimed later.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from experiments.arms import ArmsCommand, correct
-from memformers.common.fields import Count
+from experiments.arms import ArmsCommand, Variant, correct
+from memformers.common.fields import Count, replace_nested
+from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RECALL, RecallConfig
+from memformers.comparison.recall.setup import RecallConfig
+from memformers.comparison.recall.task import RECALL
 from memformers.report.arms import MEASURES, Measure
-from memformers.runs.folder import Arm
 
-SLOW, FAST = ({"optim.learning_rate": x * 3e-3, "optim.muon_learning_rate": x * 0.02} for x in (0.5, 2))
+SLOW = {"learning_rate": 0.5 * 3e-3, "muon_learning_rate": 0.5 * 0.02}
+FAST = {"learning_rate": 2 * 3e-3, "muon_learning_rate": 2 * 0.02}
 ARMS = (
-    Arm("usual", {}, "as in the experiment"),
-    Arm("c2", {"model.compression_rate": 2}, "c = 2"),
-    Arm("c8", {"model.compression_rate": 8}, "c = 8"),
-    Arm("heads-1", {"model.n_heads": 1}, "1 head"),
-    Arm("heads-2", {"model.n_heads": 2}, "2 heads"),
-    Arm("width-96", {"model.d_model": 96, "model.n_heads": 3, "model.d_ff": 384}, "width 96, 3 heads"),
-    Arm("layers-3", {"model.n_layers": 3}, "3 layers"),
-    Arm("streams-16", {"batch_size": 16}, "16 streams"),
-    Arm("slow", SLOW, "half the learning rates"),
-    Arm("fast", FAST, "twice the learning rates"),
-    Arm("beta2", {"optim.beta2": 0.999}, "β₂ 0.999"),
-    Arm("bptt", {"model.bptt": 1}, "f_c learns from the task too"),
-    Arm("bptt-4", {"model.bptt": 4}, "f_c learns from the task too, for longer"),
-    Arm("grow-quarter", {"recall.growing": 0.25}, "distances grow in a quarter"),
-    Arm("grow-longer", {"recall.growing": 0.75}, "distances grow in three quarters"),
+    Variant("usual", {}, "as in the experiment"),
+    Variant("c2", {"compression_rate": 2}, "c = 2"),
+    Variant("c8", {"compression_rate": 8}, "c = 8"),
+    Variant("heads-1", {"n_heads": 1}, "1 head"),
+    Variant("heads-2", {"n_heads": 2}, "2 heads"),
+    Variant("width-96", {"d_model": 96, "n_heads": 3, "d_ff": 384}, "width 96, 3 heads"),
+    Variant("layers-3", {"n_layers": 3}, "3 layers"),
+    Variant("streams-16", {"batch_size": 16}, "16 streams"),
+    Variant("slow", SLOW, "half the learning rates"),
+    Variant("fast", FAST, "twice the learning rates"),
+    Variant("beta2", {"beta2": 0.999}, "β₂ 0.999"),
+    Variant("bptt", {"bptt": 1}, "f_c learns from the task too"),
+    Variant("bptt-4", {"bptt": 4}, "f_c learns from the task too, for longer"),
+    Variant("grow-quarter", {"growing": 0.25}, "distances grow in a quarter"),
+    Variant("grow-longer", {"growing": 0.75}, "distances grow in three quarters"),
 )
-OF_SLOTS = {"model.compression_rate", "model.bptt"}  # which Transformer-XL doesn't have
+OF_SLOTS = {"compression_rate", "bptt"}  # which Transformer-XL doesn't have
 
 
-def at(place: str) -> Measure:
+def correct_in(place: str) -> Measure:
     return correct(f"correct in {place}", lambda result: result["recall"]["by_place"][place])
 
 
@@ -56,18 +58,19 @@ class Slots(ArmsCommand):
     """The arm of the recall experiment whose settings change."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        setting = RecallConfig(quick=self.quick).setting
-        setting = replace(setting, recall=replace(setting.recall, measured_for="choosing"))
-        usual = setting.arm(self.memory).settings
-        arms = tuple(
-            replace(arm, settings=usual | arm.settings)
-            for arm in self.chosen(asdict(setting.train) | setting.more)
-            if self.memory == "compressive" or not OF_SLOTS & arm.settings.keys()
-        )
-        return {RECALL.name: Experiment(RECALL, setting.train, setting.more, arms, *self.how)}
+        setup = RecallConfig(quick=self.quick).setup
+        base = replace_nested(setup.base, measured_for="choosing")
+        usual: dict[str, Any] = {"compression_start": "mean"}
+        if self.memory == "transformer-xl":
+            usual = {"model": self.memory, "mem_len": keys_of_layers(base.model)}
+        listed = []
+        for variant in self.listed():
+            if self.memory == "compressive" or not OF_SLOTS & variant.settings.keys():
+                listed.append(replace(variant, settings={**usual, **variant.settings}))
+        return {RECALL.name: self.experiment_on(RECALL, base, listed)}
 
     def measures(self, task: str) -> Sequence[Measure]:
-        return [*map(at, ("memory", "slots", "beyond")), MEASURES["recall"]]
+        return [*map(correct_in, ("memory", "slots", "beyond")), MEASURES["recall"]]
 
 
 if __name__ == "__main__":

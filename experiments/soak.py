@@ -29,14 +29,15 @@ import psutil
 import torch
 
 from memformers.common.command_line import cli_errors, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import csv_text, numbered, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
-from memformers.common.text import UserError
 from memformers.data.builtin import write_play
 from memformers.report.markdown import TEMPLATES, table
-from memformers.runs.folder import CONFIG, read_metrics
+from memformers.runs.folder import CONFIG
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import differences
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -53,7 +54,7 @@ SMALL = (
 )  # fmt: skip
 KINDS = ("SIGKILL", "SIGTERM", "disk full")
 Fault = tuple[int, str, int]  # the step whose record it follows, its kind, and the rank
-SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
 TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
 REASONS = (  # messages of a training run, the most informative first
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",

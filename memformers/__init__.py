@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from memformers.convert.transfo_xl import load_weights as load_weights
     from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
     from memformers.data.tokenizer import ByteTokenizer as ByteTokenizer
+    from memformers.evaluation.api import evaluate as evaluate
     from memformers.evaluation.conformance import assert_conforms as assert_conforms
     from memformers.evaluation.learning import LearnConfig as LearnConfig
     from memformers.generation.generate import generate as generate
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from memformers.models.sizes import MemorySizes as MemorySizes
     from memformers.models.stack import MemoryStack as MemoryStack
     from memformers.training.api import TrainedModel as TrainedModel
-    from memformers.training.api import evaluate as evaluate
     from memformers.training.api import train as train
     from memformers.training.config import CheckpointConfig as CheckpointConfig
     from memformers.training.config import EvaluationConfig as EvaluationConfig
@@ -62,6 +62,7 @@ _NAMES = {
     "convert.transfo_xl": ("from_transfo_xl", "load_weights"),
     "data.tokenize_corpus": ("prepare_ids",),
     "data.tokenizer": ("ByteTokenizer",),
+    "evaluation.api": ("evaluate",),
     "evaluation.conformance": ("assert_conforms",),
     "evaluation.learning": ("LearnConfig",),
     "generation.generate": ("generate",),
@@ -83,7 +84,7 @@ _NAMES = {
     "models.rules.transformer_xl": ("TransformerXL", "TransformerXLRule"),
     "models.sizes": ("MemorySizes",),
     "models.stack": ("MemoryStack",),
-    "training.api": ("TrainedModel", "evaluate", "train"),
+    "training.api": ("TrainedModel", "train"),
     "training.config": (
         "CheckpointConfig", "EvaluationConfig", "OptimConfig", "StepConfig", "TextConfig", "TrainConfig",
     ),

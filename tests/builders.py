@@ -16,7 +16,8 @@ from memformers import (
     TransformerXL,
 )
 from memformers.common.fields import replace_nested
-from memformers.comparison.recall import SETTINGS, RecallSetup
+from memformers.comparison.recall.setup import SETTINGS, RecallSetup
+from memformers.comparison.recall.task import layer_reach
 from memformers.evaluation import conformance
 from memformers.models.config import SETTING_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -127,9 +128,10 @@ NEAR = SETTINGS["near"]
 def tiny_recall() -> RecallSetup:
     """A recall experiment of moments, with memories like those of the near setting."""
     model = replace(
-        NEAR.train.model, d_model=8, n_heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
+        NEAR.base.model, d_model=8, n_heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
     )
-    train = replace_nested(
-        NEAR.train, model=model, max_tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
-    )
-    return replace(NEAR, train=train, recall=replace(NEAR.recall, evaluated=32))
+    base = replace_nested(
+        NEAR.base, model=model, max_tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu",
+        evaluated=32, reach=layer_reach(model),
+    )  # fmt: skip
+    return replace(NEAR, base=base)

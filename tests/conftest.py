@@ -16,13 +16,13 @@ os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
 
 from memformers.comparison import experiment, text
-from memformers.comparison.recall import SETTINGS
+from memformers.comparison.recall.setup import SETTINGS
 from memformers.comparison.text import CompareConfig, compare
 from memformers.data import sources
 from memformers.data.sources import builtin_play, write_play
 from memformers.report import plotting
 from memformers.runs.folder import RESULT
-from memformers.training import callbacks
+from memformers.training import monitor
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
 from tests.training.runs import train_run
@@ -82,8 +82,8 @@ def quick_runs(monkeypatch):
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 4)
-    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 2)
+    monkeypatch.setattr(monitor, "SAMPLE_CHARACTERS", 4)
+    monkeypatch.setattr(monitor, "SHORT_SAMPLE_CHARACTERS", 2)
     monkeypatch.setattr(text, "PROBED", 64)
 
 

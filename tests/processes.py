@@ -18,7 +18,7 @@ import pytest
 
 from memformers import cli
 from memformers.common.processes import run_modules
-from memformers.comparison.recall import RECALL
+from memformers.comparison.recall.task import RECALL
 from memformers.comparison.text import TEXT
 
 T = TypeVar("T")

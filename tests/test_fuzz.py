@@ -191,7 +191,7 @@ def test_any_training_options_make_a_config_or_a_plain_error_as_a_wrong_place_is
         return TrainedModel(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_command, "train", remember)
+        patch.setattr(train_command, "train_run", remember)
         check_plain(run("train", *words(chosen)))
     check_plain(run(*command.split(), *words(wrong)))
     assert all(isinstance(config, TrainConfig) for config, _ in configs)

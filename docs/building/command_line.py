@@ -19,6 +19,12 @@ INTRODUCTION = f"""# The command line
 {ABOUT}
 `memformers COMMAND --help` prints what its page shows; `memformers --version` prints the version.
 
+Tab can complete commands and options. In bash (or zsh, or tcsh, with its name):
+
+```bash
+memformers --tyro-print-completion bash > ~/.memformers-completion && source ~/.memformers-completion
+```
+
 | command | what it does |
 |---|---|
 """
@@ -50,7 +56,7 @@ def help_of(command: str) -> str:
 
 
 def page_of(command: str, text: str) -> str:
-    usage, _, about = text.partition("╭")[0].partition("\n\n")
+    usage, _, about = text.partition("╭")[0].partition("\n\nMost used")[0].partition("\n\n")
     summary, *examples = (" ".join(part.split()) for part in about.split("Example: "))  # lines are wrapped
     lines = escape("\n".join([usage.strip(), *examples]))
     parts = [f"# memformers {command}", f"<p>{escape(summary)}</p>", f"<pre><code>{lines}</code></pre>"]

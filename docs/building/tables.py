@@ -311,9 +311,14 @@ def large_text() -> str:
 
 
 def of_file(path: str, which: str) -> str:
-    """The ``which``-th table of a Markdown file."""
+    """A table of a Markdown file: the ``which``-th, or the first with this word in its head."""
     tables = re.findall(r"(?:^\|.*\n?)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    return str(tables[int(which) - 1]).strip()
+    if which.isdigit():
+        return str(tables[int(which) - 1]).strip()
+    for lines in tables:
+        if which in lines.splitlines()[0]:
+            return str(lines).strip()
+    raise ValueError(f"{path} has no table with {which!r} in its head.")
 
 
 def data() -> str:
@@ -328,6 +333,81 @@ def data() -> str:
 def commands() -> str:
     lines = (f"# {row['what']}\n{row['command']}" for row in experiments().values() if row["command"])
     return "```sh\n" + "\n".join(lines) + "\n```"
+
+
+# Learning while reading
+
+LEARNED_TEXTS = {
+    "learning_worth": "Tiny Shakespeare",
+    "learning_worth_python": "Python's standard library",
+}
+"""The experiments with these texts, which are shown once they have results."""
+LEARNED_ARMS = {
+    "none": "no memory",
+    "xl": "Transformer-XL",
+    "compressive": "Compressive Transformer",
+    "selective": "selective",
+}
+READINGS = ("static", "learning")
+
+
+def learned_texts() -> list[tuple[str, str]]:
+    """The experiments that have results, with their texts."""
+    known = experiments()
+    return [(name, text) for name, text in LEARNED_TEXTS.items() if name in known]
+
+
+def learning_worth() -> str:
+    """Losses as trained and with learning, what memory saves in both, and what is forgotten."""
+    head = ["memory", "static", "with learning", "learning saves", "memory saves, static",
+            "memory saves, with learning", "training text, afterwards"]  # fmt: skip
+    body = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        for arm, shown in LEARNED_ARMS.items():
+            if not seeds(name, arm, "static (nats)"):
+                continue
+            row = [shown]
+            row += [bits(mean(seeds(name, arm, f"{reading} (nats)"))) for reading in READINGS]
+            row.append(more(mean(seeds(name, arm, "learning saves (nats)"))))
+            for reading in READINGS:
+                measure = f"{reading} (nats)"
+                saved = paired(seeds(name, "none", measure), seeds(name, arm, measure))
+                row.append(DASH if arm == "none" else more(saved))
+            before = seeds(name, arm, "training text, static (nats)")
+            after = seeds(name, arm, "training text, after learning (nats)")
+            row.append(more(paired(after, before)))
+            body.append(row)
+    return table(head, body, numbers=True)
+
+
+def learning_distances() -> str:
+    """What learning and memory save, by the characters since a word last began."""
+    head = ["characters since the word last began", "learning saves: no memory", "Transformer-XL",
+            "Transformer-XL saves: static", "with learning"]  # fmt: skip
+    body = []
+    for name, text in learned_texts():
+        body.append(titled(text, head))
+        groups = [
+            row["measure"].removesuffix(", static")
+            for row in rows(name)
+            if row["measure"].endswith(", static") and row["arm"] == "none"
+        ]
+        for group in dict.fromkeys(groups):
+            losses = {}
+            for arm in ("none", "xl"):
+                for reading in READINGS:
+                    losses[arm, reading] = seeds(name, arm, f"{group}, {reading}")
+            row = [GROUP_NAMES.get(group, group)]
+            for arm in ("none", "xl"):
+                row.append(more(paired(losses[arm, "static"], losses[arm, "learning"])))
+            for reading in READINGS:
+                row.append(more(paired(losses["none", reading], losses["xl", reading])))
+            body.append(row)
+    return table(head, body, numbers=True)
+
+
+GROUP_NAMES = {"first": "a word that had not occurred", "no word": "no word"}
 
 
 # All memories
@@ -354,19 +434,91 @@ def linked_name(memory: ListedMemory) -> Markup | str:
     return Markup(f"[{memory.name}](https://arxiv.org/abs/{memory.arxiv})")
 
 
+COMPARE_KEYS = 64
+"""The keys per layer of ``make compare``, half of them slots or kept positions where there are any."""
+UNTESTED = "untested"
+BASE = "Transformer-XL"
+
+
+class Claim(NamedTuple):
+    """A measured difference from Transformer-XL: the arms of an experiment, the measure, and its page."""
+
+    experiment: str
+    arm: str
+    rival: str
+    measure: str
+    page: str
+
+
+TEXT = "text: bits per character"
+RECALL = "recall, points"
+ASSOCIATION = "associative recall, points"
+OF_FILES = {
+    "no memory": "transformer",
+    "Compressive Transformer": "compressive",
+    "exponential average": "averages",
+    "memory tokens": "memory-tokens",
+    "Infini-attention": "infini",
+}
+"""The arms of the experiment ``memories``, by the names of the memories."""
+OF_MQAR = {
+    "no memory": "none-0-shift",
+    "Compressive Transformer": "conv-128-shift",
+    "selective": "selective-128-shift",
+}
+"""The arms of the experiment ``mqar``, with 128 keys."""
+
+
+def claims() -> dict[tuple[str, str], Claim]:
+    """What was measured with three seeds, by the name of the memory and the column."""
+    known = {}
+    for name, arm in OF_FILES.items():
+        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
+            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    for name, arm in OF_MQAR.items():
+        known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    known["selective", TEXT] = Claim(
+        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
+    )
+    return known
+
+
 def memory_costs() -> str:
-    """Each memory's name, how it is named, what it costs, and where it was measured."""
+    """Each memory's name, how it is named, what it costs, and its results minus Transformer-XL's."""
+    known = claims()
+    columns = (TEXT, RECALL, ASSOCIATION)
     body = []
     for memory in ALL_MEMORIES:
         model = Markup(f"`{memory.model}`")
-        n_keys = formula(memory.keys)
-        n_bytes = formula("0" if memory.state == "0" else f"4 * {memory.state}")
-        results = Markup(f"[measured](results/{memory.results}.md)") if memory.results else "untested"
-        body.append([memory.name, model, source_of(memory), memory.idea, n_keys, n_bytes, results])
+        row = [memory.name, model, source_of(memory), memory.idea, formula(memory.keys), state_of(memory)]
+        for column in columns:
+            claim = known.get((memory.name, column))
+            if claim is not None:
+                row.append(difference_of(claim))
+            else:
+                row.append(DASH if memory.name == BASE else UNTESTED)
+        body.append(row)
     option = Markup("`--model`")
     costs = ["keys per layer", "bytes per stream"]
-    head = ["memory", option, "source", "what each layer remembers", *costs, "results"]
-    return table(head, body)
+    return table(["memory", option, "source", "what each layer remembers", *costs, *columns], body)
+
+
+def state_of(memory: ListedMemory) -> str:
+    """The bytes that a stream carries, as a formula, and those in a model of ``make compare``'s size."""
+    if memory.state == "0":
+        return "0"
+    M = COMPARE_KEYS // 2 if "C" in memory.keys else COMPARE_KEYS
+    config = ModelConfig(model=memory.import_path, mem_len=M, c_mem_len=COMPARE_KEYS - M)
+    n_bytes = formula(f"4 * {memory.state}")
+    return f"{n_bytes} = {kib(memory_facts(config)['state_bytes'])}"
+
+
+def difference_of(claim: Claim) -> Markup:
+    """The paired difference of a ``claim``, with a link to its page."""
+    ours = seeds(claim.experiment, claim.arm, claim.measure)
+    theirs = seeds(claim.experiment, claim.rival, claim.measure)
+    difference = more(paired(ours, theirs), points="bits" not in claim.measure)
+    return Markup(f"[{difference}](results/{claim.page}.md)")
 
 
 def source_of(memory: ListedMemory) -> str:
@@ -420,6 +572,7 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs)
+                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
+                 learning_worth, learning_distances)
 }  # fmt: skip
 TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}

@@ -5,36 +5,35 @@ solved with memory and not without. It needs ``pip install '.[agents]'`` in a cl
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.agents.ppo import AgentSettings, AgentTask
-from experiments.arms import ArmsCommand, Column, Parts, Tasks
+from experiments.agents.ppo import AgentRun, AgentSettings, AgentTask
+from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant
 from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
 from memformers.report.markdown import Report
-from memformers.runs.folder import Arm
-from memformers.training.config import TrainConfig
 
 NETWORK = ModelConfig(
     "compressive", d_model=32, n_heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
 BASE = replace_nested(  # its tokens are steps of the environments
-    TrainConfig(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0),
+    AgentRun(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0, agent=AgentSettings()),
     optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, precision="float32", device="cpu",
 )  # fmt: skip
-XL, GATED = {"model.model": "transformer-xl", "model.mem_len": 32}, {"model.gate": "gru"}
-COMPRESSIVE = {"model.model": "compressive"}
+XL = {"model": "transformer-xl", "mem_len": 32}
+COMPRESSIVE = {"model": "compressive"}
+GATED = {"gate": "gru"}
 ARMS = (
-    Arm("none", {"model.model": "transformer"}, "No memory"),
-    Arm("gru", {"model.model": "transformer", "agent.core": "gru"}, "nn.GRU"),
-    Arm("transformer-xl", XL, "Transformer-XL"),
-    Arm("transformer-xl-gated", XL | GATED, "Transformer-XL, gated"),
-    Arm("compressive", COMPRESSIVE, "Compressive"),
-    Arm("compressive-gated", COMPRESSIVE | GATED, "Compressive, gated"),
+    Variant("none", {"model": "transformer"}, "No memory"),
+    Variant("gru", {"model": "transformer", "core": "gru"}, "nn.GRU"),
+    Variant("transformer-xl", XL, "Transformer-XL"),
+    Variant("transformer-xl-gated", XL | GATED, "Transformer-XL, gated"),
+    Variant("compressive", COMPRESSIVE, "Compressive"),
+    Variant("compressive-gated", COMPRESSIVE | GATED, "Compressive, gated"),
 )
 """No memory but the window; nn.GRU; 32 keys as positions, or as 16 and 16 slots; and both with gates."""
 QUICK = ("none", "gru", "transformer-xl", "compressive")
@@ -64,12 +63,16 @@ class Agents(ArmsCommand):
     """The weight of the policy's entropy: how much an agent is made to explore."""
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        train = replace(BASE, max_tokens=min(self.steps, 100_000) if self.quick else self.steps)
-        experiments, chosen = {}, replace(self, arms=self.arms or QUICK) if self.quick else self
-        for task in self.tasks[:1] if self.quick else self.tasks:
-            more = {AgentTask.name: asdict(AgentSettings(task, entropy=self.entropy))}
-            arms = chosen.chosen(asdict(train) | more)
-            experiments[task] = Experiment(AgentTask(), train, more, arms, *self.how)
+        steps = self.steps
+        command = self
+        if self.quick:
+            steps = min(steps, 100_000)
+            command = replace(self, arms=self.arms or QUICK, tasks=self.tasks[:1])
+        experiments = {}
+        for task in command.tasks:
+            agent = AgentSettings(task, entropy=self.entropy)
+            base = replace(BASE, max_tokens=steps, agent=agent)
+            experiments[task] = command.experiment_on(AgentTask(), base)
         return experiments
 
     def parts(self, tasks: Tasks) -> Parts:

@@ -8,10 +8,9 @@ anywhere in a window (``doc_starts``). The observation after an episode's last s
 whose value is what a time limit has cut off; what is done there has no effect and is not learned from.
 """
 
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,21 +20,21 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from memformers import CoreConfig, LayerMemory, Memory, MemoryCore, Stepper
-from memformers.common.command_line import cli_errors
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Share
-from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.common.files import read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
-from memformers.common.text import UserError
-from memformers.comparison.experiment import Settings, Task
-from memformers.evaluation.memory_ablation import controls_of
+from memformers.comparison.task import Task, train_alone
+from memformers.evaluation.controls import controls_of
 from memformers.models.config import NetworkConfig
 from memformers.models.core import CoreOutput
 from memformers.models.facts import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
+from memformers.runs.plan import TaskInfo
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
-from memformers.training.loop import TrainingState
+from memformers.training.state import TrainingState
 
 DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
 """γ and λ of the advantages; how far the ratio of a probability to that when acting may move."""
@@ -58,33 +57,41 @@ class AgentSettings(Checked):
 
 
 @dataclass(frozen=True)
-class AgentRun:
-    train: TrainConfig
-    agent: AgentSettings
+class AgentRun(TrainConfig):
+    agent: AgentSettings = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class AgentTask(Task):
+class AgentTask(Task[AgentRun]):
     """Training runs that act in environments, which measure the share of episodes that end in success."""
 
     name = "agent"
+    config = AgentRun
     resumes = False
     module = "experiments.agents.ppo"
     reporter = "experiments.agents.__main__"
+    info = TaskInfo(
+        results=("success", "controls"),
+        memory_settings=("agent.core",),
+        curves={
+            "success.train": "episodes that succeed (share)",
+            "return.train": "rewards of an episode",
+            "length.train": "steps of an episode",
+        },
+    )
 
-    def parse(self, settings: Mapping[str, Any], source: str) -> AgentRun:
-        train = dict(settings)
-        agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
-        return AgentRun(config_from_dict(TrainConfig, train, source), agent)
+    def network(self, config: AgentRun) -> NetworkConfig | None:
+        return None if config.agent.core == "gru" else config.model
 
-    def network(self, settings: Settings, source: str) -> NetworkConfig | None:
-        return None if settings["agent"]["core"] == "gru" else super().network(settings, source)
-
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
+    def find_data(self, runs: Mapping[str, AgentRun], folder: Path) -> dict[str, Any]:
         """Nothing but whether there are such environments."""
-        for task in {settings["agent"]["task"] for settings in runs.values()}:
+        for task in {run.agent.task for run in runs.values()}:
             Environments(task, 1).envs.close()
         return {}
+
+    def train(self, folder: Path) -> None:
+        with alone_in(folder):
+            train_agent(folder)
 
 
 class Environments:
@@ -176,8 +183,8 @@ class GRUCore(nn.Module):
 class Agent(nn.Module):
     def __init__(self, run: AgentRun, F: int, A: int):
         super().__init__()
-        torch.manual_seed(run.train.seed)
-        model = asdict(run.train.model)
+        torch.manual_seed(run.seed)
+        model = asdict(run.model)
         shared = {field.name: model[field.name] for field in fields(CoreConfig) if field.name in model}
         config = CoreConfig(**shared, d_input=F)
         D = config.d_model
@@ -262,7 +269,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
     agent.train()
     returns = advantage + window.values
     for _ in range(EPOCHS):
-        for streams in torch.randperm(run.train.batch_size).chunk(MINIBATCHES):
+        for streams in torch.randperm(run.batch_size).chunk(MINIBATCHES):
             memory = window.memory.streams(streams)
             parts = (x[:, streams] for x in window[1:-1])
             batch = Window._make((memory, *parts, window.last_value[streams]))
@@ -279,7 +286,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
                 raise UserError(f"the loss became {loss.item()}; use a lower learning rate.")
             optimizer.zero_grad()
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), run.train.optim.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(agent.parameters(), run.optim.max_grad_norm)
             optimizer.step()
             losses.append(torch.stack((policy_loss, value_loss, entropy, reconstruction, norm)).detach())
     names = ("loss.policy", "loss.value", "entropy", "reconstruction_loss.train", "gradient_norm")
@@ -297,8 +304,8 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean return, length and share of successes of equally many episodes of each stream, with the
     likeliest actions; ``control`` changes the memory before each window."""
-    B, S = run.train.batch_size, run.train.model.segment_len
-    actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.train.seed)
+    B, S = run.batch_size, run.model.segment_len
+    actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.seed)
     done, wanted, total = torch.zeros(B), -(-run.agent.evaluated // B), torch.zeros(3)
     while (done < wanted).any() and actor.environments.steps < MAX_STEPS * wanted:
         actor.memory = control(actor.memory)
@@ -312,28 +319,27 @@ def evaluate(
 
 def train_agent(folder: Path) -> None:
     """Train the run in ``folder``, evaluate it, and write ``result.json``. Weights are always kept."""
-    settings = read_json(folder / CONFIG)
-    run = AgentTask().parse(settings, str(folder / CONFIG))
-    train, B, S = run.train, run.train.batch_size, run.train.model.segment_len
+    run = AgentTask().read_config(read_json(folder / CONFIG), str(folder / CONFIG))
+    B, S = run.batch_size, run.model.segment_len
     environments, is_gru = Environments(run.agent.task, B), run.agent.core == "gru"
     agent = Agent(run, environments.features, environments.actions)
-    optimizer = torch.optim.AdamW(agent.parameters(), train.optim.learning_rate, eps=1e-5, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(agent.parameters(), run.optim.learning_rate, eps=1e-5, weight_decay=0.0)
     state, device = TrainingState((optimizer,)), torch.device("cpu")
     no_memory = {"memory": {"one_layer": 0, "all_layers": 0}, "keys": 0, "attention_operations": 0}
     facts = {
         "corpus": {"name": run.agent.task, "source": "acted in"},
         "parameters": sum(p.numel() for p in agent.parameters()),
-        **(no_memory if is_gru else memory_facts(train.model)),
+        **(no_memory if is_gru else memory_facts(run.model)),
         "environment": describe_environment(device),
         "commit": git_commit(),
     }
     write_json(folder / FACTS, facts)
-    with Tracking(folder, folder.resolve().name, {**settings, **facts}) as track:
-        actor, seen = Actor(agent, environments, train.seed), torch.zeros(4)
+    with Tracking(folder, folder.resolve().name, {**asdict(run), **facts}) as track:
+        actor, seen = Actor(agent, environments, run.seed), torch.zeros(4)
         try:
-            while state.tokens < train.max_tokens:
-                left = 1 - state.tokens / train.max_tokens
-                optimizer.param_groups[0]["lr"] = train.optim.learning_rate * left
+            while state.tokens < run.max_tokens:
+                left = 1 - state.tokens / run.max_tokens
+                optimizer.param_groups[0]["lr"] = run.optim.learning_rate * left
                 begun = time.perf_counter()
                 window = actor.act(S)
                 losses = learn(agent, optimizer, window, run)
@@ -341,7 +347,7 @@ def train_agent(folder: Path) -> None:
                 seen += counted(window).sum((1, 2))  # since the last record
                 state.step, state.tokens = state.step + 1, state.tokens + B * S
                 state.seconds += seconds
-                if state.step % train.evaluation.log_every == 0:
+                if state.step % run.evaluation.log_every == 0:
                     names = ("return.train", "length.train", "success.train")  # of an episode that ended
                     means = zip(names, (seen[:3] / seen[3].clamp(min=1)).tolist(), strict=True)
                     record = {"tokens": state.tokens, "seconds": state.seconds, **dict(means), **losses}
@@ -350,7 +356,7 @@ def train_agent(folder: Path) -> None:
         finally:
             save_tensors(agent.state_dict(), folder / "model.safetensors")
         begun, scores = time.perf_counter(), evaluate(agent, run)
-        controls = {} if is_gru else controls_of(train.model.memory_sizes)
+        controls = {} if is_gru else controls_of(run.model.memory_sizes)
         under = {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
         track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": scores["success"]})
@@ -360,5 +366,4 @@ def train_agent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with cli_errors(), alone_in(place := Path(sys.argv[1])):
-        train_agent(place)
+    train_alone(AgentTask())

@@ -4,6 +4,7 @@ Measurements (``results.json``, ``decoding.json``) and reports (``RESULTS.md``, 
 into its own folder, those of a quick run into ``runs/benchmarks``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.arms import write_rows
-from experiments.benchmarks import attention, decoding, kernels, training
+from experiments.benchmarks import attention, decoding, kernels, rotary, training
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.training import BFLOAT16, LABML_FUSED, OURS, SIZES
@@ -34,9 +35,10 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 class Options:
     """What to measure."""
 
-    only: Literal["speed", "decoding", "kernels", "report"] = "speed"
-    """Training and attention (speed), decoding, or attention by kernel and position features (kernels).
-    report measures nothing and writes all reports again."""
+    only: Literal["speed", "x-transformers", "decoding", "kernels", "report"] = "speed"
+    """Training and attention (speed); of these, only what is measured beside x-transformers, again; decoding;
+    or attention by kernel and position features (kernels). report measures nothing and writes all reports
+    again."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
@@ -46,29 +48,46 @@ class Options:
 def main(options: Options) -> None:
     folder = options.out or (HERE.parents[1] / "runs" / "benchmarks" if options.quick else HERE)
     folder.mkdir(parents=True, exist_ok=True)
-    for part, name, measure, write in (
-        ("speed", "results", speed, write_speeds),
-        ("decoding", "decoding", decoding.measure_all, write_decoding),
-        ("kernels", "kernels", measure_kernels, write_kernels),
-    ):
-        if options.only == part:
-            write_rows(folder / f"{name}.json", measure(quick=options.quick))
-        if options.only in (part, "report"):
-            write(read_json(folder / f"{name}.json"), folder)
-            print(f"written: {folder / name.upper()}.md")
+    results_file = folder / "results.json"
+    # What writes which file of measurements, and what writes the report of a file.
+    measures: dict[str, tuple[str, Callable[..., Result]]] = {
+        "speed": ("results", speed),
+        "x-transformers": ("results", partial(with_new_peer, results_file)),
+        "decoding": ("decoding", decoding.measure_all),
+        "kernels": ("kernels", measure_kernels),
+    }
+    writers = {"results": write_speeds, "decoding": write_decoding, "kernels": write_kernels}
+    if options.only != "report":
+        name, measure = measures[options.only]
+        write_rows(folder / f"{name}.json", measure(quick=options.quick))
+        writers = {name: writers[name]}
+    for name, write in writers.items():
+        write(read_json(folder / f"{name}.json"), folder)
+        print(f"written: {folder / name.upper()}.md")
 
 
 def speed(*, quick: bool) -> Result:
     described = describe_environment(torch.device("cpu"))
-    described["packages"] |= {LABML: version(LABML)}
+    described["packages"] |= {LABML: version(LABML)} | rotary.installed_version()
     names, lengths = (("seed",), (512,)) if quick else (training.SIZES, attention.MEMORY_LENGTHS)
     cases = [training.Case.of(name, model) for name in names for model in training.MODELS]
     return {
         "quick": quick,
         "environment": described,
         "training": [training.measure(case, quick=quick) for case in cases],
+        "x-transformers": rotary.measure_all(quick=quick),
         "attention": [attention.measure(M, repeats=2 if quick else 7) for M in lengths],
     }
+
+
+def with_new_peer(results_file: Path, *, quick: bool) -> Result:
+    """The measurements of the file, with those beside x-transformers anew if it is installed."""
+    results: Result = read_json(results_file)
+    beside_peer = rotary.measure_all(quick=quick)
+    if beside_peer:
+        results["x-transformers"] = beside_peer
+        results["environment"]["packages"] |= rotary.installed_version()
+    return results
 
 
 def measure_kernels(*, quick: bool) -> Result:
@@ -87,24 +106,11 @@ def packages_of(environment: Result) -> str:
 
 
 def write_speeds(results: Result, folder: Path) -> None:
-    steps, alone = results["training"], results["attention"]
-    names, speeds, modes, rows = dict.fromkeys(r["case"] for r in steps), [], [], []
-    for r in steps:
-        case, seconds = [r["case"], r["model"]], r["seconds"]
-        ours, theirs = (f"{r['tokens'] / median(seconds[side]):,.0f}" for side in (OURS, LABML))
-        ratios = [f"{times_as_fast(seconds[OURS], seconds[side])}" for side in (LABML, LABML_FUSED)]
-        speeds.append([*case, ours, theirs, *ratios, share_of_mm(r, OURS)])
-        modes.append([*case, ours, f"{times_as_fast(seconds[BFLOAT16], seconds[OURS])}"])
-    for r in alone:
-        for name, seconds in r["seconds"].items():
-            memory = r["extra memory"].get(name)
-            ms, a_key = f"{spread(seconds, 1e3):.0f}", f"{1e6 * median(seconds) / r['keys']:.0f}"
-            faster = f"{times_as_fast(seconds, r['seconds'][attention.NAIVE])}"
-            mib = number(memory and memory / 2**20, ",.0f")
-            lengths = str(r["memory_len"]), str(r["keys"])
-            rows.append([*lengths, name, ms, a_key, faster, mib, share_of_mm(r, name)])
+    steps = results["training"]
+    alone = results["attention"]
+    beside_peer = results.get("x-transformers", [])
+    # Results without the flash kernel are older than it, and of learned positions.
     has_flash = any(attention.FLASH in r["seconds"] for r in alone)
-    # Results of before this kernel are of learned positions.
     positions = f"sinusoidal positions with {attention.P} features" if has_flash else "learned positions"
     values = {
         "quick": results["quick"], "environment": results["environment"], "a": attention,
@@ -113,15 +119,81 @@ def write_speeds(results: Result, folder: Path) -> None:
         "gigaflops": median(x for r in steps + alone for x in r["torch.mm, FLOP/s"]) / 1e9,
         "parity": max(r["parity error"] for r in steps),
         "attention_error": max(error for r in alone for error in r["errors"].values()),
-        "shapes": table(["case", "D", "H", "FFN", "layers", "S", "M", "C", "c", "B"],
-                        [[name, *map(str, SIZES[name][:-1])] for name in names]),
-        "speeds": table(["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
-                         "ratio with fused AdamW", "share of torch.mm"], speeds),
-        "modes": table(["case", "model", "float32, tokens/s", "bfloat16"], modes),
-        "attention": table(["M", "K", "implementation", "ms", "µs a key", "times as fast as naive", "MiB",
-                            "share of torch.mm"], rows),
+        "speeds": speeds_table(steps), "modes": modes_table(steps), "attention": attention_table(alone),
+        "shapes": shapes_table(steps), "rotary": table_beside_peer(beside_peer) if beside_peer else "",
+        "P": rotary.P, "rounds": rotary.ROUNDS,
     }  # fmt: skip
     write_page("RESULTS.md", folder, values)
+
+
+def speeds_table(steps: list[Result]) -> str:
+    """Whole steps of our models and labml-nn's, by case and model."""
+    rows = []
+    for r in steps:
+        seconds = r["seconds"]
+        row = [r["case"], r["model"], tokens_per_second(r, OURS), tokens_per_second(r, LABML)]
+        for side in (LABML, LABML_FUSED):
+            row.append(f"{times_as_fast(seconds[OURS], seconds[side])}")
+        rows.append([*row, share_of_mm(r, OURS)])
+    head = ["case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio", "ratio with fused AdamW"]
+    return table([*head, "share of torch.mm"], rows)
+
+
+def modes_table(steps: list[Result]) -> str:
+    """Whole steps in bfloat16, as a multiple of the speed in float32."""
+    rows = []
+    for r in steps:
+        ratio = times_as_fast(r["seconds"][BFLOAT16], r["seconds"][OURS])
+        rows.append([r["case"], r["model"], tokens_per_second(r, OURS), f"{ratio}"])
+    return table(["case", "model", "float32, tokens/s", "bfloat16"], rows)
+
+
+def attention_table(alone: list[Result]) -> str:
+    """Attention by the length of memory and the implementation."""
+    rows = []
+    for r in alone:
+        for name, seconds in r["seconds"].items():
+            row = [str(r["memory_len"]), str(r["keys"]), name, f"{spread(seconds, 1e3):.0f}"]
+            row.append(f"{1e6 * median(seconds) / r['keys']:.0f}")
+            row.append(f"{times_as_fast(seconds, r['seconds'][attention.NAIVE])}")
+            n_bytes = r["extra memory"].get(name)
+            row.append(number(n_bytes and n_bytes / 2**20, ",.0f"))
+            rows.append([*row, share_of_mm(r, name)])
+    head = ["M", "K", "implementation", "ms", "µs a key", "times as fast as naive", "MiB"]
+    return table([*head, "share of torch.mm"], rows)
+
+
+def shapes_table(steps: list[Result]) -> str:
+    rows = []
+    for name in dict.fromkeys(r["case"] for r in steps):
+        shape = SIZES[name][:-1]  # without the number of steps
+        rows.append([name, *map(str, shape)])
+    return table(["case", "D", "H", "FFN", "layers", "S", "M", "C", "c", "B"], rows)
+
+
+def tokens_per_second(r: Result, side: str) -> str:
+    return f"{r['tokens'] / median(r['seconds'][side]):,.0f}"
+
+
+def table_beside_peer(results: list[Result]) -> str:
+    """Whole steps of our models and x-transformers', by case."""
+    rows = []
+    for r in results:
+        peer_seconds = r["seconds"][rotary.PEER]
+        peer_cpu_seconds = r["CPU seconds"][rotary.PEER]
+        for side, seconds in r["seconds"].items():
+            cpu_seconds = r["CPU seconds"][side]
+            row = [r["case"], side, f"{r['parameters'][side]:,}"]
+            row += [f"{milliseconds(cpu_seconds):.0f}", f"{milliseconds(seconds):.0f}"]
+            if side == rotary.PEER:
+                row += [DASH, DASH]
+            else:
+                row.append(f"{times_as_fast(cpu_seconds, peer_cpu_seconds)}")
+                row.append(f"{times_as_fast(seconds, peer_seconds)}")
+            rows.append(row)
+    ratio = f"times as fast as {rotary.PEER}"
+    head = ["case", "model", "parameters", "CPU time, ms", "wall time, ms"]
+    return table([*head, f"{ratio}, CPU time", f"{ratio}, wall time"], rows)
 
 
 def write_kernels(results: Result, folder: Path) -> None:
@@ -146,37 +218,63 @@ def share_of_mm(r: Result, side: str) -> str:
 
 
 def write_decoding(results: Result, folder: Path) -> None:
-    writing, long_text, acting = (results[part] for part in ("writing", "long text", "acting"))
-    bandwidth, written, read, stepped = median(writing["bytes a second"]), [], [], []
-    for name, seconds in writing["seconds"].items():
-        ms, cells = milliseconds(seconds), [DASH] * 4
-        if size := writing["bytes"].get(name):
-            products = milliseconds(writing["seconds of torch.mv"][name])
-            share = size / bandwidth / median(seconds)
-            cells = [f"{size / 1e6:.0f}", f"{share:.0%}", f"{products}", f"{products.median / ms.median:.0%}"]
-        written.append([name, f"{ms}", f"{1e3 / ms.median:.0f}", *cells])
-    for r in results["reading"]:
-        sliding, cached, forward = median(r["sliding"]), milliseconds(r["cached"]), milliseconds(r["forward"])
-        ratios = f"{1e3 * sliding / cached.median:,.0f}", f"{PAPERS[r['length']]:,}"
-        read.append([str(r["length"]), f"{cached}", f"{forward}", f"{sliding:.2f}", *ratios])
-    for r in acting["steps"]:
-        step, gru, again = (milliseconds(r["seconds"][way]) for way in ("stepper", "gru", "segment"))
-        ratios = f"{step.median / gru.median:.1f}", f"{again.median / step.median:.1f}"
-        stepped.append([str(r["streams"]), f"{step}", f"{gru}", f"{again}", *ratios])
+    writing = results["writing"]
+    long_text = results["long text"]
+    acting = results["acting"]
     values = {
         "environment": results["environment"], "packages": packages_of(results["environment"]),
-        "config": results["config"], "error": writing["error"], "gigabytes": bandwidth / 1e9,
-        "tokens": long_text["tokens"], "early": f"{milliseconds(long_text['early'])}",
-        "late": f"{milliseconds(long_text['late'])}", "core": acting["core"],
-        "acting_device": acting["device"],
-        "writing": table(["", "ms a token", "tokens/s", "MB a token", "share of the limit",
-                          "torch.mv of the same bytes, ms", "speed as a share of torch.mv's"], written),
-        "reading": table(["sees back", "cached, ms a token", "forward pass, ms a token",
-                          "sliding window, s a token", "sliding / cached", "the paper's"], read),
-        "acting": table(["streams", "stepper, ms", "nn.GRU, ms", "segment again, ms", "stepper / nn.GRU",
-                         "segment again / stepper"], stepped),
+        "config": results["config"], "error": writing["error"],
+        "gigabytes": median(writing["bytes a second"]) / 1e9, "tokens": long_text["tokens"],
+        "early": f"{milliseconds(long_text['early'])}", "late": f"{milliseconds(long_text['late'])}",
+        "core": acting["core"], "acting_device": acting["device"],
+        "writing": writing_table(writing), "reading": reading_table(results["reading"]),
+        "acting": acting_table(acting["steps"]),
     }  # fmt: skip
     write_page("DECODING.md", folder, values)
+
+
+def writing_table(writing: Result) -> str:
+    """Generation, beside the time to read what a token needs, where that is known."""
+    bandwidth = median(writing["bytes a second"])
+    rows = []
+    for name, seconds in writing["seconds"].items():
+        token = milliseconds(seconds)
+        row = [name, f"{token}", f"{1e3 / token.median:.0f}"]
+        n_bytes = writing["bytes"].get(name)
+        if n_bytes:
+            products = milliseconds(writing["seconds of torch.mv"][name])
+            row += [f"{n_bytes / 1e6:.0f}", f"{n_bytes / bandwidth / median(seconds):.0%}"]
+            row += [f"{products}", f"{products.median / token.median:.0%}"]
+        else:
+            row += [DASH] * 4
+        rows.append(row)
+    head = ["", "ms a token", "tokens/s", "MB a token", "share of the limit"]
+    return table([*head, "torch.mv of the same bytes, ms", "speed as a share of torch.mv's"], rows)
+
+
+def reading_table(reading: list[Result]) -> str:
+    """Evaluation with a memory, and by a window that is recomputed for each token."""
+    rows = []
+    for r in reading:
+        cached = milliseconds(r["cached"])
+        sliding = median(r["sliding"])
+        row = [str(r["length"]), f"{cached}", f"{milliseconds(r['forward'])}", f"{sliding:.2f}"]
+        rows.append([*row, f"{1e3 * sliding / cached.median:,.0f}", f"{PAPERS[r['length']]:,}"])
+    head = ["sees back", "cached, ms a token", "forward pass, ms a token", "sliding window, s a token"]
+    return table([*head, "sliding / cached", "the paper's"], rows)
+
+
+def acting_table(steps: list[Result]) -> str:
+    rows = []
+    for r in steps:
+        stepper = milliseconds(r["seconds"]["stepper"])
+        gru = milliseconds(r["seconds"]["gru"])
+        segment = milliseconds(r["seconds"]["segment"])
+        row = [str(r["streams"]), f"{stepper}", f"{gru}", f"{segment}"]
+        row.append(f"{stepper.median / gru.median:.1f}")
+        rows.append([*row, f"{segment.median / stepper.median:.1f}"])
+    head = ["streams", "stepper, ms", "nn.GRU, ms", "segment again, ms", "stepper / nn.GRU"]
+    return table([*head, "segment again / stepper"], rows)
 
 
 if __name__ == "__main__":

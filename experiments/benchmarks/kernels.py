@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.measuring import Result, in_turns
+from experiments.benchmarks.measuring import Result, in_turns, one_thread
 from experiments.benchmarks.training import SIZES
 from memformers.kernels import blocked, flash
 from memformers.models.sinusoids import sinusoids
@@ -65,11 +65,9 @@ def by_blocked(inputs: dict[str, Any], w: Tensor, table: Tensor, grad: Tensor) -
 
 
 def measure_all(*, quick: bool) -> list[Result]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        names = NAMES[:1] if quick else NAMES
-        cases = [(name, precision) for precision in PRECISIONS for name in names]
-        return [measure(*case, rounds=2 if quick else 7) for case in cases]
-    finally:
-        torch.set_num_threads(threads)
+    results = []
+    with one_thread():
+        for precision in PRECISIONS:
+            for name in NAMES[:1] if quick else NAMES:
+                results.append(measure(name, precision, rounds=2 if quick else 7))
+    return results

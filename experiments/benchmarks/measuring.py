@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -42,6 +42,17 @@ def timed(call: Callable[[], object], times: int) -> list[float]:
     """Seconds of each of so many ``times``, after one call that isn't counted."""
     call()
     return in_turns({"": call}, times)[""]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread, whose CPU time says what it computed on a busy machine too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def in_turns(

@@ -29,8 +29,6 @@ class ListedMemory:
     """Its authors and year, if it is from a paper."""
     arxiv: str = ""
     """The number of the paper, if it is there."""
-    results: str = ""
-    """The page in docs/results that measures it, without .md; none if it is untested."""
 
     @property
     def import_path(self) -> str:
@@ -47,7 +45,6 @@ ALL_MEMORIES = (
         state="0",
         paper="Vaswani et al. 2017",
         arxiv="1706.03762",
-        results="index",
     ),
     ListedMemory(
         name="Transformer-XL",
@@ -57,7 +54,6 @@ ALL_MEMORIES = (
         state="n * M * D",
         paper="Dai et al. 2019",
         arxiv="1901.02860",
-        results="index",
     ),
     ListedMemory(
         name="Compressive Transformer",
@@ -67,7 +63,6 @@ ALL_MEMORIES = (
         state="n * (M + C) * D",
         paper="Rae et al. 2020",
         arxiv="1911.05507",
-        results="index",
     ),
     ListedMemory(
         name="selective",
@@ -75,7 +70,6 @@ ALL_MEMORIES = (
         idea="its newest M inputs, and the C older ones that no newer one resembles",
         keys="M + C",
         state="n * (M + C) * D",
-        results="long-text",
     ),
     ListedMemory(
         name="random positions",
@@ -103,6 +97,24 @@ ALL_MEMORIES = (
         arxiv="2401.06104",
     ),
     ListedMemory(
+        name="R-KV",
+        model=f"{FOLDER}/rkv.py:RKV",
+        idea="its newest M inputs, and the C older ones that are attended to and least like others",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Cai et al. 2025",
+        arxiv="2505.24133",
+    ),
+    ListedMemory(
+        name="DMS",
+        model=f"{FOLDER}/learned_eviction.py:LearnedEviction",
+        idea="its newest M inputs, and the C older ones with the highest learned keep-scores",
+        keys="M + C",
+        state="n * (M + C) * D",
+        paper="Łańcucki et al. 2025",
+        arxiv="2506.05345",
+    ),
+    ListedMemory(
         name="pooled slots",
         model=f"{FOLDER}/pooled_slots.py:PooledSlots",
         idea="its newest M inputs, and C slots, each pooled from c older ones by feature",
@@ -116,7 +128,6 @@ ALL_MEMORIES = (
         idea="its newest M inputs, and one average of all older ones",
         keys="M + 1",
         state="n * (M + 1) * D",
-        results="memories",
     ),
     ListedMemory(
         name="Infini-attention",
@@ -126,7 +137,6 @@ ALL_MEMORIES = (
         state="n * (E + 1) * D",
         paper="Munkhdalai et al. 2024",
         arxiv="2404.07143",
-        results="memories",
     ),
     ListedMemory(
         name="Gated DeltaNet",
@@ -145,7 +155,6 @@ ALL_MEMORIES = (
         state="m * D",
         paper="Bulatov et al. 2022",
         arxiv="2207.06881",
-        results="memories",
     ),
 )
 """In the order of the tables."""

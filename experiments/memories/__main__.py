@@ -4,18 +4,18 @@ Run it with ``python -m experiments.memories --out FOLDER`` in the top folder of
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, correct, prepared_python_source
-from memformers.comparison.arms import keys_of_layers, parse_arm
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct, prepared_python_source
+from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RECALL, RecallConfig, compressive, transformer_xl
+from memformers.comparison.recall.setup import RecallConfig
+from memformers.comparison.recall.task import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
 from memformers.report.document import right_between
-from memformers.runs.folder import Arm
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
@@ -23,16 +23,16 @@ TEXT = TrainConfig(model=MEMORIES, max_tokens=800_000, evaluation=EvaluationConf
 FILES = "experiments/memories"
 
 
-def arms_of(train: TrainConfig, **of_slots: Any) -> list[Arm]:
+def arms_of(train: TrainConfig, **of_slots: Any) -> list[Variant]:
     """The arms with the lengths of ``train``, slots with settings ``of_slots``; all have equal keys."""
     keys = keys_of_layers(train.model)
     assert isinstance(keys, int)
-    average = f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={keys - 1}"
+    average = {"model": f"{FILES}/averages.py:Averages", "decay": 0.95, "mem_len": keys - 1}
     return [
-        Arm("transformer", {"model.model": "transformer"}, "No memory"),
-        replace(transformer_xl("transformer-xl", keys), label="Transformer-XL"),
-        replace(compressive("compressive", train.model, **of_slots), label="Compressive Transformer"),
-        replace(parse_arm(average, asdict(train)), label="Exponential average"),
+        Variant("transformer", {"model": "transformer"}, "No memory"),
+        Variant("transformer-xl", {"model": "transformer-xl", "mem_len": keys}, "Transformer-XL"),
+        Variant("compressive", {"model": "compressive", **of_slots}, "Compressive Transformer"),
+        Variant("averages", average, "Exponential average"),
     ]
 
 
@@ -52,23 +52,21 @@ class Memories(ArmsCommand):
     is left out."""
 
     @classmethod
-    def listed(cls) -> Sequence[Arm]:
+    def listed(cls) -> Sequence[Variant]:
         return arms_of(TEXT)
 
     def experiments(self, folder: Path) -> dict[str, Experiment]:
-        recall = RecallConfig(quick=self.quick).setting
+        recall = RecallConfig(quick=self.quick).setup.base
         text = replace(TEXT, max_tokens=QUICK_TOKENS) if self.quick else TEXT
         texts = {SHAKESPEARE: text}
         if not self.quick:
             data = self.data or prepared_python_source(folder, SUBWORDS)
             model = replace(MEMORIES, vocab_size=SUBWORDS)
             texts[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
-        shared = asdict(recall.train) | recall.more
-        arms = self.chosen(shared, arms_of(recall.train, compression_start="mean"))
-        experiments = {RECALL.name: Experiment(RECALL, recall.train, recall.more, arms, *self.how)}
+        listed = arms_of(recall, compression_start="mean")
+        experiments = {RECALL.name: self.experiment_on(RECALL, recall, listed)}
         for task, train in texts.items():
-            arms = self.chosen(asdict(train), arms_of(train))
-            experiments[task] = Experiment(TextTask(probed=False), train, {}, arms, *self.how)
+            experiments[task] = self.experiment_on(TextTask(probed=False), train, arms_of(train))
         return experiments
 
     def measures(self, task: str) -> Sequence[Measure]:

@@ -19,7 +19,6 @@ with γ_t = α_1 ⋯ α_t and u_t = β_t (v_t − α_t S_{t−1} k_t),
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
@@ -39,46 +38,46 @@ class GatedDeltaLayer(MemoryLayer):
     def attend(
         self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
     ) -> Tensor:
-        """A of ``x [S, B, D]``, projected, where ``past`` has S as slots ``[E, B, D]`` if there is one, which
-        queries whose ``key_start [B, S]`` is 0 see."""
+        """A of ``x [S, B, D]``, projected; queries whose ``key_start [B, S]`` is 0 see the slots, S."""
+        if mask is not None:
+            raise ValueError("Gated DeltaNet can't read its state through a mask; give doc_starts instead.")
         past = LayerMemory.nothing(x) if past is None else past
         attention = self.self_attn
         z = self.attention_input(torch.cat((past.mem, x)))  # [T, B, D], T = M + S
         q = attention.by_head(attention.query(z[past.mem_len :]))  # [B, H, S, E]
         k, v = (attention.by_head(project(z)) for project in (attention.key, attention.value))  # [B, H, T, E]
         key_start = x.new_zeros(x.shape[1], len(x)).long() if key_start is None else key_start
-        first = (key_start - past.n_slots).clamp(min=0)  # [B, S], of the positions
-        A_dot = attention.attend_by_head(q, k, v, key_start=first)  # [B, H, S, E]
-        # The newest M are written if they are of the first query's document.
-        key_start = torch.cat((key_start[:, :1].expand(-1, past.mem_len), key_start), 1)  # [B, T]
-        A_state, _ = self.delta_rule(q, k, v, z, past.slots, key_start)
+        # Attention over positions, whose first key comes after the slots.
+        A_dot = attention.attend_by_head(q, k, v, key_start=(key_start - past.n_slots).clamp(min=0))
+        # The state. The newest M are written if they are of the first query's document.
+        write_start = torch.cat((key_start[:, :1].expand(-1, past.mem_len), key_start), 1)  # [B, T]
+        A_state, _ = self.delta_rule(q, k, v, z, past.slots, write_start)
         A = A_dot.lerp(A_state.to(A_dot.dtype), self.share.sigmoid()[:, None, None].to(A_dot.dtype))
-        return attention.output(rearrange(A, "b h s e -> s b (h e)"))
+        return attention.output(A.permute(2, 0, 1, 3).flatten(2))  # [S, B, D]
 
     def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, z: Tensor, slots: Tensor, key_start: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, z: Tensor, slots: Tensor, write_start: Tensor
     ) -> tuple[Tensor, Tensor]:
         """S_t q_t of ``q [B, H, n, E]``, the newest of T positions, and S_T; each is written after those of
-        ``slots``, S_0, and of ``k``, ``v [B, H, T, E]``, ``z [T, B, D]`` from its ``key_start [B, T]`` on."""
-        # log α and β [B, H, T], S_0 [B, H, E, E], all at least in float32
-        rate, beta = rearrange(self.gates(z), "t b (two h) -> two b h t", two=2)
-        log_alpha = -self.log_rate.exp()[:, None] * softplus(rate + self.rate_bias[:, None])
+        ``slots``, S_0, and of ``k``, ``v [B, H, T, E]``, ``z [T, B, D]`` from ``write_start [B, T]`` on."""
         B, H, T, E = k.shape
-        S_0 = rearrange(slots, "e b (h f) -> b h e f", h=H) if len(slots) else k.new_zeros(B, H, E, E)
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        q, k = (normalize(part.to(dtype), dim=3) for part in (q, k))
+        rate, beta = self.gates(z).permute(1, 2, 0).chunk(2, dim=1)  # [B, H, T]
+        log_alpha = -self.log_rate.exp()[:, None] * softplus(rate + self.rate_bias[:, None])
+        S_0 = self.self_attn.by_head(slots) if len(slots) else k.new_zeros(B, H, E, E)
+        dtype = torch.promote_types(k.dtype, torch.float32)  # sums over T positions need at least float32
+        q, k = normalize(q.to(dtype), dim=3), normalize(k.to(dtype), dim=3)
         v, log_alpha, beta, S_0 = (part.to(dtype) for part in (v, log_alpha, beta.sigmoid(), S_0))
-        position = torch.arange(T, device=k.device)
-        visible = (key_start[..., None] <= len(slots) + position) & (position <= position[:, None])
+        i = torch.arange(T, device=k.device)
+        is_written = (write_start[..., None] <= len(slots) + i) & (i <= i[:, None])  # [B, T, T], i before t
         with torch.autocast("cpu" if k.is_meta else k.device.type, enabled=False):
             # γ_t [B, H, T, 1] and γ_t / γ_i [B, H, T, T], 0 where t isn't written after S_0, or i
             log_gamma = log_alpha.cumsum(2)[..., None]
-            gamma = log_gamma.exp().where((key_start == 0)[:, None, :, None], 0.0)
-            decay = (log_gamma - log_gamma.mT).masked_fill(~visible[:, None], -torch.inf).exp()
-            # u [B, H, T, E], of a matrix with ones on its diagonal
+            gamma = log_gamma.exp().where((write_start == 0)[:, None, :, None], 0.0)
+            decay = (log_gamma - log_gamma.mT).masked_fill(~is_written[:, None], -torch.inf).exp()
+            # u [B, H, T, E], of a triangular system with ones on its diagonal
             pairs = beta[..., None] * decay * (k @ k.mT)
             values = beta[..., None] * (v - gamma * (k @ S_0.mT))
-            u = torch.linalg.solve_triangular(pairs.tril(-1), values, upper=False, unitriangular=True)
+            u = torch.linalg.solve_triangular(pairs, values, upper=False, unitriangular=True)
             newest = slice(T - q.shape[2], T)
             read = gamma[:, :, newest] * (q @ S_0.mT) + (decay[:, :, newest] * (q @ k.mT)) @ u  # S_t q_t
             return read, gamma[:, :, -1:] * S_0 + (decay[:, :, -1, :, None] * u).mT @ k  # S_T
@@ -89,8 +88,8 @@ class GatedDeltaLayer(MemoryLayer):
         k, v = (self.self_attn.by_head(project(z)) for project in (self.self_attn.key, self.self_attn.value))
         # The document begins with a slot, or after the inputs that don't belong to it.
         n_hidden = (~belongs).sum(0)  # [B]
-        key_start = (n_hidden + len(slots)).where(n_hidden > 0, 0)[:, None].expand(-1, len(x))
-        return self.delta_rule(k[:, :, :0], k, v, z, slots, key_start)[1]
+        write_start = (n_hidden + len(slots)).where(n_hidden > 0, 0)[:, None].expand(-1, len(x))
+        return self.delta_rule(k[:, :, :0], k, v, z, slots, write_start)[1]
 
 
 class GatedDelta(MemoryRule):
@@ -106,16 +105,16 @@ class GatedDelta(MemoryRule):
         E = D // config.n_heads
         sizes = []
         for M in config.per_layer("mem_len"):
-            T = M + S  # are read, S remembered
-            operations = (3 * T * T + 4 * S * T + 3 * S * S + 2 * E * (T + 3 * S) + 4 * S * D) * D // S
-            sizes.append(MemorySizes(M, E, n_keys=M, extra_operations=operations))
+            T = M + S
+            read = 3 * T * T + 4 * S * T + 2 * E * (T + S)
+            write = 3 * S * S + 4 * S * E + 4 * S * D
+            sizes.append(MemorySizes(M, E, n_keys=M, extra_operations=(read + write) * D // S))
         return sizes
 
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
         window = self.push(past, x, context)
-        slots = window.slots
-        if len(window.evicted):
-            inputs = context.layer, window.evicted, window.belongs, slots
-            S = context.layer.compute(GatedDeltaLayer.state_after, *inputs)
-            slots = rearrange(S, "b h e f -> e b (h f)").to(x.dtype)
-        return LayerMemory(window.mem, slots), None
+        if not len(window.evicted):
+            return LayerMemory(window.mem, window.slots), None
+        inputs = (context.layer, window.evicted, window.belongs, window.slots)
+        S = context.layer.compute(GatedDeltaLayer.state_after, *inputs)
+        return LayerMemory(window.mem, S.permute(2, 0, 1, 3).flatten(2).to(x.dtype)), None

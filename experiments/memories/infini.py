@@ -33,6 +33,10 @@ class InfiniLayer(MemoryLayer):
         self, x: Tensor, kv_input: Tensor, past: LayerMemory | None, mask: Any, key_start: Tensor | None
     ) -> Tensor:
         """A of ``x [S, B, D]``, projected; a query whose ``key_start [B, S]`` is not 0 sees no slots."""
+        if mask is not None:
+            raise ValueError(
+                "Infini-attention can't read its matrix through a mask; give doc_starts instead."
+            )
         # Queries, keys and values of the segment, [B, H, S, E] each.
         attention = self.self_attn
         z = self.attention_input(x)
@@ -75,11 +79,12 @@ class InfiniAttention(MemoryRule):
         z = context.layer.attention_input(window.evicted)
         # The delta rule; positions of an earlier document have no key.
         M, norm = matrix_of(window.slots, attention.n_heads)
-        K = (elu(attention.by_head(attention.key(z))) + 1) * window.belongs.T[
-            :, None, :, None
-        ]  # [B, H, S, E]
-        M = M + K.mT @ (attention.by_head(attention.value(z)) - retrieve(K, M, norm))
-        slots = rearrange(torch.cat([M, (norm + K.sum(2))[:, :, None]], 2), "b h e f -> e b (h f)")
+        K = elu(attention.by_head(attention.key(z))) + 1  # [B, H, S, E]
+        K = K.where(window.belongs.T[:, None, :, None], 0.0)
+        V = attention.by_head(attention.value(z))
+        M = M + K.mT @ (V - retrieve(K, M, norm))
+        norm = norm + K.sum(2)
+        slots = rearrange(torch.cat([M, norm[:, :, None]], 2), "b h e f -> e b (h f)")
         return LayerMemory(window.mem, slots), None
 
 

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from memformers import LayerMemory, MemoryRule, MemorySizes, NetworkConfig, Range, UpdateContext
 
-GOLDEN, MIX = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9
+GOLDEN = 0x1E3779B97F4A7C15
+MIX = 0x3F58476D1CE4E5B9
 """Odd multipliers of SplitMix64 (Steele et al. 2014), cut to 62 bits so that they fit into int64."""
-BITS = 31
+N_BITS = 31
 """How many of a product's upper bits are used; the lower ones are less random."""
 
 
@@ -59,15 +60,15 @@ class RandomPositions(MemoryRule):
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
         candidates = self.candidates(past, x, context, self.size.compression_rate)
         S, B, _ = x.shape
-        none = torch.zeros(1, B, dtype=torch.int32, device=x.device)
+        zero = torch.zeros(1, B, dtype=torch.int32, device=x.device)
         # The segment goes on with the document's numbers, or a document has started within it.
-        newest = past.state.get("newest", none) + S  # [1, B]
+        newest = past.state.get("newest", zero) + S  # [1, B]
         if context.n_valid is not None:
             newest = newest.where(context.n_valid > S, context.n_valid).int()
         # Numbers of the candidates: those kept so far have theirs, and those that leave follow each other.
         n_evicted = past.mem_len + S - len(candidates.mem)
         n_kept = len(candidates.older) - n_evicted
-        kept = past.state.get("kept", none.expand(past.n_slots, B))[past.n_slots - n_kept :]
+        kept = past.state.get("kept", zero.expand(past.n_slots, B))[past.n_slots - n_kept :]
         age = len(candidates.mem) + torch.arange(n_evicted, 0, -1, dtype=torch.int32, device=x.device)
         number = torch.cat((kept, newest - age[:, None] + 1))  # [n, B]
         # The highest priorities stay.
@@ -80,5 +81,5 @@ class RandomPositions(MemoryRule):
         # A number is less than 2³², and a layer's less than 2¹⁰.
         key = number.long() + (self.layer_number + 1) * 2**32 + self.settings.hash_seed * 2**42
         mixed = key * GOLDEN  # int64 wraps around
-        mixed = (mixed ^ (mixed >> BITS)) * MIX
-        return ((mixed >> BITS) & (2**BITS - 1)) / 2**BITS
+        mixed = (mixed ^ (mixed >> N_BITS)) * MIX
+        return ((mixed >> N_BITS) & (2**N_BITS - 1)) / 2**N_BITS

@@ -42,7 +42,8 @@ class TOVA(MemoryRule):
         with torch.no_grad():
             p = layer.compute(attention_of_newest, layer, context.x[-1:], key_input, context.n_valid)
         # Attention is compared with the strongest, since it may be small to all.
-        score = p[:n] / p[:n].masked_fill(~candidates.belongs, 0.0).amax(0)  # [n, B]
+        largest = p[:n].masked_fill(~candidates.belongs, 0.0).amax(0)  # [B]
+        score = p[:n] / largest.clamp(min=torch.finfo(p.dtype).tiny)  # [n, B]
         return LayerMemory(candidates.mem, candidates.take(candidates.chosen(score, self.c_mem_len))), None
 
 

@@ -1,2 +1,2 @@
-"""The commands of ``memformers``: for each, a dataclass of its options that runs. ``memformers.cli`` says in
-which file a command is."""
+"""The commands of ``memformers``: a file for each, with a dataclass of its options that runs; ``options`` and
+``trained`` have those that several share."""

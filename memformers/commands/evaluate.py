@@ -1,21 +1,17 @@
-"""``memformers evaluate``: how well a trained model predicts a text; ``memformers probe``: how much its
-memory helps it."""
+"""``memformers evaluate``: how well a trained model predicts a text."""
 
 import math
 import time
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from memformers.commands.generate import CustomMemories, ModelCommand, reading_bar
-from memformers.commands.options import say_report
+from memformers.commands.trained import ModelCommand, MovedText, reading_bar
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.machine import choose_device
-from memformers.common.text import UserError, counted
 from memformers.data import TEST, TRAIN, VALIDATION
 from memformers.data.dataset import Split, TokenDataset
 from memformers.data.sources import CorpusSpec
@@ -25,30 +21,18 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import LOSES_TEXT, Evaluation, evaluate, summary, units, with_lengths
 from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
-from memformers.evaluation.memory_ablation import common_corpus, probe
+from memformers.evaluation.probe import common_corpus
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
-NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
+# The files that --out gets.
+NUMBERS = "evaluation.json"
+FIGURE = "loss_by_position.png"
 FIGURE_OF_LEARNING = "loss_over_text.png"
 N_POINTS = 50
 """Of that figure: parts of the text, each long enough for a mean."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MovedText:
-    data: str = ""
-    """The new path of the training text, if it was moved."""
-    validation: str = ""
-    """The new path of the validation text, if the run named it and it was moved."""
-    test: str = ""
-    """The new path of the test text, if the run named it and it was moved."""
-
-    @property
-    def moved(self) -> dict[str, str]:
-        return {"data": self.data, "validation": self.validation, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -111,6 +95,7 @@ class Evaluate(ModelCommand, MovedText):
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
+        # A text that is named, or that of the run.
         if self.text and any(self.moved.values()):
             raise UserError("--text names another text than the run's; leave out --data and the like.")
         if self.text:
@@ -125,6 +110,8 @@ class Evaluate(ModelCommand, MovedText):
                 )
         else:
             raise UserError("name a text with --text; only a run knows what it was trained on.")
+
+        # Its split; documents without names get numbers.
         name = self.split or (TEST if TEST in corpus.splits else VALIDATION)
         if name not in corpus.splits:
             raise UserError(f"{corpus.info.source} has no {name} part, but {', '.join(corpus.splits)}.")
@@ -204,17 +191,22 @@ class Evaluate(ModelCommand, MovedText):
             save_loss_over_text,
         )
 
+        # By position, and by how much is remembered.
         in_segment = evaluation.by_position
         by_memory = evaluation.by_memory
         details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
         details["loss_in_segment"] = in_segment
         details["loss_by_memory"] = [
-            {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
-            for before, loss, uncertainty in by_memory
+            {"positions_before": n_positions, "loss": loss, "uncertainty": or_none(uncertainty)}
+            for n_positions, loss, uncertainty in by_memory
         ]
+
+        # Of each document.
         if len(split.documents):
             rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
             details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
+
+        # Of the model that learns.
         over_text: list[tuple[float, float, float]] = []
         if learned is not None:
             details["learn"] = asdict(self.learning)
@@ -248,15 +240,17 @@ def shown_numbers(
     )
     losses = [with_width(numbers["loss_nats"], numbers["uncertainty_nats"]) for numbers in columns]
     rows = [("loss", [f"{loss} nats per token" for loss in losses])]
-    for label, name, how in shown:
-        if not math.isnan(columns[0][name]):
-            rows.append((label, [how.format(numbers[name]) for numbers in columns]))
+    for label, name, form in shown:
+        if not math.isnan(columns[0][name]):  # NaN is what doesn't apply to these tokens
+            rows.append((label, [form.format(numbers[name]) for numbers in columns]))
     documents = f", in {counted(n_documents, 'document')}" if n_documents else ""
     tokens = columns[0]["tokens"]
     speeds = [f"{tokens / time_taken:,.0f} per second" for time_taken in seconds]
     rows.append(("", [f"{tokens:,} tokens, {speeds[0]}{documents}", *speeds[1:]]))
     if columns[1:]:
         rows.insert(0, ("", ["as trained", "learning"]))
+
+    # The first column is as wide as its widest cell.
     width = max(len(cells[0]) for _, cells in rows)
     lines = []
     for label, cells in rows:
@@ -272,26 +266,3 @@ def with_width(value: float, half_width: float) -> str:
 def or_none(value: float) -> float | None:
     """The value, or None for NaN and infinity, which JSON doesn't have."""
     return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True)
-class Probe(CustomMemories, MovedText):
-    """Measure how much memory helps trained models, and add the result to their report.
-
-    Example: memformers probe runs/…
-    """
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """The folder of a run or of a comparison."""
-    tokens: Count = 65_536
-    """The approximate number of held-out tokens to predict, with the unmodified memory and with each changed
-    part; more tokens give narrower intervals."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
-
-    def run(self) -> None:
-        from memformers.report.document import probe_answer, write_report  # not above: it takes 30 MiB
-
-        self.check_memories([run.config["model"]["model"] for run in read_runs(self.folder)])
-        probe(self.folder, self.tokens, choose_device(self.device), **self.moved)
-        say_report(write_report(self.folder), probe_answer(self.folder))

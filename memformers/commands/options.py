@@ -1,5 +1,6 @@
 """Options and messages that several commands share."""
 
+import os
 import shlex
 import sys
 from abc import abstractmethod
@@ -15,16 +16,17 @@ from memformers.common.command_line import (
     parse_arguments,
     resume_command,
 )
+from memformers.common.errors import TrainingsFailed
 from memformers.common.fields import Checked
-from memformers.common.text import TrainingsFailed
 from memformers.runs.folder import is_experiment, new_folder, newest_experiment
+from memformers.tracking.trackers import TRACK, tracker_names
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
 
 FIRST_OF_TRAINING = (
-    "data", "tokenizer", "max_tokens", "batch_size", "seed", "optim", "learning_rate", "model", "n_layers",
-    "d_model", "segment_len", "mem_len", "vocab_size",
+    "data", "tokenizer", "vocab_size", "max_tokens", "batch_size", "seed", "learning_rate", "model",
+    "n_layers", "d_model", "segment_len", "mem_len", "c_mem_len", "evaluations", "device",
 )  # fmt: skip
 """The options of a training run that help shows first."""
 
@@ -51,6 +53,9 @@ class TrackedCommand(Checked):
     """Where to show the runs live: the address of a labml server, such as
     http://localhost:5005/api/v1/default; or off, and then labml isn't used at all. Empty: the server in
     $labml_app_url, else a dashboard that runs on this machine, if there is one."""
+    track: str = ""
+    """Other trackers that show the runs live, with commas between them: tensorboard, wandb or trackio, which
+    must be installed. Empty: those in $MEMFORMERS_TRACK."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class ExperimentCommand(TrackedCommand):
         """Train and measure in ``folder``, and write the report."""
 
     def run(self) -> None:
+        if self.track:  # trainings are processes of their own, which read it
+            tracker_names(self.track)
+            os.environ[TRACK] = self.track
+        # Advice at the end says how to continue what has begun.
         folder = self.out or (newest_experiment(self.name) if self.resume else new_folder(self.name))
         try:
             report = self.experiment(folder)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
+from memformers.common.console import counted
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.text import UserError, counted
 from memformers.data.dataset import read_info
 from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
 from memformers.data.tokenize_corpus import check_is_new, prepare
@@ -55,13 +56,22 @@ class Prepare(Checked):
     def run(self) -> None:
         if not self.text:
             raise UserError("TEXT is empty; name a text file or a folder, . for the one that you are in.")
+        # What is read, and how: a corpus with a name has the tokenizer of the papers.
         corpus = self.text if self.file or self.text == PYTHON_SOURCE else ""
         usual = benchmark(corpus) if self.file else Benchmark("bpe")
         tokenizer = self.tokenizer or usual.tokenizer
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
         data = self.file or ("" if corpus else self.text)
-        how = self.document_separator, self.text_field, tokenizer, vocab_size, corpus
-        spec = CorpusSpec(data, self.validation, self.test, *how)
+        spec = CorpusSpec(
+            data,
+            self.validation,
+            self.test,
+            self.document_separator,
+            self.text_field,
+            tokenizer,
+            vocab_size,
+            corpus,
+        )
         sources = find(spec)
         kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
         if self.vocab_size and kind in ("character", "frequency", "byte"):
@@ -69,12 +79,18 @@ class Prepare(Checked):
                 f"vocab_size={self.vocab_size} applies to tokenizer='word' and 'bpe' and to token ids, not "
                 f"to tokenizer={kind!r}."
             )
+
+        # Where the tokens go.
         name = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
         out = self.out or Path("tokens") / f"{name}-{'subwords' if kind.endswith('.json') else kind}"
         check_is_new(out)
+
+        # The tokens, and how many there are.
         card = read_info(prepare(spec, out, sources=sources))
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""
-            text = f", {counts.characters:,} characters, {counts.words:,} words" * (card.tokenizer != "ids")
+            text = f", {counts.characters:,} characters, {counts.words:,} words"
+            if card.tokenizer == "ids":  # which stand for no text
+                text = ""
             print(f"{split:<12}{counts.tokens:,} tokens{text}{documents}")
         print(f"tokens: {out}")

@@ -1,10 +1,9 @@
-"""``memformers train``: one model on one text; ``memformers check``: whether a memory does what every memory
-must."""
+"""``memformers train``: one model on one text."""
 
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -12,17 +11,16 @@ import tyro
 
 from memformers.commands.options import FIRST_OF_TRAINING, TrackedCommand
 from memformers.common.command_line import command_here, last_value, parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.files import has_manifest
 from memformers.common.processes import is_first
-from memformers.common.text import UserError
-from memformers.evaluation.conformance import SMALL, conformance
 from memformers.models.config import ModelConfig
 from memformers.models.registry import import_memory, lookup, path_from_here, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
-from memformers.training.api import train
-from memformers.training.config import TrainConfig, read_preset, read_train_config
+from memformers.training.api import train_run
+from memformers.training.config import TrainConfig, check_all_used, read_preset, read_train_config
 from memformers.training.distributed import end_rank
-from memformers.training.run import load_initial
+from memformers.training.job import load_initial
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Train(TrackedCommand):
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
     With a larger --max-tokens, it extends a finished run."""
+    previous: Annotated[TrainConfig | None, tyro.conf.Suppress] = None
+    """The config of the run that is resumed."""
 
     def folder(self) -> Path:
         if self.resume is None:
@@ -62,6 +62,7 @@ class Train(TrackedCommand):
             raise UserError("name one run to resume, after --resume or as --out.")
         if self.out:
             return self.out
+        # The run that is named, or the newest one.
         newest = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)[-1:]
         runs = self.resume or [path.parent for path in newest]
         if not runs:
@@ -74,8 +75,18 @@ class Train(TrackedCommand):
         folder = self.folder()
         resume = self.resume is not None
         init = self.init_from or None
+        if not resume:
+            check_all_used(self.config)
         try:
-            train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard)
+            train_run(
+                self.config,
+                folder,
+                resume=resume,
+                init=init,
+                dashboard=self.dashboard,
+                track=self.track,
+                previous=self.previous,
+            )
         except (KeyboardInterrupt, SystemExit):
             if is_first() and (folder / CONFIG).exists():
                 print(f"to continue: {self.resume_command(folder)}", file=sys.stderr)
@@ -83,7 +94,8 @@ class Train(TrackedCommand):
         return folder
 
     def resume_command(self, folder: Path) -> str:
-        if "WORLD_SIZE" in os.environ:  # torchrun has set it
+        # torchrun sets this variable, and its command is longer than ours.
+        if "WORLD_SIZE" in os.environ:
             return f"the same command with --resume --out {shlex.quote(str(folder))}"
         words = ["train", "--resume", str(folder)]
         model = self.config.model.model
@@ -112,12 +124,15 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
         train: Train = parse_arguments(Train, arguments, prog=prog, default=replace(default, config=named))
         return train
 
+    # Parsed twice, if it names something that has other defaults: a run that it resumes, or initial weights.
     preset = last_value("--preset", arguments)
     train = parsed(read_preset(preset)["config"] if preset else default.config)
-    if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
+    if train.resume is not None and (train.folder() / CONFIG).exists():
+        folder = train.folder()
         if train.init_from or preset:
             raise UserError(f"{folder} resumes as it began; leave out --init-from and --preset.")
-        return replace(parsed(read_train_config(folder)), out=folder, resume=())
+        previous = read_train_config(folder)
+        return replace(parsed(previous), out=folder, resume=(), previous=previous)
     if train.init_from:
         return parsed(replace(train.config, model=load_initial(train.init_from)[0].config))
     return train
@@ -134,40 +149,3 @@ def with_custom_memory(config: ModelConfig, arguments: list[str]) -> ModelConfig
     n = int(n_layers) if n_layers.isdecimal() else config.n_layers
     token_shift = config.token_shift and lookup(name).may_shift()
     return replace(config, model=name, n_layers=n, token_shift=token_shift)
-
-
-@dataclass(frozen=True)
-class Check:
-    """Test a memory in a small network: documents stay apart, no output depends on later tokens, generation
-    equals evaluation, and so on. memformers check MODEL, then the settings of the network and of the memory.
-
-    Example: memformers check my_memory.py:Averages --decay 0.5
-
-    Example: memformers check compressive --compression dilated
-    """
-
-    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL, token_shift=True))
-    """The network and its memory."""
-
-    def run(self) -> None:
-        """Print a line for each check; UserError if one failed."""
-        settings = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
-        failed = 0
-        for name, requirement, problem in conformance(**settings):
-            print(f"{'FAILED' if problem else 'ok':6}  {name:9}  {requirement}", flush=True)
-            if problem:
-                print(f"{'':19}{problem}")
-            failed += bool(problem)
-        if failed:
-            raise UserError(f"{self.config.model} fails {failed} of the checks above.")
-
-
-def parse_check(arguments: list[str], prog: str | None = None) -> Check:
-    """The arguments of a check, of which the first is the model."""
-    if not arguments:
-        raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
-    if not arguments[0].startswith("-"):
-        arguments = ["--model", *arguments]
-    default = Check(with_custom_memory(Check().config, arguments))
-    check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
-    return check

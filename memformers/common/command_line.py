@@ -1,6 +1,7 @@
 """Parse command lines, and end a program with one line for errors that the user can correct."""
 
 import contextlib
+import difflib
 import inspect
 import io
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -16,15 +18,20 @@ from dataclasses import Field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
+from memformers.common.console import printable
+from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import user_path
-from memformers.common.text import USER_MODULES, UserError, printable
+
+Config = TypeVar("Config")
 
 OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 """What PyTorch's error says when a CPU or a GPU has no memory left."""
 OF_A_FOLDER = ("--out", "--resume")
 """The options of an experiment that name its folder."""
+USUAL_OPTION_WIDTH = 26
+"""Of an option and its default in the list of most used ones; longer ones push their text aside."""
 SWITCHES = ("--quick", "--resume")
 """Options without a value."""
 
@@ -33,9 +40,9 @@ SWITCHES = ("--quick", "--resume")
 def cli_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for an error that the user can correct, with 130 for
     Ctrl-C, and with a traceback and the request to report it for a bug."""
+    # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
@@ -44,18 +51,23 @@ def cli_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeError) as error:  # the last of paths, and of bytes that are no text
-        code, message = 2, f"error: {error}"
+        code = 2
+        message = f"error: {error}"
         if isinstance(error, FileExistsError) and not os.path.isdir(error.filename or ""):
             message = f"error: {error.filename} exists and is not a folder; name another folder."
     except KeyboardInterrupt:
-        code, message = 130, "interrupted"
+        code = 130
+        message = "interrupted"
     except Exception as error:
-        first = (str(error) or "out of memory").splitlines()[0]
-        code, message = 2, f"error: not enough memory; use a smaller model, batch or segment. ({first})"
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            reason = (str(error) or "out of memory").splitlines()[0]
+            code = 2
+            message = f"error: not enough memory; use a smaller model, batch or segment. ({reason})"
+        else:
             traceback.print_exc()
             frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-            code, message = 1, "error: internal error; please report the traceback above."
+            code = 1
+            message = "error: internal error; please report the traceback above."
             if USER_MODULES.intersection(frames):
                 message = f"error: {type(error).__name__} in your code; see the traceback above."
     else:
@@ -64,11 +76,53 @@ def cli_errors() -> Iterator[None]:
     sys.exit(code)
 
 
+def parse_settings(settings: Mapping[str, str], default: Config) -> Config:
+    """``default`` with these ``settings``, whose names are those of its options and whose values are read as
+    those of a command; a list may be in brackets, as [64,64,832], and null is None. UserError, in one line,
+    for a name that is none, and for a value that an option doesn't take."""
+    names = [option.name for option, _ in usual_values(default)]
+    arguments = []
+    for name, value in settings.items():
+        if name not in names:
+            similar = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {similar[0]!r}?" if similar else "memformers train --help lists them."
+            raise UserError(f"unknown setting {name!r}; {hint}")
+        option = f"--{name.replace('_', '-')}"
+        if value.startswith("[") and value.endswith("]"):
+            arguments += [option, *value[1:-1].replace(",", " ").split()]
+        else:
+            arguments.append(f"{option}={'None' if value == 'null' else value}")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            config: Config = parse_arguments(type(default), arguments, default=default, allows_none=True)
+    except SystemExit:
+        raise UserError(first_paragraph(printed.getvalue())) from None
+    return config
+
+
+def first_paragraph(box: str) -> str:
+    """The first paragraph of a text in a box, as tyro prints an error, in one line."""
+    words = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│ ")
+        if not text or text.startswith(("─", "╰")):
+            break
+        words.append(text)
+    return " ".join(words)
+
+
 def parse_arguments(
-    kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
+    kind: type,
+    arguments: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    default: Any = None,
+    allows_none: bool = False,
 ) -> Any:
     """The dataclass ``kind`` from the command line, on top of ``default``. Help lists the options that are
-    ``first`` in ``kind`` before the others of their group, and those of inner groups at the top too.
+    ``first`` in ``kind`` before the others of their group; if some of them are in inner groups, it begins
+    with all of them. With ``allows_none``, the word None is a value of an option that may be None.
 
     If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
     tyro itself answers --help and unknown options, and exits.
@@ -77,25 +131,35 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < 40:  # in fewer, tyro looks for a layout for minutes
         os.environ["COLUMNS"] = "40"
-    words, options = sys.argv[1:] if arguments is None else arguments, list(usual_values(default or kind))
-    usual = {option.name: value for option, value in options}
-    if len(usual) < len(options):
-        names = [option.name for option, _ in options]
-        twice = next(name for name in usual if names.count(name) > 1)
-        raise UserError(f"two options are called {twice}; rename the one of your memory's Config.")
-    lists = {option.name for option, _ in options if is_list(option.type)}
-    words, errors = merged([as_switch(word, usual) for word in words], lists), io.StringIO()
-    extra = {} if default is None else {"default": default}
-    config, first = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone), getattr(kind, "first", ())
-    inner = [name for name in first if name in usual and name not in {field.name for field in fields(kind)}]
-    if inner[1:]:
-        values = ("" if usual[name] is None else usual[name] for name in inner)
-        shown = (f"--{n.replace('_', '-')} {value}".rstrip() for n, value in zip(inner, values, strict=True))
-        extra["description"] = f"{inspect.getdoc(kind)}\n\nMost used, with their defaults: {', '.join(shown)}"
+    words = sys.argv[1:] if arguments is None else arguments
+
+    # The options, whose names must differ, since none has a prefix.
+    usual: dict[str, Any] = {}
+    lists = set()
+    for option, value in usual_values(default or kind):
+        if option.name in usual:
+            name = option.name
+            raise UserError(f"two options are called {name}; rename the one of your memory's Config.")
+        usual[option.name] = value
+        if is_list(option.type):
+            lists.add(option.name)
+    words = merged([as_switch(word, usual) for word in words], lists)
+
+    # How tyro parses them.
+    first: Sequence[str] = getattr(kind, "first", ())
+    settings: dict[str, Any] = {"prog": prog, "config": (tyro.conf.OmitArgPrefixes,)}
+    if not allows_none:
+        settings["config"] += (tyro.conf.DisallowNone,)
+    if default is not None:
+        settings["default"] = default
+    if "--help" in words or "-h" in words:
+        settings["description"] = f"{inspect.getdoc(kind)}{most_used(kind, first, usual, settings)}"
+    errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), option_rules(first):
-            return tyro.cli(kind, args=words, prog=prog, config=config, **extra)
+            return tyro.cli(kind, args=words, **settings)
     except SystemExit as end:
+        # tyro ends the program while it handles the exception of a config.
         cause = end.__context__
         while cause is not None:
             if isinstance(cause, UserError):
@@ -105,17 +169,68 @@ def parse_arguments(
         raise
 
 
+def most_used(kind: type, first: Sequence[str], usual: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The paragraph of help with the options that are ``first``, one a line: its default, and what it is in
+    short. Empty if all are in the outermost group, which shows them first anyway."""
+    import tyro
+
+    # Which options there are to show.
+    outer = {field.name for field in fields(kind)}
+    names = [name for name in first if name in usual]
+    if outer.issuperset(names):
+        return ""
+    # tyro reads the texts of options from their source, and gives them to our rules.
+    texts: dict[str, str] = {}
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit), option_rules((), texts):
+        tyro.cli(kind, args=["--no-such-option"], **settings)
+
+    # An option with its default, as it would be typed.
+    options = {}
+    for name in names:
+        value = "" if usual[name] is None else usual[name]
+        if isinstance(value, bool):
+            value = ""
+        elif isinstance(value, tuple):
+            value = " ".join(map(str, value))
+        options[f"--{name.replace('_', '-')} {value}".rstrip()] = texts.get(name, "")
+
+    # The first sentence of each text, in one line of this terminal.
+    width = min(max(map(len, options)), USUAL_OPTION_WIDTH)
+    n_columns = shutil.get_terminal_size().columns
+    lines = []
+    for option, text in options.items():
+        sentence = re.split(r"[;.] |\.$", text)[0]
+        n_left = n_columns - max(width, len(option)) - 5
+        lines.append(f"  {option:<{width}}  {textwrap.shorten(sentence, max(n_left, 20), placeholder=' …')}")
+    return "\n\nMost used, with their defaults:\n" + "\n".join(lines)
+
+
+def print_completion(commands: Mapping[str, type], words: Sequence[str]) -> None:
+    """Print or write what completes ``commands``, by name, and their options in a shell, as ``words`` ask
+    tyro."""
+    from tyro import conf, extras
+
+    with option_rules(()):
+        extras.subcommand_cli_from_dict(
+            dict(commands), prog="memformers", args=words, config=(conf.OmitArgPrefixes, conf.DisallowNone)
+        )
+
+
 def usual_values(config: Any) -> Iterator[tuple[Field[Any], Any]]:
     """The options of a dataclass, or of an instance, and of those in it, with their values."""
     for field in fields(config):
         usual = field.default_factory() if callable(field.default_factory) else None
         value = getattr(config, field.name, usual)
-        yield from usual_values(value) if is_dataclass(value) else [(field, value)]
+        if is_dataclass(value):
+            yield from usual_values(value)
+        else:
+            yield field, value
 
 
 def is_list(kind: Any) -> bool:
     """Whether an option of type ``kind`` takes any number of values: ``tuple[X, ...]``, or that or None."""
-    origin, kinds = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin is Annotated:
         return is_list(kinds[0])
     if origin in (Union, UnionType):
@@ -134,80 +249,100 @@ def as_switch(word: str, usual: Mapping[str, Any]) -> str:
 def merged(words: Sequence[str], lists: Container[str]) -> list[str]:
     """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for the
     options that are ``lists``."""
+    # Words by the option that they belong to; each other option is a group of its own.
     groups: dict[str, list[str]] = {"": []}
     group = groups[""]
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         option = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--"):
             group.append(word)
         elif option in lists or f"{option}_" in lists:
             group = groups.setdefault(option, [name])
-            group += [value] if equals else []
+            if equals:
+                group.append(value)
         else:
-            group = groups[f"{place}"] = [word]
+            group = groups[f"{position}"] = [word]
     return [word for group in groups.values() for word in group]
 
 
-def option_rules(first: Sequence[str]) -> Any:
-    """How tyro reads whole numbers, paths and lengths, and orders and shows options."""
+def option_rules(first: Sequence[str], texts: dict[str, str] | None = None) -> Any:
+    """How tyro reads whole numbers, paths and lengths, and orders and shows options. ``texts`` gets the text
+    of each option, by its name."""
     import tyro
     from tyro import constructors as tc
 
     rules = tc.ConstructorRegistry()
-    asked: list[Any] = []
+    readers: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
+    not_shown = ("None", "", "''", "()")  # as defaults
+    hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_shown else f"(default: {x})")
 
     @rules.primitive_rule
     def values(info: tc.PrimitiveTypeInfo) -> tc.PrimitiveConstructorSpec[Any] | None:
-        read: dict[Any, Callable[[str], Any]] = {int: whole_number, Path: user_path}
         kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(info.type)]
-        is_lengths = int in kinds and any(get_origin(kind) is tuple for kind in kinds)
-        if not is_lengths and info.type not in read:
+        if int in kinds and any(get_origin(kind) is tuple for kind in kinds):  # one length, or one a layer
+            return tc.PrimitiveConstructorSpec(
+                nargs="*",
+                metavar="INT [INT ...]",
+                instance_from_str=lengths,
+                is_instance=lambda value: isinstance(value, (int, tuple)),
+                str_from_instance=lambda value: [
+                    str(x) for x in (value if isinstance(value, tuple) else [value])
+                ],
+            )
+        if info.type not in readers:
             return None
         return tc.PrimitiveConstructorSpec(
-            nargs="*" if is_lengths else 1,
-            metavar="INT [INT ...]" if is_lengths else info.type.__name__.upper(),
-            instance_from_str=lengths if is_lengths else lambda words: read[info.type](words[0]),
-            is_instance=lambda value: isinstance(value, (int, tuple) if is_lengths else info.type),
-            str_from_instance=lambda value: list(map(str, value if isinstance(value, tuple) else [value])),
+            nargs=1,
+            metavar=info.type.__name__.upper(),
+            instance_from_str=lambda words: readers[info.type](words[0]),
+            is_instance=lambda value: isinstance(value, info.type),
+            str_from_instance=lambda value: [str(value)],
         )
+
+    asked: list[Any] = []
 
     @rules.struct_rule
     def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
-        if any(info is other for other in asked):  # below, where we ask what tyro makes of it by itself
+        # What tyro makes of it by itself: these rules are not asked again for the same one.
+        if any(info is asked_for for asked_for in asked):
             return None
         asked.append(info)
         spec = tc.ConstructorRegistry.get_struct_spec(info)
         if not isinstance(spec, tc.StructConstructorSpec):
             return None
-        not_given, made = ("None", "", "''", "()"), []
-        hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in not_given else f"(default: {x})")
+        ordered = []
         for field in sorted(spec.fields, key=lambda field: [*first, field.name].index(field.name)):
             text = field.helptext() if callable(field.helptext) else field.helptext
+            text = " ".join((text or "").split())
+            if texts is not None:
+                texts[field.name] = text
             kind: Any = Annotated[field.type, hint]
-            made.append(replace(field, type=kind, helptext=" ".join((text or "").split()) or None))
-        return replace(spec, fields=tuple(made))
+            ordered.append(replace(field, type=kind, helptext=text or None))
+        return replace(spec, fields=tuple(ordered))
 
     return rules
 
 
 def last_value(option: str, arguments: Sequence[str]) -> str:
     """The last value of ``option`` among ``arguments``, which are not parsed yet; empty for none."""
-    pairs = pairwise([*arguments, ""])
-    values = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
-    return values[-1] if values and not values[-1].startswith("-") else ""
+    value = ""
+    for word, next_word in pairwise([*arguments, ""]):
+        name, _, attached = word.partition("=")
+        if name == option:
+            value = attached or next_word
+    return "" if value.startswith("-") else value
 
 
 def command_as_given() -> str:
     """The command line of this process, quoted, without ``--dashboard``, whose address may be private."""
     program, *arguments = sys.argv
+    # A module, a file, or a program on the path.
     if module := getattr(sys.modules["__main__"], "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         words = ["python", program] if program.endswith(".py") else [Path(program).name]
-    pairs = pairwise(["", *arguments])
-    words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
-    return shlex.join(words)
+    return shlex.join([*words, *without_options(arguments, ("--dashboard",))])
 
 
 def without_options(words: Sequence[str], options: Container[str]) -> list[str]:
@@ -224,8 +359,10 @@ def without_options(words: Sequence[str], options: Container[str]) -> list[str]:
 def resume_command(folder: Path, target: str) -> str:
     """How to continue the experiment in ``folder`` that this process runs: with make, where make started it
     as its ``target``."""
-    if "MAKELEVEL" in os.environ and is_clone():  # make has set it
+    # make sets this variable.
+    if "MAKELEVEL" in os.environ and is_clone():
         return f"the same make command with RESUME=1, as in make {target} RESUME=1"
+    # The same command, for this folder.
     words = without_options(shlex.split(command_as_given()), OF_A_FOLDER)
     options = shlex.join(["--resume", "--out", str(folder)])
     for program in (["memformers"], ["python", "-m", "memformers"]):
@@ -249,8 +386,8 @@ def command_here(command: str) -> str:
 
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
     """One whole number, or one for each layer, with blanks or commas between them; else ValueError."""
-    numbers = tuple(whole_number(word) for text in words or [""] for word in text.split(","))
-    return numbers if len(numbers) > 1 else numbers[0]
+    numbers = [whole_number(word) for word in ",".join(words).split(",")]
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def whole_number(text: str) -> int:

@@ -1,33 +1,80 @@
-"""Arms as users describe them: a name, and the settings in which they differ from what all share."""
+"""An arm of an experiment: a name, and the complete settings of its trainings."""
 
-import contextlib
-import difflib
-import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from memformers.common.command_line import lengths
-from memformers.common.text import UserError
+from memformers.common.command_line import parse_settings
+from memformers.common.errors import UserError
+from memformers.common.fields import replace_nested
 from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
 from memformers.models.registry import import_memory, lookup
-from memformers.runs.folder import FIGURES, Arm, flatten
+from memformers.runs.folder import FIGURES, flatten
 from memformers.training.config import TrainConfig
 
-HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
-OF_ALL = {
-    "seed": "seed and seeds",
-    "data": "data",
-    "max_tokens": "max_tokens and scale",
-    "step.parallel": "parallel",
+Config = TypeVar("Config", bound=TrainConfig)
+
+HOW_TO_WRITE = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
+SAME_FOR_ALL = {
+    "seed": "set it with seed and seeds",
+    "data": "set it with data",
+    "max_tokens": "set it with max_tokens and scale",
+    "parallel": "set it with parallel",
 }
-"""Settings that can't differ between arms, and the options that set them for all arms."""
-OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.measured_for")
-"""Prefixes of other settings that can't differ between arms."""
+"""Settings that can't differ between arms, and what sets them for all."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A name, and the settings of its trainings: complete and checked, with the first seed."""
+
+    name: str
+    config: TrainConfig
+    label: str = ""
+    """The name in tables and figures; empty: the same."""
+
+
+def with_settings(base: Config, **settings: Any) -> Config:
+    """``base`` with other values of these ``settings``: fields of it, of its groups, or of its memory.
+    Another ``model`` has its own settings of a memory, and defaults for those that it doesn't use."""
+    network = base.model
+    name = settings.pop("model", network.model)
+    network_names = {field.name for field in fields(ModelConfig)}
+    of_network: dict[str, Any] = {}
+    of_training: dict[str, Any] = {}
+
+    # What the other settings say of another model.
+    if name != network.model:
+        name = import_memory(name)
+        of_network = {"model": name, "memory_config": lookup(name).Config()}
+        for field in (*fields(ModelConfig), *fields(TrainConfig)):
+            if not applies_to(field.name, name) and field.name not in SHARED_SETTINGS:
+                group = of_network if field.name in network_names else of_training
+                group[field.name] = field.default
+
+    # What these say.
+    memory_config = of_network.get("memory_config", network.memory_config)
+    memory_names = {field.name for field in fields(memory_config)}
+    of_memory = {setting: settings.pop(setting) for setting in memory_names & settings.keys()}
+    if of_memory:
+        of_network["memory_config"] = replace(memory_config, **of_memory)
+    for setting, value in settings.items():
+        group = of_network if setting in network_names else of_training
+        group[setting] = value
+    return replace_nested(base, model=replace(network, **of_network), **of_training)
+
+
+def changed_settings(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
+    """The settings of ``config`` that are not those of ``base``, by their dotted names."""
+    settings_of_base = dict(flatten(asdict(base)))
+    changed = {}
+    for name, value in flatten(asdict(config)):
+        if name not in settings_of_base or settings_of_base[name] != value:
+            changed[name] = value
+    return changed
 
 
 def keys_of_layers(model: ModelConfig) -> Lengths:
@@ -37,111 +84,98 @@ def keys_of_layers(model: ModelConfig) -> Lengths:
     return tuple(size.keys for size in replace(model, model="compressive").memory_sizes)
 
 
-def read_arms(texts: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
-    """Each text is an arm, or the path of a file with one arm per line and comments after #. ``shared`` has
-    all settings."""
-    arms = []
+def read_arms(
+    texts: Sequence[str],
+    base: TrainConfig,
+    *,
+    model: str = "",
+    same_for_all: Mapping[str, str] = SAME_FOR_ALL,
+) -> list[Arm]:
+    """The arms that ``texts`` describe: each is an arm, as in [`parse_arm`][], or the path of a file with one
+    arm per line and comments after #."""
+    # The descriptions, in files too.
+    lines = []
     for text in texts:
         if ":" in text or not Path(text).is_file():
-            arms.append(parse_arm(text, shared))
+            lines.append(text)
             continue
         try:
-            lines = [line.partition("#")[0].strip() for line in Path(text).read_text("utf-8").splitlines()]
+            content = Path(text).read_text("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(f"arms: {text} is not UTF-8 text: {error}; {HOW}, one a line.") from None
-        arms += [parse_arm(line, shared) for line in lines if line]
-    return arms
+            message = f"arms: {text} is not UTF-8 text: {error}; {HOW_TO_WRITE}, one a line."
+            raise UserError(message) from None
+        for line in content.splitlines():
+            described = line.partition("#")[0].strip()
+            if described:
+                lines.append(described)
+    return [parse_arm(line, base, model=model, same_for_all=same_for_all) for line in lines]
 
 
-def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
-    """The arm ``NAME: setting=value …`` with short or dotted names, and JSON or words as values."""
-    name, colon, rest = text.partition(":")
+def parse_arm(
+    text: str,
+    base: TrainConfig,
+    *,
+    model: str = "",
+    same_for_all: Mapping[str, str] = SAME_FOR_ALL,
+) -> Arm:
+    """The arm ``NAME: setting=value …``, whose settings are options of a training, and which has those of
+    ``base`` otherwise; ``model`` is the model of an arm that names none."""
+    # The name.
+    name, colon, described = text.partition(":")
     name = name.strip()
     if not colon:
-        raise UserError(f"arms: {text!r} has no colon and is not a file; {HOW}.")
-    if not re.fullmatch(r"\w[\w+-]{,49}", name) or re.search(r"-seed\d+$", name) or name.lower() == FIGURES:
+        raise UserError(f"arms: {text!r} has no colon and is not a file; {HOW_TO_WRITE}.")
+    check_arm_name(name)
+    try:
+        words = shlex.split(described)
+    except ValueError as error:
+        problem = f"{described.strip()!r} can't be read: {error}; {HOW_TO_WRITE}."
+        raise UserError(f"arm {name!r}: {problem}") from None
+
+    # The settings, by the names of their options.
+    settings = {}
+    for word in words:
+        setting, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"arm {name!r}: {word!r} is not setting=value; {HOW_TO_WRITE}.")
+        option = setting.replace("-", "_").rpartition(".")[2]
+        if option in same_for_all:
+            raise UserError(f"arm {name!r}: {option} is the same for all arms; {same_for_all[option]}.")
+        settings[option] = value
+
+    # The model first, since others may be settings of its memory; it may allow one number of layers only.
+    named = settings.pop("model", model)
+    network: dict[str, Any] = {"model": named} if named else {}
+    if settings.get("n_layers", "").isdecimal():
+        network["n_layers"] = int(settings["n_layers"])
+    try:
+        of_model = with_settings(base, **network) if network else base
+        return Arm(name, parse_settings(settings, of_model) if settings else of_model)
+    except UserError as error:
+        raise UserError(f"arm {name!r}: {error}") from None
+
+
+def check_arm_name(name: str) -> None:
+    """Raise UserError for a ``name`` that a folder of a run can't have."""
+    is_word = re.fullmatch(r"\w[\w+-]{,49}", name)
+    names_seed = re.search(r"-seed\d+$", name)
+    if not is_word or names_seed or name.lower() == FIGURES:
         raise UserError(
             f"arm {name!r} can't have this name, since its folder has it too; use up to 50 letters, digits, "
             f"-, + and _, and neither {FIGURES!r} nor an ending such as '-seed1'."
         )
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
-    settings: dict[str, str] = {}
-    for key, equals, value in (word.partition("=") for word in words):
-        if not equals:
-            raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
-        last = key.replace("-", "_").rpartition(".")[2]
-        settings[key.replace("-", "_")] = import_memory(value) if last == "model" else value
-    known, model = dict(flatten(shared)), settings.get("model", settings.get("model.model", ""))
-    if ":" in model:
-        known |= {
-            f"model.memory_config.{key}": value for key, value in asdict(lookup(model).Config()).items()
-        }
-    dotted = {full_name(key, known, name): value for key, value in settings.items()}
-    return Arm(name, {key: value_of(value, known[key]) for key, value in dotted.items()})
 
 
-def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
-    full = next((name for name in known if name == key or name.endswith(f".{key}")), None)
-    if full is None:
-        near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
-        hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
-        raise UserError(f"arm {arm!r}: unknown setting {key!r}; {hint}")
-    if full in OF_ALL or full.startswith(OF_THE_TASK):
-        instead = f"set it with {OF_ALL[full]}" if full in OF_ALL else "don't set it"
-        raise UserError(f"arm {arm!r}: {key} is the same for all arms; {instead}.")
-    return full
-
-
-def value_of(word: str, before: Any) -> Any:
-    value: Any = word
-    with contextlib.suppress(ValueError):
-        value = json.loads(word.lower())  # True and None too
-    with contextlib.suppress(ValueError):
-        value = lengths(word.split()) if "," in word else value
-    if isinstance(before, float) and type(value) is int:
-        return float(value)
-    if type(before) is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e6
-    return value
-
-
-def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of ``arm``, with those in ``shared`` that it doesn't name and that its model uses."""
-    settings = deepcopy(dict(shared))
-    model = arm.settings.get("model.model", settings["model"]["model"])
-    for place, config in ((settings, TrainConfig), (settings["model"], ModelConfig)):
-        for field in fields(config):
-            if not applies_to(field.name, model) and field.name not in SHARED_SETTINGS:
-                place[field.name] = field.default
-    if model != settings["model"]["model"]:
-        settings["model"]["memory_config"] = asdict(lookup(model).Config())
-    for name, value in arm.settings.items():
-        *path, last = name.split(".")
-        place = settings
-        for part in path:
-            place = place[part]
-        place[last] = value
-    return settings
-
-
-def check_arms(
-    arms: Sequence[Arm], shared: Mapping[str, Any], parse: Callable[[dict[str, Any], str], Any]
-) -> None:
-    """Raise UserError for no arm, one that ``parse`` refuses, and two with the same name or settings."""
+def check_arms(arms: Sequence[Arm]) -> None:
+    """Raise UserError for no arm, and for two with the same name or settings."""
     if not arms:
         raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
     names: set[str] = set()
-    seen: dict[Any, str] = {}
+    by_config: dict[TrainConfig, str] = {}
     for arm in arms:
         if arm.name.lower() in names:  # some file systems don't tell them apart
             raise UserError(f"models and arms need different names; {arm.name!r} is there twice.")
         names.add(arm.name.lower())
-        try:
-            run = parse(settings_of(arm, shared), "its settings")
-        except UserError as error:
-            raise UserError(f"arm {arm.name!r}: {error}") from None
-        if (other := seen.setdefault(run, arm.name)) != arm.name:
-            raise UserError(f"arms {other!r} and {arm.name!r} have the same settings; drop one of them.")
+        twin = by_config.setdefault(arm.config, arm.name)
+        if twin != arm.name:
+            raise UserError(f"arms {twin!r} and {arm.name!r} have the same settings; drop one of them.")

@@ -9,42 +9,33 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from memformers.common.command_line import cli_errors, command_as_given
+from memformers.common.command_line import command_as_given
+from memformers.common.console import counted
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, check_fields, replace_nested
-from memformers.common.files import config_from_dict, write_json
-from memformers.common.machine import JOBS, choose_device, keep_freed_memory
+from memformers.common.files import write_json
+from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
-from memformers.common.text import TrainingsFailed, UserError, counted
-from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.comparison.arms import Arm, check_arms
+from memformers.comparison.task import Task
+from memformers.models.config import SHARED_SETTINGS, applies_to
 from memformers.models.facts import memory_facts
-from memformers.models.registry import (
-    check_importable,
-    import_memory,
-    import_path,
-    lookup,
-)
+from memformers.models.registry import check_importable, import_path, lookup
 from memformers.report.keys import unequal_keys
 from memformers.report.markdown import in_terminal
+from memformers.runs.card import RunCard, known_card, note_launch
 from memformers.runs.folder import (
     CARD,
     CONFIG,
     EXPERIMENT,
     OF_AN_EXPERIMENT,
     RESULT,
-    Arm,
-    Card,
-    Plan,
-    Planned,
     alone_in,
     check_named,
     check_report,
-    known_card,
-    note_launch,
-    read_plan,
     refuse_overwrite,
-    runs_of,
 )
+from memformers.runs.plan import Plan, Planned, PlannedArm, read_plan, runs_of
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
 from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
@@ -55,54 +46,15 @@ if TYPE_CHECKING:
 
 ENDING_SECONDS = 20.0
 """How long a training run may outlive the experiment that started it."""
-Settings = dict[str, Any]
-"""A run's settings, as its ``config.json`` has them."""
-
-
-class Task:
-    """What the runs of an experiment read, and what is measured of them."""
-
-    name: str
-    """In the plan of an experiment."""
-    resumes = True
-    """Whether a training run that was stopped continues; otherwise it starts again."""
-    module: str
-    """The module that trains a run in a separate process, as [`train_alone`][] does."""
-    reporter = "memformers.report.document"
-    """The module whose ``write_report(folder)`` writes the report and returns it. It is imported when all
-    training runs have ended, so that none of them loads matplotlib."""
-
-    def parse(self, settings: Settings, source: str) -> Any:
-        """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
-        such run."""
-        raise NotImplementedError
-
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
-        """The settings that let all ``runs`` read the same source, if there is one. UserError for one that
-        can't be used, or isn't that of the runs in ``folder``."""
-        return {}
-
-    def train(self, folder: Path) -> None:
-        """Train the run that ``config.json`` in ``folder`` describes."""
-        raise NotImplementedError
-
-    def network(self, settings: Settings, source: str) -> NetworkConfig | None:
-        """The network of the run with these ``settings``; None if it has no memory of this package."""
-        return config_from_dict(ModelConfig, settings["model"], source)
-
-    def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Measure the trained models in ``folder`` together."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Arms × seeds × a task."""
 
-    task: Task
-    train: TrainConfig
-    """The training that all arms share, of the first seed."""
-    more: Settings
-    """Settings of the task that are not in TrainConfig, by the task's name."""
+    task: Task[Any]
+    base: TrainConfig
+    """The settings that the arms were derived from, of the first seed."""
     arms: tuple[Arm, ...]
     seeds: Count = 1
     jobs: Count = 1
@@ -114,11 +66,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_arms(self.arms, self.shared, self.task.parse)
-
-    @property
-    def shared(self) -> Settings:
-        return {**asdict(self.train), **self.more}
+        check_arms(self.arms)
 
 
 def run_experiment(
@@ -130,39 +78,48 @@ def run_experiment(
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
-    and for what no training could start from; [`memformers.common.text.TrainingsFailed`][] when a training
+    and for what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training
     run failed.
     """
     check_named(folder)
-    dashboard, saved = find_dashboard(dashboard), read_plan(folder)
-    train, task = experiment.train, experiment.task
-    if train.step.precision == "auto" and saved:  # all arms share one
-        train = replace_nested(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
-    experiment = replace(experiment, train=with_precision(train, choose_device(train.step.device)))
-    plan = merge_plans(experiment, saved, folder, resume)
-    arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
-    runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
-    for run in runs.values():
-        check_importable(run["model"]["model"])
-    pinned = task.read(runs, folder)
+    dashboard = find_dashboard(dashboard)
+    task = experiment.task
+
+    # What is planned: the arms of before, those of now, and their runs.
+    saved = read_plan(folder)
+    experiment = replace(experiment, base=with_one_precision(experiment.base, saved))
+    arms = merge_arms(experiment, saved, folder, resume)
+    plan = make_plan(experiment, arms, saved, folder)
+    configs = {arm.name: arm.config for arm in arms}
+    runs = {name: with_seed(configs[run.arm], run.seed) for name, run in plan.runs.items()}
+
+    # What all runs share, although their settings leave it open.
+    for config in configs.values():
+        check_importable(config.model.model)
+    data = task.find_data(runs, folder)
+    precision = experiment.base.step.precision
+
     with alone_in(folder):
+        # The files from which each run starts.
         write_json(folder / EXPERIMENT, plan)
-        due = [name for name in runs if not (folder / name / RESULT).exists()]
+        due = {name: config for name, config in runs.items() if not (folder / name / RESULT).exists()}
         for name in due:  # one of an experiment that was killed may be about to end
             with alone_in(folder / name, seconds=ENDING_SECONDS):
                 if not task.resumes:
                     rmtree(folder / name, ignore_errors=True)
         plan_runs(plan.runs, folder)
-        for name in due:
-            source = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
-            write_json(folder / name / CONFIG, runs[name] | source)
+        for name, config in due.items():
+            shared = data if config.step.precision != "auto" else {**data, "precision": precision}
+            write_json(folder / name / CONFIG, replace_nested(config, **shared))
+
+        # The training, the measurement and the report.
         show_comparison(folder, dashboard)
-        print_unequal_keys(task, plan.arms, arms)
-        failed = train_all(experiment, plan, {name: runs[name] for name in due}, folder, dashboard)
+        print_unequal_keys(task, arms)
+        failed = train_all(experiment, plan, due, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in runs):
             raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
         try:
-            task.measure(experiment.train, folder)
+            task.measure(experiment.base, folder)
         finally:  # whatever the measurement met
             report: Report = import_module(task.reporter).write_report(folder)
     if failed:
@@ -187,6 +144,7 @@ def run_experiments(
         refuse_overwrite(folder, OF_AN_EXPERIMENT)
     elif not resume:
         raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
+    # A failed training doesn't stop the other experiments.
     failed = []
     for name, experiment in experiments.items():
         try:
@@ -203,56 +161,107 @@ def run_experiments(
     raise TrainingsFailed(" ".join(failed))
 
 
-def merge_plans(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
-    """UserError for a ``saved`` plan that doesn't fit, and for files that would be lost."""
-    name, shared = experiment.task.name, experiment.shared
-    if saved and not resume:
+def with_one_precision(base: TrainConfig, saved: Plan | None) -> TrainConfig:
+    """``base`` with the precision of the ``saved`` plan, or else this machine's, in place of "auto"."""
+    if saved and base.step.precision == "auto":
+        saved_step = saved.settings.get("step", {})
+        base = replace_nested(base, precision=saved_step.get("precision", "auto"))
+    return with_precision(base, choose_device(base.step.device))
+
+
+def with_seed(config: TrainConfig, seed: int) -> TrainConfig:
+    return config if config.seed == seed else replace(config, seed=seed)
+
+
+def merge_arms(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> list[Arm]:
+    """The arms of the ``saved`` plan, then the new ones; UserError for a plan that doesn't fit."""
+    if saved is None:
+        return list(experiment.arms)
+    name = experiment.task.name
+    if not resume:
         raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
-    before = saved or Plan(name, shared, (), scale=experiment.scale)
-    if before.task != name:
-        raise UserError(f"{folder} is an experiment on {before.task}, not on {name}; name a new folder.")
-    if changes := differences(before.settings, shared):
+    if saved.task != name:
+        raise UserError(f"{folder} is an experiment on {saved.task}, not on {name}; name a new folder.")
+    changes = differences(saved.settings, asdict(experiment.base))
+    if changes:
         raise UserError(
             f"{folder} is an experiment with other settings: {changes}. Use those, or name a new folder."
         )
-    arms = {arm.name: arm for arm in before.arms}
+    # What was planned, and then what is asked for, which may be the same.
+    arms: dict[str, Arm] = {}
+    for planned in saved.arms:
+        config = experiment.task.read_config(used_settings(planned.config), f"arm {planned.name}")
+        arms[planned.name] = Arm(planned.name, config, planned.label)
     for arm in experiment.arms:
-        old, new = (settings_of(a, shared) for a in (arms.setdefault(arm.name, arm), arm))
-        if changes := differences(old, new):
+        planned_arm = arms.setdefault(arm.name, arm)
+        changes = differences(asdict(planned_arm.config), asdict(arm.config))
+        if changes:
             raise UserError(
                 f"{folder} has an arm {arm.name} with other settings: {changes}. Give it another name, or "
                 f"name a new folder. (In a comparison with the Compressive Transformer, Transformer-XL's "
                 f"memory is longer, unless --no-equal-keys is given.)"
             )
-    check_arms(list(arms.values()), shared, experiment.task.parse)
-    first = experiment.train.seed
-    runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
-    new_names = [name for name in runs if name not in before.runs]
+    check_arms(list(arms.values()))
+    return list(arms.values())
+
+
+def used_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``settings`` of a run without those that its model doesn't use, which a plan of an earlier version
+    may have, since its arms were not complete."""
+    network = settings.get("model", {})
+    model = network.get("model", "")
+
+    def used(group: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: x for name, x in group.items() if applies_to(name, model) or name in SHARED_SETTINGS}
+
+    return {**used(settings), "model": used(network)}
+
+
+def make_plan(experiment: Experiment, arms: Sequence[Arm], saved: Plan | None, folder: Path) -> Plan:
+    """The plan of all runs; UserError for files that would be lost."""
+    # Seeds that an earlier command has asked for stay.
+    first = experiment.base.seed
+    n_seeds = max(experiment.seeds, saved.seeds if saved else 0)
+    runs = runs_of([arm.name for arm in arms], range(first, first + n_seeds))
+    planned = saved.runs if saved else {}
+    new_names = [name for name in runs if name not in planned]
     refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     check_report(folder)
-    commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
-    return replace(before, arms=tuple(arms.values()), runs=runs, commands=commands)
+    # Each command once, for the report.
+    commands = (*saved.commands, command_as_given()) if saved else (command_as_given(),)
+    return Plan(
+        task=experiment.task.name,
+        settings=saved.settings if saved else asdict(experiment.base),
+        arms=tuple(PlannedArm(arm.name, asdict(arm.config), arm.label) for arm in arms),
+        runs=runs,
+        commands=tuple(dict.fromkeys(commands)),
+        scale=saved.scale if saved else experiment.scale,
+        task_info=experiment.task.info,
+    )
 
 
 def train_all(
-    experiment: Experiment, plan: Plan, due: Mapping[str, Settings], folder: Path, dashboard: str
+    experiment: Experiment, plan: Plan, due: Mapping[str, TrainConfig], folder: Path, dashboard: str
 ) -> list[str]:
     """Train the runs that are ``due``; returns the names of those that failed."""
-    names, done = list(due), len(plan.runs) - len(due)
-    print(f"{counted(len(plan.runs), 'training')}, {done} done → {folder}", flush=True)
+    names = list(due)
+    n_done = len(plan.runs) - len(due)
+    print(f"{counted(len(plan.runs), 'training')}, {n_done} done → {folder}", flush=True)
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
+
+    # A process for each, which is told the file of its memory: a config alone runs no code.
     commands = []
-    for name in names:
+    for name, config in due.items():
         command = [experiment.task.module, str(folder / name)]
-        model = due[name]["model"]["model"]
+        model = config.model.model
         if ":" in model:
             command.append(import_path(lookup(model)))
         commands.append(command)
 
     def begin(number: int) -> None:
-        print(f"\n── {done + number + 1} of {len(plan.runs)}: {names[number]} ──", flush=True)
+        print(f"\n── {n_done + number + 1} of {len(plan.runs)}: {names[number]} ──", flush=True)
         note_launch(folder / names[number])
 
     ended = run_modules(
@@ -269,12 +278,13 @@ def train_all(
     return [name for name in plan.runs if name in failed]
 
 
-def print_unequal_keys(task: Task, arms: Sequence[Arm], settings: Mapping[str, Settings]) -> None:
-    """Say before the training which of the ``arms``, whose ``settings`` are by their names, will hold
-    different numbers of keys although they are configured with the same."""
+def print_unequal_keys(task: Task[Any], arms: Sequence[Arm]) -> None:
+    """Say before the training which of the ``arms`` will hold different numbers of keys although they are
+    configured with the same."""
     facts = {}
     for arm in arms:
-        if network := task.network(settings[arm.name], arm.name):
+        network = task.network(arm.config)
+        if network:
             facts[arm.label or arm.name] = memory_facts(network)
     for warning in unequal_keys(facts):
         print(in_terminal([f"NOTE: {warning.text}"]), flush=True)
@@ -285,15 +295,4 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
         if not known_card(folder / name):  # a resumed run keeps its card
-            write_json(folder / name / CARD, Card(f"comparison {folder.resolve().name}", name=name))
-
-
-def train_alone(task: Task) -> None:
-    """Train the run in the folder named on the command line, with the file of its memory if it has one. Each
-    run has a process, so that no state (labml's, peak memory, random numbers) can change the next one."""
-    with cli_errors():
-        keep_freed_memory()
-        folder, *code = sys.argv[1:]
-        for path in code:
-            import_memory(path)
-        task.train(Path(folder))
+            write_json(folder / name / CARD, RunCard(f"comparison {folder.resolve().name}", name=name))

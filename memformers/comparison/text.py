@@ -3,25 +3,27 @@ memories help."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import config_from_dict, user_path
+from memformers.common.files import user_path
 from memformers.common.machine import choose_device
-from memformers.common.text import UserError
-from memformers.comparison.arms import keys_of_layers, read_arms
-from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment, train_alone
+from memformers.comparison.arms import Arm, keys_of_layers, read_arms, with_settings
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.task import Task, train_alone
 from memformers.data.dataset import DatasetInfo
 from memformers.data.sources import BUILTIN, STAND_IN, TINY_SHAKESPEARE_URL, CorpusSpec
-from memformers.evaluation.memory_ablation import probe
+from memformers.evaluation.probe import probe
 from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
-from memformers.runs.folder import Arm, read_plan
-from memformers.training.api import train
+from memformers.runs.folder import CONFIG
+from memformers.runs.plan import PlannedArm, read_plan
+from memformers.training.api import train_run
 from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.run import find_text, spec_of
+from memformers.training.job import find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.markdown import Report
@@ -64,21 +66,24 @@ class CompareConfig:
                 f"parallel={self.train.step.parallel!r} can't be used in a comparison, which starts its runs "
                 f"one by one; train each with torchrun, and compare them with memformers report."
             )
-        self.experiment()
 
-    def experiment(self, beside: Sequence[Arm] = ()) -> Experiment:
-        """The experiment; ``beside`` are arms that it has already."""
-        train = replace(self.train, max_tokens=max(round(self.train.max_tokens * self.scale), 1))
-        longer: dict[str, Settings] = {}
-        described = [
-            replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)
-            for arm in read_arms(self.arms, asdict(train))
-        ]
-        trained = {*self.models, *(arm.settings.get("model.model") for arm in (*described, *beside))}
-        if self.equal_keys and trained & {*SETTING_MODELS["c_mem_len"]}:
-            longer = {"transformer-xl": {"model.mem_len": keys_of_layers(train.model)}}
-        arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]
-        return Experiment(TEXT, train, {}, (*arms, *described), seeds=self.seeds, scale=self.scale)
+    def experiment(self, planned: Sequence[PlannedArm] = ()) -> Experiment:
+        """The experiment; ``planned`` are arms that its folder has already. UserError for an arm that can't
+        be trained."""
+        base = replace(self.train, max_tokens=max(round(self.train.max_tokens * self.scale), 1))
+        described = read_arms(self.arms, base, model=ModelConfig().model)
+
+        # Transformer-XL is as long as the others if one of those has slots.
+        models = {*self.models, *(arm.config.model.model for arm in described)}
+        models.update(arm.config["model"]["model"] for arm in planned)
+        has_slots = not models.isdisjoint(SETTING_MODELS["c_mem_len"])
+        arms = []
+        for model in self.models:
+            settings: dict[str, Any] = {"model": model}
+            if model == "transformer-xl" and self.equal_keys and has_slots:
+                settings["mem_len"] = keys_of_layers(base.model)
+            arms.append(Arm(model, with_settings(base, **settings)))
+        return Experiment(TEXT, base, (*arms, *described), seeds=self.seeds, scale=self.scale)
 
 
 def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> "Report":
@@ -90,37 +95,38 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
 
 
 @dataclass(frozen=True)
-class TextTask(Task):
+class TextTask(Task[TrainConfig]):
     """Training runs on a text, which measure their loss on its held-out part."""
 
     probed: bool = True
     """Whether the trained models are probed."""
     name = "text"
+    config = TrainConfig
     module = "memformers.comparison.text"
 
-    def parse(self, settings: Settings, source: str) -> TrainConfig:
-        return config_from_dict(TrainConfig, settings, source)
-
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Settings:
+    def find_data(self, runs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Any]:
         """The text, and UserError also for runs in ``folder`` of another text or of other settings."""
-        trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
-        by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
-        for name, training in trainings.items():
-            if (spec := spec_of(training)) not in by_spec:
-                by_spec[spec] = find_text(training, folder / name).info
+        # Arms may divide the text in other ways: each way is read once.
+        by_spec: dict[CorpusSpec, DatasetInfo] = {}
+        for name, config in runs.items():
+            spec = spec_of(config)
+            if spec not in by_spec:
+                by_spec[spec] = find_text(config, folder / name).info
                 check_apart(folder, spec.data, by_spec[spec].source)
             check_same_corpus(by_spec[spec], folder / name)
-            check_same_config(training, folder / name)
-        first = next(iter(trainings.values()))
+            if (folder / name / CONFIG).exists():
+                check_same_config(config, read_train_config(folder / name), folder / name)
+        first = next(iter(runs.values()))
         return resolve_data(first, by_spec[spec_of(first)])
 
     def train(self, folder: Path) -> None:
-        train(read_train_config(folder), folder, resume=True)
+        config = read_train_config(folder)
+        train_run(config, folder, resume=True, previous=config)
 
-    def measure(self, train: TrainConfig, folder: Path) -> None:
+    def measure(self, base: TrainConfig, folder: Path) -> None:
         try:
             if self.probed:
-                probe(folder, PROBED, choose_device(train.step.device))
+                probe(folder, PROBED, choose_device(base.step.device))
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
 
@@ -128,21 +134,22 @@ class TextTask(Task):
 TEXT = TextTask()
 
 
-def resolve_data(train: TrainConfig, corpus: DatasetInfo) -> Settings:
+def resolve_data(config: TrainConfig, corpus: DatasetInfo) -> dict[str, Any]:
     """The settings with which all runs read the same corpus, whatever the network, a cache or the current
     folder contains: a word for the built-in play, otherwise files."""
-    if corpus.is_stand_in or train.data == BUILTIN:
+    if corpus.is_stand_in or config.data == BUILTIN:
         return {"data": STAND_IN if corpus.is_stand_in else BUILTIN}
     if corpus.source == TINY_SHAKESPEARE_URL:  # it can't be kept in the cache, so each run downloads it
         return {}
-    if "-" in (train.data, train.text.validation, train.text.test):
+    text = config.text
+    if "-" in (config.data, text.validation, text.test):
         raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
-    text = train.text
-    named = {"data": train.data or corpus.source, "validation": text.validation, "test": text.test}
-    paths = {
-        n: name if "://" in name else str(user_path(name).resolve()) for n, name in named.items() if name
-    }
-    return {"data": paths.pop("data"), **({"text": paths} if paths else {})}
+    names = {"data": config.data or corpus.source, "validation": text.validation, "test": text.test}
+    resolved = {}
+    for setting, name in names.items():
+        if name:
+            resolved[setting] = name if "://" in name else str(user_path(name).resolve())
+    return resolved
 
 
 if __name__ == "__main__":

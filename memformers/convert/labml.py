@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Range, check_arguments
-from memformers.common.text import UserError
 from memformers.convert.transfo_xl import abbreviate, strip_prefix
 
 LABML_DISTANCES = 4096

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import check_value
 from memformers.common.files import read_json
-from memformers.common.text import UserError
 from memformers.data.tokenizer import WordTokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.io import CONFIG
@@ -144,7 +144,7 @@ def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | 
         >>> from memformers import from_transfo_xl
         >>> from_transfo_xl({"embed.weight": None})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        memformers.common.text.UserError: expected a state dict of Transformer-XL, ...
+        memformers.common.errors.UserError: expected a state dict of Transformer-XL, ...
     """
     # Weights and settings, from a folder or as given.
     settings = dict(config or {})

@@ -35,9 +35,9 @@ from labml_db import Index, Key, Model
 from labml_db.driver.file import FileDbDriver
 from labml_db.index_driver.file import FileIndexDbDriver
 
+from memformers.common.errors import UserError
 from memformers.common.fields import matches
 from memformers.common.files import write_text
-from memformers.common.text import UserError
 from memformers.tracking.discovery import TOKEN, WHO
 
 RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")

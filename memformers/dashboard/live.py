@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memformers.common.console import duration
+from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
-from memformers.common.text import UserError, duration
 from memformers.report.arms import ArmRuns, Column, arms_of, base_of, measure_of
 from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
 from memformers.report.plotting import line_styles
 from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
-from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
+from memformers.runs.folder import PAGE, short_names
+from memformers.runs.metrics import SECONDS, TOKENS
 from memformers.runs.reader import (
     FINISHED,
     PLANNED,

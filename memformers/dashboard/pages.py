@@ -28,17 +28,19 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 from fastapi.responses import PlainTextResponse as Text
 from filelock import Timeout
 
+from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
-from memformers.common.text import UserError
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
 from memformers.report.markdown import STYLE, TEMPLATE
-from memformers.runs.folder import PAGE, read_card, read_metrics
+from memformers.runs.card import read_card
+from memformers.runs.folder import PAGE
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
-from memformers.tracking.recorder import import_run
+from memformers.tracking.relay import import_run
 
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2  # how long a request may take after Ctrl-C

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memformers.common.errors import UserError
 from memformers.common.files import user_path
-from memformers.common.text import UserError
 from memformers.data.files import (
     BLOCK,
     STDIN,

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
 
+from memformers.common.errors import UserError
 from memformers.common.files import MANIFEST, check_manifest, config_from_dict, read_json
-from memformers.common.text import UserError
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.files import OF_IDS, Ids, ids_in
 from memformers.data.sources import FORMAT, STORE

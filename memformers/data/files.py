@@ -21,8 +21,8 @@ import numpy.typing as npt
 import platformdirs
 import zstandard
 
+from memformers.common.errors import UserError
 from memformers.common.files import user_path
-from memformers.common.text import UserError
 
 Ids = npt.NDArray[Any]  # token ids `[n]`, of an integer type
 File = Path | bytes | Ids  # a file, - for standard input, or what a file would contain: a text, or token ids

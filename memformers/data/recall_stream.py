@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Range
-from memformers.common.text import UserError
 from memformers.data.streams import IGNORED, Segment
 
 NEAREST_BAND = 64  # questions are drawn by bands of distances: the first is below it, then each octave is one

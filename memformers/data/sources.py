@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import platformdirs
 
+from memformers.common.errors import UserError
 from memformers.common.files import atomic_write, checksum, user_path
 from memformers.common.network import get
-from memformers.common.text import UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.builtin import write_play
 from memformers.data.files import OF_IDS, STDIN, File, documents_beside, local, plain_name, raise_unreadable

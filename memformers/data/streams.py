@@ -1,7 +1,7 @@
 """Reads a text, or documents, as parallel contiguous streams, segment by segment: without end, or once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data.files import drop_resident_pages
 
 Tokens = Tensor | npt.NDArray[Any]  # of a text [n]: int64, or an array of any integer type, perhaps mapped
@@ -28,6 +28,26 @@ class Segment:
     end: int = 0  # where the next segment begins, in tokens of a stream
     epoch: int = 0  # how many times the text was read before
     doc_starts: Tensor | None = None  # where a stream's new document begins; None for a plain text
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Segment":
+        """A copy with ``change`` applied to each tensor."""
+        doc_starts = None if self.doc_starts is None else change(self.doc_starts)
+        return replace(self, inputs=change(self.inputs), targets=change(self.targets), doc_starts=doc_starts)
+
+    def to(self, device: torch.device) -> "Segment":
+        """A copy on ``device``; to a GPU, the copy is asynchronous."""
+        if device.type == "cuda":
+            return self.map(lambda x: x.pin_memory().to(device, non_blocking=True))
+        return self.map(lambda x: x.to(device))
+
+    def chunk(self, n_parts: int) -> list["Segment"]:
+        """The streams in ``n_parts`` equal parts, ``[S, B / n_parts]`` each."""
+        size = self.inputs.shape[1] // n_parts
+        return [self.streams(slice(i * size, (i + 1) * size)) for i in range(n_parts)]
+
+    def streams(self, chosen: slice) -> "Segment":
+        """The ``chosen`` streams alone."""
+        return self.map(lambda x: x[:, chosen])
 
 
 def training_segments(

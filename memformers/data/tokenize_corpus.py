@@ -21,8 +21,9 @@ import numpy as np
 import platformdirs
 from filelock import Timeout
 
+from memformers.common.console import Progress
+from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, user_path, write_json
-from memformers.common.text import Progress, UserError
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.corpus_reader import Text, read
 from memformers.data.dataset import (

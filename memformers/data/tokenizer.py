@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
-from memformers.common.text import UserError
 from memformers.data.files import Ids, bytes_of
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, user_path, write_json
-from memformers.common.text import UserError
 from memformers.data.files import CONTEXT, NOT_UTF8, Ids, bytes_of, check_utf8
 from memformers.data.tokenizer import (
     ByteTokenizer,

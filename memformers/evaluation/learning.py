@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range, Share
-from memformers.common.text import UserError
 from memformers.data.streams import Segment, Tokens
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import (
@@ -38,6 +38,8 @@ Trained = Sequence[tuple[nn.Parameter, Tensor]]
 """Weights that learn, each with a copy of it as it was trained."""
 Step = Callable[[Sequence[Tensor | None]], None]
 """Changes the weights that learn by their gradients; None for a weight that has none."""
+Progress = Callable[[Tensor], object]
+"""Called after each segment with the losses of its predictions, ``[n]``."""
 STREAMS = 16
 """Into how many streams a text is cut by default."""
 STREAMS_OF_LEARNING = 1
@@ -89,12 +91,31 @@ def evaluate_learning(
     *,
     documents: Sequence[int] = (),
     training: Tokens | None = None,
-    progress: Callable[[Tensor], object] = lambda losses: None,
+    progress: Progress = lambda losses: None,
 ) -> Evaluation:
     """What [`evaluate`][memformers.evaluation.evaluate.evaluate] measures, of a model that learns as it
-    reads. ``training`` is a part of the text that the model was trained on, which the step rms needs.
-    Afterwards, the model is as before, also after an exception. Raises UserError for a model that has no such
-    weights, for a missing training text, and for a loss that is no longer finite."""
+    reads, as [`learned`][]. Afterwards, the model is as before."""
+    with learned(
+        model, tokens, streams, learn, documents=documents, training=training, progress=progress
+    ) as evaluation:
+        return evaluation
+
+
+@contextmanager
+def learned(
+    model: MemoryLM,
+    tokens: Tokens,
+    streams: int,
+    learn: LearnConfig,
+    *,
+    documents: Sequence[int] = (),
+    training: Tokens | None = None,
+    progress: Progress = lambda losses: None,
+) -> Iterator[Evaluation]:
+    """The ``model`` after it has read and learned ``tokens``, and how well it predicted them meanwhile.
+    ``training`` is a part of the text that it was trained on, which the step rms needs. At the end, the model
+    is as before, also after an exception. Raises UserError for a model that has no such weights, for a
+    missing training text, and for a loss that is no longer finite."""
     reading = reading_of(len(tokens), streams, model.config.segment_len, documents)
     weights = weights_that_learn(model, learn)
     rms = None
@@ -105,7 +126,7 @@ def evaluate_learning(
     with restored(weights) as trained:
         step = step_of(trained, learn, rms)
         read = partial(read_and_learn, trained=trained, step=step, reset=learn.learn_reset)
-        return evaluate_reading(model, tokens, reading, progress, read)
+        yield evaluate_reading(model, tokens, reading, progress, read)
 
 
 def read_and_learn(
@@ -121,7 +142,8 @@ def read_and_learn(
     weights = [weight for weight, _ in trained]
     memory = Memory(())
     for segment in segments:
-        inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+        inputs = segment.inputs.to(model.device)  # [S, B]
+        targets = segment.targets.to(model.device)
         if segment.starts_over:
             memory = Memory(())
             if reset:
@@ -160,9 +182,13 @@ def step_of(trained: Trained, learn: LearnConfig, rms: Sequence[Tensor] | None) 
         return sgd
 
     # Numbers with large gradients in training take smaller steps, and are pulled back more.
-    mean = torch.cat([of_weight.flatten() for of_weight in rms]).mean()
-    divisors = [of_weight + mean for of_weight in rms]  # ε is the mean: no number is divided by nearly 0
-    decays = [(of_weight * (learn.learn_decay / mean)).clamp(max=1.0) for of_weight in rms]
+    flat_rms = [rms_of_weight.flatten() for rms_of_weight in rms]
+    mean = torch.cat(flat_rms).mean()
+    divisors = []
+    decays = []
+    for rms_of_weight in rms:
+        divisors.append(rms_of_weight + mean)  # ε is the mean: no number is divided by nearly 0
+        decays.append((rms_of_weight * (learn.learn_decay / mean)).clamp(max=1.0))
 
     @torch.no_grad()
     def scaled(gradients: Sequence[Tensor | None]) -> None:
@@ -186,7 +212,8 @@ def gradient_rms(
     memory = None
     with eval_mode(model), torch.enable_grad():
         for segment in reading.segments(training):
-            inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+            inputs = segment.inputs.to(model.device)  # [S, B]
+            targets = segment.targets.to(model.device)
             read = model(inputs, memory, targets)
             memory = read.memory
             gradients = torch.autograd.grad(read.scores.loss, weights, allow_unused=True)
@@ -202,14 +229,18 @@ def weights_that_learn(model: MemoryLM, learn: LearnConfig) -> list[nn.Parameter
         modules = [layer.feed_forward for layer in model.transformer.memory_layers]
     elif learn.learn_weights == "norms":
         modules = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    parameters = (parameter for module in modules for parameter in module.parameters())
-    weights = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
+    # Modules may share weights; each is changed once.
+    weights: dict[nn.Parameter, None] = {}
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                weights[parameter] = None
     if not weights:
         raise UserError(
             f"learn_weights={learn.learn_weights} names no weights of the model that require a gradient; use "
             f"other ones, or model.requires_grad_()."
         )
-    return weights
+    return list(weights)
 
 
 @contextmanager

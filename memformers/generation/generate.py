@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Range, check_arguments, check_value
-from memformers.common.text import UserError
 from memformers.data.tokenizer import Tokenizer
 from memformers.generation.stepper import Stepper
 from memformers.models.config import ModelConfig

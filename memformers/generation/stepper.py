@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
-from memformers.common.text import UserError
 from memformers.generation.cache import KeyCache, attends_to_keys, empty_inputs
 from memformers.models.core import MemoryCore
 from memformers.models.hooks import is_hooked

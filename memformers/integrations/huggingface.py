@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
-from memformers.common.text import UserError
 from memformers.integrations.huggingface_cache import MemoryCache as MemoryCache
 from memformers.integrations.huggingface_cache import memory_in, write_memory
 from memformers.integrations.huggingface_decoding import Decoding, group_by_padding

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.memory import LayerMemory, Memory
 
 

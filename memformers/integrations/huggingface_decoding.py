@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.generation.stepper import Stepper
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory

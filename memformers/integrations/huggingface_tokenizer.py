@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data.tokenizer import EOS, UNKNOWN, CharacterTokenizer, Tokenizer, WordTokenizer
 from memformers.data.tokenizers import SubwordTokenizer, bytes_of_letters
 

@@ -11,8 +11,8 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
-from memformers.common.text import UserError
 from memformers.integrations.torchrl_memories import StepMemories
 from memformers.models.core import MemoryCore
 from memformers.models.memory import N_VALID, Memory

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 
 NUMBER_BITS = 40
 """Bits of an id that count steps; those above, without the sign, say whose step it is."""

@@ -37,55 +37,70 @@ def relative_attention(
     is no derivative in forward mode, for which a custom operator silently gives none: NotImplementedError.
     """
     S, E = query.shape[2:]
-    K = key.shape[2]
+    K, P = table.shape
     key, value = _in_autocast_dtype(key, value)
-    query = score_queries(query, w, table, u=u, v=v)  # [B, H, S, E + P]
-    table = key_table(table).to(query.dtype)  # [K, P]
-    # PyTorch's attention on a CPU drops probabilities, the plain one doesn't.
+
+    # The two sides of the score's only product, still in float32 where keys are in half precision.
+    augmented_query = augment_query(query, w, table, u=u, v=v)  # [B, H, S, E + P]
+    key_features = cosines_first(table).to(augmented_query.dtype)  # [K, P]
+
+    # On a CPU, block by block. Only PyTorch's attention drops probabilities.
     if query.device.type == "cpu" and not dropout_prob:
         is_causal = mask is None and key_start is None
-        bias = None if is_causal else hidden_bias(S, K, mask, key_start, query)
-        return plain.attention(query, key, value, table, bias)
-    query = query.to(key.dtype)
-    key = torch.cat((key, table.to(key.dtype).expand(*key.shape[:3], -1)), dim=-1)
-    value = F.pad(value, (0, table.shape[1]))
-    bias = hidden_bias(S, K, mask, key_start, query)
-    attended = F.scaled_dot_product_attention(query, key, value, bias, dropout_prob, scale=1 / math.sqrt(E))
+        bias = None if is_causal else mask_bias(S, K, mask, key_start, augmented_query)
+        return plain.attention(augmented_query, key, value, key_features, bias)
+
+    # Elsewhere, by PyTorch's kernel, which takes one dtype, and queries, keys and values of one width.
+    augmented_query = augmented_query.to(key.dtype)
+    key_features = key_features.to(key.dtype).expand(*key.shape[:3], P)  # [B, H, K, P]
+    augmented_key = torch.cat((key, key_features), dim=-1)  # [B, H, K, E + P]
+    padded_value = F.pad(value, (0, P))  # [B, H, K, E + P]
+    bias = mask_bias(S, K, mask, key_start, augmented_query)
+    scale = 1 / math.sqrt(E)  # as without position features: they widen the product, not the head
+    attended = F.scaled_dot_product_attention(
+        augmented_query, augmented_key, padded_value, bias, dropout_prob, scale=scale
+    )
     return attended[..., :E]
 
 
-def score_queries(query: Tensor, w: Tensor, table: Tensor, *, u: Tensor, v: Tensor | None) -> Tensor:
-    """What meets keys and a [`key_table`][] in one product, of ``query [B, H, S, E]``, the last S of the
-    indices in ``table [K, P]``: q + u, and the rotated features, ``[B, H, S, E + P]``."""
-    # The sums and rotations are exact in half precision too: only their results are rounded.
+def augment_query(query: Tensor, w: Tensor, table: Tensor, *, u: Tensor, v: Tensor | None) -> Tensor:
+    """[q + u ; rotated f], which meets keys beside [`cosines_first`][] in one product: ``[B, H, S, E + P]``
+    of ``query [B, H, S, E]``, the last S of the indices in ``table [K, P]``."""
+    # In half precision, sums and rotations are exact: only their results are rounded, by who takes them.
     exact = torch.promote_types(query.dtype, torch.float32)
-    query, w, u, table = query.to(exact), w.to(exact), u.to(exact), table.to(exact)
+    query = query.to(exact)
+    w = w.to(exact)
+    u = u.to(exact)
+    table = table.to(exact)
     with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
         with_v = query if v is None else query + v.to(exact)[:, None]
-        features = torch.einsum("bhse,hep->bhsp", with_v, w)  # [B, H, S, P]
-    for_sines, for_cosines = features.chunk(2, dim=-1)  # [B, H, S, P / 2] each
-    sines, cosines = table[len(table) - query.shape[2] :].chunk(2, dim=-1)  # [S, P / 2] each
-    meets_cosines = for_sines * sines + for_cosines * cosines
-    meets_sines = for_cosines * sines - for_sines * cosines
+        features = torch.einsum("bhse,hep->bhsp", with_v, w)  # f: [B, H, S, P]
+
+    # Half of the features meet the sines of the distance, half the cosines: [B, H, S, P / 2] each.
+    f_s, f_c = features.chunk(2, dim=-1)
+    # Of the queries' indices K − S … K − 1: [S, P / 2] each.
+    sines, cosines = table[len(table) - query.shape[2] :].chunk(2, dim=-1)
+    meets_cosines = f_s * sines + f_c * cosines
+    meets_sines = f_c * sines - f_s * cosines
     return torch.cat((query + u[:, None], meets_cosines, meets_sines), dim=-1)
 
 
-def key_table(table: Tensor) -> Tensor:
-    """What the rotated features of queries meet, of the sinusoids ``table [K, P]``: first cosines, then
+def cosines_first(table: Tensor) -> Tensor:
+    """The sinusoids ``table [K, P]`` in the order of [`augment_query`][]'s features: first cosines, then
     sines, ``[K, P]``."""
     sines, cosines = table.chunk(2, dim=-1)
     return torch.cat((cosines, sines), dim=-1)
 
 
-def hidden_bias(S: int, K: int, mask: Tensor | None, key_start: Tensor | None, like: Tensor) -> Tensor:
-    """−∞ where a query does not see a key, else 0, in the dtype and on the device of ``like``: ``[S, K]``
+def mask_bias(S: int, K: int, mask: Tensor | None, key_start: Tensor | None, query: Tensor) -> Tensor:
+    """−∞ where a query does not see a key, else 0, in the dtype and on the device of ``query``: ``[S, K]``
     where only the future is hidden, else ``[B or 1, 1, S, K]``."""
     if mask is None and key_start is None:
-        return like.new_full((S, K), -math.inf).triu_(K - S + 1)
-    visible = naive.causal_mask(S, K, like.device) if mask is None else mask
+        return query.new_full((S, K), -math.inf).triu_(K - S + 1)
+    visible = naive.causal_mask(S, K, query.device) if mask is None else mask
     if key_start is not None:
         visible = visible & naive.from_key_start(key_start, K)
-    return like.new_zeros(visible.shape).masked_fill_(~visible, -math.inf)
+    return query.new_zeros(visible.shape).masked_fill_(~visible, -math.inf)
 
 
 def _in_autocast_dtype(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Plain attention on a CPU, block by block, of keys that stand beside a table.
+"""Attention on a CPU, block by block, to keys that are widened by the features of a table.
 
-Beside PyTorch's flash kernel for CPUs, values need not be as long as keys, and a training step has the
+Beside PyTorch's flash kernel for CPUs, values need not be as wide as keys, and a training step has the
 probabilities of its forward pass again: five products of E or E + P features in place of seven of E + P, and
 in half precision, larger ones. Attention takes 0.6 to 0.8 of the time.
 """
@@ -31,41 +31,52 @@ def attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Te
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         raise NotImplementedError("kernel='flash' has no forward-mode derivative; use kernel='naive'.")
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    keep = will_learn and query.shape[:3].numel() * key.shape[2] <= MAX_KEPT
+    n_scores = query.shape[:3].numel() * key.shape[2]
+    keep = will_learn and n_scores <= MAX_KEPT
     return plain_attention(query, key, value, table, bias, keep)[0]
 
 
-def groups(B: int, H: int, S: int, K: int) -> Iterator[tuple[slice, slice]]:
-    """Streams and heads of each group of blocks: all heads of some streams, or some heads of one; 2, 4, 8 …
-    pairs, which threads share evenly."""
-    scores = min(S, QUERIES) * K
-    n = 1 << max((WORKSPACE // scores).bit_length() - 1, 1)
-    heads = min(H, n)
-    streams = max(min(B, n // H), 1)
-    for stream in range(0, B, streams):
-        for head in range(0, H, heads):
-            yield slice(stream, min(stream + streams, B)), slice(head, min(head + heads, H))
+# Blocks: some queries of some pairs of stream and head.
+
+
+def pair_groups(B: int, H: int, S: int, K: int) -> Iterator[tuple[slice, slice]]:
+    """The streams and heads of each group of blocks, the largest group first: all heads of some streams, or
+    some heads of one, so that a group's part of a tensor in the order of ``[B, H, …]`` is one piece; 2, 4,
+    8 … pairs, which threads share evenly."""
+    scores_per_pair = min(S, QUERIES) * K
+    # The largest power of 2 that fits into the workspace, but at least 2.
+    max_pairs = 1 << max((WORKSPACE // scores_per_pair).bit_length() - 1, 1)
+    n_heads = min(H, max_pairs)
+    n_streams = max(min(B, max_pairs // H), 1)
+    for stream in range(0, B, n_streams):
+        for head in range(0, H, n_heads):
+            yield slice(stream, min(stream + n_streams, B)), slice(head, min(head + n_heads, H))
 
 
 def query_blocks(S: int) -> Iterator[slice]:
-    """The queries of each block of a group, the last ones first."""
+    """The queries of each block of a group, the last ones first: they see all keys, so their gradients of
+    keys and values are the first, which are written and not added."""
     for stop in range(S, 0, -QUERIES):
         yield slice(max(stop - QUERIES, 0), stop)
 
 
-def n_visible(K: int, S: int, queries: slice, bias: Tensor | None) -> int:
-    """How many of K keys a block's ``queries`` see; with a ``bias``, it says which."""
+def count_visible_keys(K: int, S: int, queries: slice, bias: Tensor | None) -> int:
+    """How many of K keys, from the first, a block's ``queries`` are multiplied with: up to its last query's
+    own, or, with a ``bias``, which says what they see, all."""
     return K if bias is not None else K - S + queries.stop
 
 
-def beside(key: Tensor, table: Tensor) -> Tensor:
-    """``key [b, h, K, E]`` and ``table [K, P]`` beside each other, by pairs of stream and head, n = b·h:
-    ``[n, K, E + P]``."""
+def concat_table(key: Tensor, table: Tensor) -> Tensor:
+    """``key [b, h, K, E]`` beside ``table [K, P]``, by pairs of stream and head, n = b·h: ``[n, K, E +
+    P]``."""
     return torch.cat((key, table.expand(*key.shape[:2], -1, -1)), dim=-1).flatten(0, 1)
 
 
-def bias_part(bias: Tensor, streams: slice, heads: slice, queries: slice) -> Tensor:
-    """The ``bias [S, K]`` or ``[B or 1, H or 1, S, K]`` of a block, in its own form."""
+def bias_of_block(bias: Tensor | None, streams: slice, heads: slice, queries: slice) -> Tensor | None:
+    """The part of the ``bias``, ``[S, K]`` or ``[B or 1, H or 1, S, K]``, for a block: ``[s, K]`` or ``[b or
+    1, h or 1, s, K]``."""
+    if bias is None:
+        return None
     bias = bias[..., queries, :]
     if bias.dim() == 2:
         return bias
@@ -73,33 +84,38 @@ def bias_part(bias: Tensor, streams: slice, heads: slice, queries: slice) -> Ten
     return bias[:, heads] if bias.shape[1] > 1 else bias
 
 
-def workspace_for(query: Tensor, K: int) -> Tensor:
-    """Space for the scores ``[n, s, k]`` of each block, ``[·]``: new memory for each would be slow, and much
-    of it waits to be used again."""
+def new_workspace(query: Tensor, K: int) -> Tensor:
+    """Space for the scores of any block, ``[·]``: new memory for each would be slow, and much of it would
+    wait to be used again."""
     B, H, S, _ = query.shape
-    streams, heads = next(groups(B, H, S, K))  # the largest
+    streams, heads = next(pair_groups(B, H, S, K))  # the largest
     n = (streams.stop - streams.start) * (heads.stop - heads.start)
     return query.new_empty(n * min(S, QUERIES) * K)
 
 
-def scores_in(workspace: Tensor, query: Tensor, k: int) -> Tensor:
-    """The part ``[n, s, k]`` of it for a block's ``query [b, h, s, ·]``."""
-    b, h, s, _ = query.shape
+def scores_in(workspace: Tensor, block_query: Tensor, k: int) -> Tensor:
+    """The part of the workspace for the scores of ``block_query [b, h, s, ·]`` and ``k`` keys: ``[n, s,
+    k]``."""
+    b, h, s, _ = block_query.shape
     return workspace[: b * h * s * k].view(b * h, s, k)
 
 
-def write_probabilities(out: Tensor, query: Tensor, keys: Tensor, bias: Tensor | None) -> None:
-    """Write attention of a block's ``query [b, h, s, E + P]``, over √E, to ``keys [n, k, E + P]`` to ``out
+def write_probabilities(out: Tensor, block_query: Tensor, keys: Tensor, bias: Tensor | None) -> None:
+    """Write attention of a ``block_query [b, h, s, E + P]``, over √E, to ``keys [n, k, E + P]`` to ``out
     [n, s, k]``: causal, or with the ``bias`` of ``[b, h, s, k]`` scores."""
-    b, h, s, _ = query.shape
+    b, h, s, _ = block_query.shape
     k = keys.shape[1]
-    torch.bmm(query.flatten(0, 1), keys.mT, out=out)  # with out, autocast doesn't round it
+    torch.bmm(block_query.flatten(0, 1), keys.mT, out=out)  # with out, autocast doesn't round it
     if bias is None:
-        future = torch.ones(s, s, dtype=torch.bool).triu_(1)
-        out[:, :, k - s :].masked_fill_(future, -math.inf)
+        # The block's queries have the last s keys; of these, each sees those up to its own.
+        is_future = torch.ones(s, s, dtype=torch.bool).triu_(1)
+        out[:, :, k - s :].masked_fill_(is_future, -math.inf)
     else:
         out.view(b, h, s, k).add_(bias)
     torch.softmax(out, dim=-1, out=out)
+
+
+# The operator and its gradient.
 
 
 @torch.library.custom_op("memformers::plain_attention", mutates_args=(), device_types="cpu")
@@ -111,20 +127,26 @@ def plain_attention(
     K, E = key.shape[2:]
     output = sequence_first(value[:, :, K - S :])  # [B, H, S, E]
     kept: list[Tensor] = []
-    workspace = query.new_empty(0) if keep else workspace_for(query, K)
-    for streams, heads in groups(B, H, S, K):
-        keys = beside(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
+    workspace = query.new_empty(0) if keep else new_workspace(query, K)
+    for streams, heads in pair_groups(B, H, S, K):
+        keys = concat_table(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
         values = value[streams, heads].flatten(0, 1)  # [n, K, E]
         for queries in query_blocks(S):
-            k = n_visible(K, S, queries, bias)
-            block = query[streams, heads, queries] / math.sqrt(E)  # [b, h, s, E + P]
-            part = None if bias is None else bias_part(bias, streams, heads, queries)
+            k = count_visible_keys(K, S, queries, bias)
+            block_query = query[streams, heads, queries] / math.sqrt(E)  # [b, h, s, E + P]
+            b, h, s, _ = block_query.shape
+
+            # Scores, and in their place probabilities: [n, s, k].
             if keep:
-                kept.append(query.new_empty(block.shape[:2].numel(), block.shape[2], k))
-            probabilities = kept[-1] if keep else scores_in(workspace, block, k)  # [n, s, k]
-            write_probabilities(probabilities, block, keys[:, :k], part)
+                probabilities = query.new_empty(b * h, s, k)
+                kept.append(probabilities)
+            else:
+                probabilities = scores_in(workspace, block_query, k)
+            block_bias = bias_of_block(bias, streams, heads, queries)
+            write_probabilities(probabilities, block_query, keys[:, :k], block_bias)
+
             attended = torch.bmm(probabilities.to(value.dtype), values[:, :k])  # [n, s, E]
-            output[streams, heads, queries] = attended.view(*block.shape[:3], E)
+            output[streams, heads, queries] = attended.view(b, h, s, E)
     return output, kept
 
 
@@ -140,40 +162,47 @@ def plain_attention_backward(
     d_query = torch.empty_like(query, memory_format=torch.contiguous_format)
     d_key = torch.empty_like(key, memory_format=torch.contiguous_format)
     d_value = torch.empty_like(value, memory_format=torch.contiguous_format)
-    blocks = iter(kept)
-    workspace = query.new_empty(0) if kept else workspace_for(query, K)
-    gradients = workspace_for(query, K)
-    for streams, heads in groups(B, H, S, K):
-        keys = beside(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
-        rounded_keys = keys.to(key.dtype)
-        values = value[streams, heads].flatten(0, 1)  # [n, K, E]
-        exact_values = values.to(query.dtype)
+    kept_by_block = iter(kept)
+    workspace = query.new_empty(0) if kept else new_workspace(query, K)
+    gradient_workspace = new_workspace(query, K)
+    for streams, heads in pair_groups(B, H, S, K):
+        # In half precision, scores and what is summed to them are exact; products with gradients are rounded.
+        exact_keys = concat_table(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
+        rounded_keys = exact_keys.to(key.dtype)
+        exact_values = value[streams, heads].flatten(0, 1).to(query.dtype)  # [n, K, E]
+
+        # Views, into which blocks write: a group's pairs are one piece of memory.
         d_keys = d_key[streams, heads].flatten(0, 1)  # [n, K, E]
-        d_values = d_value[streams, heads].flatten(0, 1)
+        d_values = d_value[streams, heads].flatten(0, 1)  # [n, K, E]
         for queries in query_blocks(S):
             is_first = queries.stop == S
-            k = n_visible(K, S, queries, bias)
-            block = query[streams, heads, queries] / math.sqrt(E)  # [b, h, s, E + P]
+            k = count_visible_keys(K, S, queries, bias)
+            block_query = query[streams, heads, queries] / math.sqrt(E)  # [b, h, s, E + P]
+
+            # Probabilities of the forward pass: [n, s, k].
             if kept:
-                probabilities = next(blocks)  # [n, s, k]
+                probabilities = next(kept_by_block)
             else:
-                part = None if bias is None else bias_part(bias, streams, heads, queries)
-                probabilities = scores_in(workspace, block, k)
-                write_probabilities(probabilities, block, keys[:, :k], part)
-            # Contiguous, since products of transposed matrices are slower if rows are far apart.
+                probabilities = scores_in(workspace, block_query, k)
+                block_bias = bias_of_block(bias, streams, heads, queries)
+                write_probabilities(probabilities, block_query, exact_keys[:, :k], block_bias)
+
+            # Values. Contiguous, since products of transposed matrices are slower if rows are far apart.
             d_output = grad[streams, heads, queries].flatten(0, 1).contiguous()  # [n, s, E]
             accumulate(d_values[:, :k], probabilities.to(value.dtype), d_output, is_first)
 
             # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
-            d_scores = scores_in(gradients, block, k)  # [n, s, k]
+            d_scores = scores_in(gradient_workspace, block_query, k)  # [n, s, k]
             torch.bmm(d_output.to(query.dtype), exact_values[:, :k].mT, out=d_scores)
             torch._softmax_backward_data(d_scores, probabilities, -1, query.dtype, grad_input=d_scores)
 
+            # Keys, without the table, which is no parameter, and queries.
             d_scores = d_scores.to(key.dtype)
-            content = block[..., :E].to(key.dtype).flatten(0, 1)  # [n, s, E]
+            content = block_query[..., :E].to(key.dtype).flatten(0, 1)  # [n, s, E]
             accumulate(d_keys[:, :k], d_scores, content, is_first)
-            d_block = torch.bmm(d_scores, rounded_keys[:, :k])  # [n, s, E + P]
-            d_query[streams, heads, queries] = d_block.view(block.shape)
+            d_block_query = torch.bmm(d_scores, rounded_keys[:, :k])  # [n, s, E + P]
+            d_query[streams, heads, queries] = d_block_query.view(block_query.shape)
+    # Scores have queries over √E, and so do the gradients of keys; those of queries are divided now.
     return d_query.div_(math.sqrt(E)), d_key, d_value
 
 
@@ -191,11 +220,11 @@ def _(query, key, value, table, bias, keep):  # type: ignore[no-untyped-def]
     B, H, S, _ = query.shape
     K = key.shape[2]
     kept = []
-    for streams, heads in groups(B, H, S, K) if keep else ():
+    for streams, heads in pair_groups(B, H, S, K) if keep else ():
         n = (streams.stop - streams.start) * (heads.stop - heads.start)
         for queries in query_blocks(S):
             s = queries.stop - queries.start
-            kept.append(query.new_empty(n, s, n_visible(K, S, queries, bias)))
+            kept.append(query.new_empty(n, s, count_visible_keys(K, S, queries, bias)))
     return sequence_first(value[:, :, K - S :]), kept
 
 

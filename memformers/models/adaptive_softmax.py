@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.losses import TokenLosses, upcast
 
 if TYPE_CHECKING:

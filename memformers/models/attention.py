@@ -6,8 +6,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Positive, Probability, check_arguments, check_value
-from memformers.common.text import UserError
 from memformers.kernels import KernelName, relative_attention
 from memformers.kernels.naive import attention_probabilities
 from memformers.models.attention_inputs import check_blocked, check_shapes, visible_keys

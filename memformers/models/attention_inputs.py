@@ -4,7 +4,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.kernels.naive import causal_mask, from_key_start
 

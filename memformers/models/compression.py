@@ -11,8 +11,8 @@ from einops import rearrange, reduce
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
-from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import CompressionStart, NetworkConfig
 from memformers.models.hooks import is_unmodified

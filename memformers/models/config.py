@@ -6,9 +6,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Positive, Probability, Range, check_fields
 from memformers.common.files import config_from_dict
-from memformers.common.text import UserError
 from memformers.kernels import KernelName
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, register_model
 from memformers.models.sizes import Length, MemorySizes, Rate

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
+from memformers.common.errors import UserError
 from memformers.common.fields import check_value
-from memformers.common.text import UserError
 from memformers.models.config import CoreConfig
 from memformers.models.io import Pretrained
 from memformers.models.memory import Memory

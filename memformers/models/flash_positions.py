@@ -1,12 +1,12 @@
-"""Attention by PyTorch's flash kernel ([`memformers.kernels.flash`][]), which takes the two factors of
-r_d = W_R · sinusoid(d)."""
+"""Attention by [`memformers.kernels.flash`][], which takes the two factors of r_d = W_R · sinusoid(d) in
+place of the vectors r_d."""
 
 from typing import TYPE_CHECKING
 
 from einops import rearrange
 from torch import Tensor, nn
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.kernels import flash, is_flash_faster
 from memformers.models.hooks import is_unmodified
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def is_flash_used(attention: "RelativeMultiHeadAttention", query: Tensor, dropout_prob: float) -> bool:
     """Whether the flash kernel computes the attention of ``query [B, H, S, E]``: where it was named, or, by
-    ``"auto"``, where it is faster. PyTorch's for CPUs drops no probabilities."""
+    ``"auto"``, where it is faster: not with dropout, for which PyTorch has no flash kernel on a CPU."""
     if attention.kernel == "flash":
         return True
     return (

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.files import (
     MANIFEST,
     atomic_write,
@@ -24,7 +25,6 @@ from memformers.common.files import (
     write_json,
     write_manifest,
 )
-from memformers.common.text import UserError
 from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.registry import import_memory, register_model
 

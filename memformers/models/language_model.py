@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
+from memformers.common.errors import UserError
 from memformers.common.fields import check_arguments
-from memformers.common.text import UserError
 from memformers.kernels import is_concrete_cpu
 from memformers.models.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax, Clusters, adaptive_losses
 from memformers.models.config import ModelConfig

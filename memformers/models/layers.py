@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments
-from memformers.common.text import UserError
 from memformers.kernels import naive
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import GateName, Norm, check_gate

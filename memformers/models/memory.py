@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.common.files import atomic_write, user_path
-from memformers.common.text import UserError
 from memformers.models.config import NetworkConfig
 from memformers.models.documents import UNBOUNDED
 from memformers.models.io import save_tensors

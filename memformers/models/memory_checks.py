@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.memory import LayerMemory, Memory, check_returned, check_streams
 from memformers.models.sizes import MemorySizes
 

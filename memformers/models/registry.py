@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.files import IS_READ, user_path
-from memformers.common.text import USER_MODULES, UserError
 
 Kind = TypeVar("Kind", bound=type)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.common.text import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import NetworkConfig
 from memformers.models.documents import (

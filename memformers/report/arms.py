@@ -9,7 +9,8 @@ import numpy as np
 
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of, mean_of_known, paired, t_quantile
 from memformers.report.markdown import DASH, Markup, Table, number, table
-from memformers.runs.folder import TOKENS, baseline_of
+from memformers.runs.metrics import TOKENS
+from memformers.runs.plan import baseline_of
 from memformers.runs.reader import Run
 
 LABELS = {

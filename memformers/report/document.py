@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
 from memformers.report import plotting
 from memformers.report.arms import (
     MEASURES,
@@ -53,7 +53,8 @@ from memformers.report.sections import (
     warnings,
     write_results,
 )
-from memformers.runs.folder import PLACES, PROBE, UNTOUCHED, read_plan
+from memformers.runs.folder import PLACES, PROBE, UNTOUCHED
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import read_probe, read_runs
 
 MAX_CLAIMS = 4

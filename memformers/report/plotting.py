@@ -19,7 +19,8 @@ from memformers.common.files import atomic_write
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report.arms import ArmRuns, Quantity, Result
 from memformers.report.markdown import plain, prose
-from memformers.runs.folder import FIGURES, SECONDS, TOKENS
+from memformers.runs.folder import FIGURES
+from memformers.runs.metrics import SECONDS, TOKENS
 
 WIDTH, DOTS = 4.4, 200
 """Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""

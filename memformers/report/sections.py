@@ -18,7 +18,9 @@ from memformers.report.arms import BITS, ArmRuns, Column, Measure, arms_table
 from memformers.report.keys import keys_text, unequal_keys
 from memformers.report.markdown import DASH, TEMPLATES, Table, bullets, fenced, number, prose, table
 from memformers.report.plotting import CONTROL_LINES, bits, line_styles
-from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten, known_card, read_plan
+from memformers.runs.card import known_card
+from memformers.runs.folder import CONFIG, FACTS, METRICS, RESULTS, TABLE, flatten
+from memformers.runs.plan import read_plan
 from memformers.runs.reader import Run, differing_settings, finite_number
 
 MEMORY_SETTINGS = {

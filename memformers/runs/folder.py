@@ -3,37 +3,42 @@ experiment is a folder with a plan, ``experiment.json``, and the folders of its 
 """
 
 import contextlib
-import json
-import math
-import os
-import reprlib
 import secrets
-import time
-import uuid
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 
-from memformers.common.files import config_from_dict, locked, read_json, write_json
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
+from memformers.common.files import locked
 
-CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
-CHECKPOINTS, SAMPLE, RESULT, PROBE, LOCK = "checkpoints", "sample.txt", "result.json", "probe.json", ".lock"
+# The files of a run
+CONFIG = "config.json"
+FACTS = "run.json"
+METRICS = "metrics.jsonl"
+CARD = "labml.json"
+LOG = "labml.log"
+CHECKPOINTS = "checkpoints"
+SAMPLE = "sample.txt"
+RESULT = "result.json"
+PROBE = "probe.json"
+LOCK = ".lock"
+
+# The files of an experiment, and of reports
 EXPERIMENT = "experiment.json"
-REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
+REPORT = "report.md"
+PAGE = "report.html"
+FIGURES = "figures"
+RESULTS = "results.json"
+TABLE = "results.csv"
 REPORTED = ".report"
 """An empty file in a folder whose report may be replaced, since memformers wrote it."""
 RUNS = Path("runs")
 """Where new runs go."""
-RESULTS, TABLE = "results.json", "results.csv"
+
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
 UNTOUCHED = "untouched"
@@ -41,10 +46,6 @@ UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value of a recall stream can be when it is asked for: in the segment that is read, in the memory,
 in a slot, or beyond what one layer sees. Of layers with other lengths, those that remember most count."""
-TOKENS, SECONDS = "tokens", "seconds"
-"""The horizontal axes of curves, which every record has."""
-BASELINE = "transformer-xl"
-"""The arm that the others are compared with, if an experiment has it."""
 
 
 def new_folder(name: str) -> Path:
@@ -121,195 +122,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Dotted names, each shortened to its last part where no other name ends in the same."""
-    names = list(names)
-    last = Counter(name.rpartition(".")[2] for name in names)
-    return {name: name if last[end := name.rpartition(".")[2]] > 1 else end for name in names}
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder. Times are in seconds
-    since 1970, and 0 before the run starts."""
-
-    comment: str
-    """The line below the name, which the search also covers."""
-    name: str = ""
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The id, the same in every session of the run, so that all sessions form one curve."""
-    launched: float = 0.0
-    """When an experiment started its process for the first time; 0 if none did."""
-    started: float = 0.0
-    config: dict[str, Any] = field(default_factory=dict)
-    status: str = ""
-    """How the run ended, such as "completed"; empty while it runs."""
-    ended: float = 0.0
-
-
-def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
-    """The card of a training that starts or continues, without settings that its model doesn't use."""
-    card, unused = known_card(folder) or Card(folder.resolve().name), ["unused", *config.get("unused", ())]
-    used = {name: value for name, value in config.items() if name not in unused}
-    started = card.started or time.time()
-    card = replace(card, name=card.name or name, started=started, config=used, status="")
-    write_json(folder / CARD, card)
-    return card
-
-
-def note_launch(folder: Path) -> None:
-    """Note that an experiment starts the process of the run in ``folder`` now, unless it has begun before."""
-    card = known_card(folder)
-    if card and not card.started:
-        write_json(folder / CARD, replace(card, launched=time.time()))
-
-
-def close_card(folder: Path, status: str) -> None:
-    write_json(folder / CARD, replace(read_card(folder), status=status, ended=time.time()))
-
-
-def read_card(folder: Path) -> Card:
-    return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
-
-
-def known_card(folder: Path) -> Card | None:
-    """The card of the run in ``folder``; None, with a warning if it is broken, where there is none."""
-    try:
-        return read_card(folder) if (folder / CARD).exists() else None
-    except UserError as error:
-        warnings.warn(f"{error} Dashboards will show this run as a new one.", stacklevel=2)
-        return None
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A name, and the settings in which its trainings differ from those that all arms share."""
-
-    name: str
-    settings: dict[str, Any]
-    """By their dotted names, such as ``model.mem_len``."""
-    label: str = ""
-    """The name in tables and figures; empty: the same."""
-    rival: str = ""
-    """The arm that an experiment of several tasks compares it with; empty: that of most arms."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    arm: str
-    seed: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All runs of an experiment, finished or not."""
-
-    task: str
-    """What is trained and measured, such as ``text`` or ``recall``."""
-    settings: dict[str, Any]
-    """What all arms share, of the first seed, as in a run's ``config.json``."""
-    arms: tuple[Arm, ...]
-    runs: dict[str, Planned] = field(default_factory=dict)
-    """By the names of their folders, in the order in which they are trained."""
-    commands: tuple[str, ...] = ()
-    scale: float = 1.0
-    """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
-
-    @property
-    def seeds(self) -> int:
-        return len({run.seed for run in self.runs.values()})
-
-
-def read_plan(folder: Path) -> Plan | None:
-    path = folder / EXPERIMENT
-    return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
-
-
-def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
-    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair."""
-    return {
-        arm if seed == seeds[0] else f"{arm}-seed{seed}": Planned(arm, seed) for seed in seeds for arm in arms
-    }
-
-
-def baseline_of(arms: Sequence[str]) -> str:
-    return BASELINE if BASELINE in arms else arms[0]
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """All records of a run but a last line that a crash truncated; UserError for a broken one."""
-    metrics = Metrics(folder / METRICS)
-    metrics.read()
-    metrics.check()
-    return metrics.records
-
-
-Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-
-
-class Metrics:
-    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds what is new. A line without its
-    end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left out.
-    A file that was shortened or replaced is read again from its start."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._forget(None)
-
-    def _forget(self, file: tuple[int, int] | None) -> None:
-        self._file, self.offset, self.lines = file, 0, 0
-        self.records: list[dict[str, float]] = []
-        self.changed = 0.0
-        """When the file changed last, in seconds since 1970."""
-        self.broken = ""
-        """What is wrong with the first broken line."""
-        self._points: dict[tuple[str, str], Points] = {}
-
-    def read(self) -> list[dict[str, float]]:
-        """The records that were appended since the last call."""
-        if not self.path.is_file():
-            self._forget(None)
-            return []
-        with open(self.path, "rb") as file:
-            status = os.fstat(file.fileno())
-            inode = status.st_dev, status.st_ino
-            if self._file != inode or status.st_size < self.offset:
-                self._forget(inode)
-            self.changed, before = status.st_mtime, len(self.records)
-            file.seek(self.offset)
-            for line in file:
-                if line.endswith(b"\n"):
-                    self._add(line)
-        return self.records[before:]
-
-    def check(self) -> None:
-        if self.broken:
-            raise UserError(self.broken)
-
-    def _add(self, line: bytes) -> None:
-        self.offset, self.lines = self.offset + len(line), self.lines + 1
-        data: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            data = json.loads(line)
-        data = data if isinstance(data, dict) else {}
-        exact = (k for k, v in data.items() if isinstance(v, float) or (type(v) is int and abs(v) < 1 << 53))
-        record = {name: data[name] for name in exact}
-        if TOKENS not in record or len(record) < len(data):
-            text = reprlib.repr(line.decode(errors="replace"))
-            where = f"{self.path}, line {self.lines:,}"
-            self.broken = self.broken or f"{where}: expected a record, got {text}; remove the line."
-        if TOKENS in record:
-            self.records.append(record)
-            self._points.clear()
-
-    @property
-    def names(self) -> set[str]:
-        return {name for record in self.records for name in record} - {TOKENS, SECONDS}
-
-    def points(self, name: str, over: str = TOKENS) -> Points:
-        """Tokens, places on the axis ``over``, and finite values of a metric: the last record of each number
-        of tokens."""
-        if known := self._points.get((name, over)):
-            return known
-        rows = [[record.get(n, math.nan) for n in (TOKENS, over, name)] for record in self.records]
-        newest = {row[0]: row for row in rows if all(map(math.isfinite, row))}
-        table = np.array(sorted(newest.values()), float).reshape(-1, 3)
-        return self._points.setdefault((name, over), (table[:, 0], table[:, 1], table[:, 2]))
+    last_parts = {name: name.rpartition(".")[2] for name in names}
+    counts = Counter(last_parts.values())
+    return {name: last if counts[last] == 1 else name for name, last in last_parts.items()}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from memformers.common.errors import UserError
 from memformers.common.files import (
     MANIFEST,
     check_manifest,
@@ -13,7 +14,6 @@ from memformers.common.files import (
     numbered,
     read_json,
 )
-from memformers.common.text import UserError
 from memformers.convert.transfo_xl import VOCABULARY, from_transfo_xl, load_vocabulary
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, SubwordTokenizer, load_tokenizer

@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from memformers.common.errors import UserError
 from memformers.common.fields import matches
 from memformers.common.files import numbered, read_json
-from memformers.common.text import UserError
+from memformers.runs.card import known_card
 from memformers.runs.folder import (
     CARD,
     CHECKPOINTS,
@@ -21,14 +22,11 @@ from memformers.runs.folder import (
     PROBE,
     RESULT,
     SAMPLE,
-    TOKENS,
-    Metrics,
-    Planned,
     flatten,
     in_use,
-    known_card,
-    read_plan,
 )
+from memformers.runs.metrics import TOKENS, Metrics
+from memformers.runs.plan import Planned, read_plan
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""
@@ -42,7 +40,10 @@ RESULTS_HAVE = {
     ),
 }  # fmt: skip
 """By the task of a run; all but a text have a part of this name in ``config.json``."""
-PLANNED, RUNNING, FINISHED, STOPPED = "planned", "running", "finished", "stopped"
+PLANNED = "planned"
+RUNNING = "running"
+FINISHED = "finished"
+STOPPED = "stopped"
 
 
 class Run:
@@ -60,22 +61,23 @@ class Run:
     def update(self) -> None:
         self.metrics.read()
         files = [self.folder / name for name in (CONFIG, FACTS, RESULT, CARD)]
-        self._seen = [*map(status_of, files)]
+        self.statuses = [status_of(file) for file in files]
         self.is_alive = in_use(self.folder)
-        self.config, self.facts, result, self.card = map(json_in, files, self._seen)
+        self.config, self.facts, result, self.card = map(json_in, files, self.statuses)
         self.result = result or None
 
     def check(self) -> None:
         """Raise UserError for a file without what a report reads in it."""
-        for name, keys in {CONFIG: CONFIG_HAS, FACTS: FACTS_HAVE, RESULT: RESULTS_HAVE[self.task]}.items():
-            if name != RESULT or (self.folder / RESULT).exists():
-                read_json(self.folder / name, dict.fromkeys(keys, Any))
+        read_json(self.folder / CONFIG, dict.fromkeys(CONFIG_HAS, Any))
+        read_json(self.folder / FACTS, dict.fromkeys(FACTS_HAVE, Any))
+        if (self.folder / RESULT).exists():
+            read_json(self.folder / RESULT, dict.fromkeys(RESULTS_HAVE[self.task], Any))
         self.metrics.check()
 
     @property
     def version(self) -> tuple[Any, ...]:
         """A value that changes whenever something else is to be shown."""
-        return (self.metrics.offset, self.metrics.changed, self.arm, *self.state, *self._seen)
+        return (self.metrics.offset, self.metrics.changed, self.arm, *self.state, *self.statuses)
 
     @property
     def model(self) -> str:
@@ -91,11 +93,16 @@ class Run:
     def memory(self) -> float:
         """The positions that one layer of its model remembers; 0 if that isn't known."""
         memory = self.facts.get("memory")
-        return (finite_number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
+        if not isinstance(memory, dict):
+            return 0.0
+        return finite_number(memory.get("one_layer")) or 0.0
 
     @property
     def task(self) -> str:
-        return next((task for task in RESULTS_HAVE if task in self.config), "text")
+        for task in RESULTS_HAVE:
+            if task in self.config:
+                return task
+        return "text"
 
     @property
     def budget(self) -> float:
@@ -103,7 +110,10 @@ class Run:
 
     @property
     def tokens(self) -> float:
-        return self.budget if self.state[0] == FINISHED else min(self.last(TOKENS) or 0.0, self.budget)
+        """How many tokens it has read."""
+        if self.state[0] == FINISHED:
+            return self.budget
+        return min(self.last(TOKENS) or 0.0, self.budget)
 
     def last(self, name: str) -> float | None:
         values = self.metrics.points(name)[2]
@@ -146,13 +156,19 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Its settings by their dotted names, None for those that its model doesn't use, without those that
         only a run that has started can know."""
-        config = dict(flatten(self.config))
+        settings = dict(flatten(self.config))
+
+        # Before a run starts, open settings aren't resolved yet.
         if not self.facts:
-            known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
-            config = {name: config[name] for name in known}
-        decided, unused = self.facts.get("decided"), self.facts.get("unused")
-        used = config | (decided if isinstance(decided, dict) else {})
-        return {name: used[name] for name in config} | dict.fromkeys(config.keys() & (unused or ()))
+            settings = {name: value for name, value in settings.items() if value is not None}
+            settings.pop("model.vocab_size", None)
+        resolved = self.facts.get("resolved_settings")
+        if isinstance(resolved, dict):
+            settings |= {name: value for name, value in resolved.items() if name in settings}
+        for name in self.facts.get("unused") or ():
+            if name in settings:
+                settings[name] = None
+        return settings
 
 
 class Runs:
@@ -165,59 +181,78 @@ class Runs:
         self.update()
 
     def update(self) -> None:
-        plan, known = None, {run.folder: run for run in self.all}
-        self._plan = status_of(self.folder / EXPERIMENT)
+        plan = None
+        self.plan_status = status_of(self.folder / EXPERIMENT)
         with contextlib.suppress(UserError, OSError):
             plan = read_plan(self.folder)
-        planned, labels = (plan.runs, {arm.name: arm.label for arm in plan.arms}) if plan else ({}, {})
-        places = {self.folder / name for name in planned}
+        planned = plan.runs if plan else {}
+        labels = {arm.name: arm.label for arm in plan.arms} if plan else {}
+
+        # The folders of runs, of which some are known already
+        known = {run.folder: run for run in self.all}
+        folders = {self.folder / name for name in planned}
         if any((self.folder / file).is_file() for file in (METRICS, FACTS)):
-            places.add(self.folder)
+            folders.add(self.folder)
         else:
-            places |= {path.parent for file in (METRICS, FACTS) for path in self.folder.glob(f"*/{file}")}
-        self.all = [known.get(place) or Run(place) for place in places]
-        for run in self.all:
-            if run.folder in known:
-                run.update()
+            for file in (METRICS, FACTS):
+                folders |= {path.parent for path in self.folder.glob(f"*/{file}")}
+        self.all = []
+        for folder in folders:
+            if folder in known:
+                known[folder].update()
+            self.all.append(known.get(folder) or Run(folder))
+
+        # Their names
         models = [run.model for run in self.all]
-        differ = len(set(models)) == len(models) and all(models) and not plan
+        have_different_models = not plan and all(models) and len(set(models)) == len(models)
         for run in self.all:
             run.planned = planned.get(run.folder.name)
-            alone = run.model if differ else run.folder.resolve().name
-            run.arm = run.planned.arm if run.planned else alone
+            if run.planned:
+                run.arm = run.planned.arm
+            else:
+                run.arm = run.model if have_different_models else run.folder.resolve().name
             run.label = labels.get(run.arm, "")
+
+        # Their order
         order = {name: i for i, name in enumerate(planned)}
         self.all.sort(key=lambda run: (order.get(run.folder.name, len(order)), run.memory, run.folder))
 
     @property
     def version(self) -> str:
         """A text that changes whenever something else is to be shown."""
-        return repr((self._plan, [(run.folder.name, run.version) for run in self.all]))
+        return repr((self.plan_status, [(run.folder.name, run.version) for run in self.all]))
 
 
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
     """The runs in ``folder`` that have started; UserError for what a report of this ``task`` can't read."""
     read_plan(folder)
+    # Planned runs that haven't started have no facts.
     runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
     if not runs:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
     for run in runs:
         run.check()
-    if other := next((run for run in runs if run.task != task), None):
-        raise UserError(
-            f"{other.folder} is a part of an experiment on {other.task}, not on {task}; name the folder with "
-            f"its {EXPERIMENT}, or run the program that made it again with --resume."
-        )
+        if run.task != task:
+            raise UserError(
+                f"{run.folder} is a part of an experiment on {run.task}, not on {task}; name the folder with "
+                f"its {EXPERIMENT}, or run the program that made it again with --resume."
+            )
     return runs
 
 
 def find_runs(folder: Path) -> list[Path]:
     """The folders of all runs with metrics in ``folder``, a run, a comparison, or several, by their start."""
-    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
-    runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
+    # A run, the runs of a comparison, and those of several.
+    runs = []
+    for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
+        runs += [path.parent for path in sorted(folder.glob(pattern))]
     if not runs:
         raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
-    return sorted(runs, key=lambda run: card.started if (card := known_card(run)) else 0.0)
+    started = {}
+    for run in runs:
+        card = known_card(run)
+        started[run] = card.started if card else 0.0
+    return sorted(runs, key=lambda run: started[run])
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
@@ -233,22 +268,31 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
         return None
     probe = read_json(folder / PROBE, {"checkpoints": dict[str, str]})
     for name, checkpoint in probe["checkpoints"].items():
-        place = folder if (folder / FACTS).is_file() else folder / name
-        if place.resolve().name != name or newest_checkpoint(place) != checkpoint:
+        run = folder if (folder / FACTS).is_file() else folder / name
+        if run.resolve().name != name or newest_checkpoint(run) != checkpoint:
             return None
-    return probe if "costs" in (probe.get("memory_ablation") or ("costs",)) else None  # of an earlier version
+    ablation = probe.get("memory_ablation")
+    if ablation and "costs" not in ablation:  # of an earlier version
+        return None
+    return probe
 
 
 def newest_checkpoint(folder: Path) -> str:
     """The name of a run's newest checkpoint; empty if there is none."""
-    return next((path.name for path in numbered(folder / CHECKPOINTS)), "")
+    for path in numbered(folder / CHECKPOINTS):
+        return path.name
+    return ""
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The dotted names of the settings in which runs differ; a setting that a run lacks is no difference."""
-    names = dict.fromkeys(name for settings in runs for name in settings)
-    values = {name: [settings[name] for settings in runs if name in settings] for name in names}
-    return [name for name in names if any(value != values[name][0] for value in values[name])]
+    first_values: dict[str, Any] = {}
+    differing: set[str] = set()
+    for settings in runs:
+        for name, value in settings.items():
+            if value != first_values.setdefault(name, value):
+                differing.add(name)
+    return [name for name in first_values if name in differing]
 
 
 def finite_number(value: Any) -> float | None:

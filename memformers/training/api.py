@@ -1,50 +1,36 @@
-"""Training and evaluation from Python, in one call each, for notebooks and other programs."""
+"""Training from Python in one call, for notebooks and other programs."""
 
-import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from memformers.common.fields import Count, check_arguments, replace_nested
+from memformers.common.console import Progress, counted
+from memformers.common.fields import check_arguments
 from memformers.common.files import read_json, user_path
 from memformers.common.machine import choose_device
 from memformers.common.processes import StopSignals
-from memformers.common.text import Progress, UserError, counted
-from memformers.data.kept_text import count_texts
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import TOKENIZER
-from memformers.evaluation.evaluate import LOSES_TEXT, summary, units
-from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import CONFIG, RESULT, alone_in, check_named, new_folder, read_metrics
+from memformers.runs.folder import RESULT, alone_in, check_named, new_folder
 from memformers.runs.load import load_checkpoint
+from memformers.runs.metrics import read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
-from memformers.training.callbacks import Callbacks
-from memformers.training.checkpoints import is_finished, restore_newest
-from memformers.training.config import TrainConfig, check_all_used, read_train_config
-from memformers.training.distributed import process_group, with_precision
-from memformers.training.loop import TrainingState, train_steps
+from memformers.tracking.trackers import tracker_names
+from memformers.training.checkpoints import restore_newest
+from memformers.training.config import TrainConfig, check_all_used
+from memformers.training.distributed import process_group
+from memformers.training.job import Job, alone_in_this_process, resolve, write_run_files
+from memformers.training.monitor import RunMonitor
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import (
-    alone_in_this_process,
-    build_model,
-    check_folder,
-    describe_run,
-    load_text,
-    with_init,
-    with_vocabulary,
-    write_run_files,
-)
+from memformers.training.state import TrainingState
+from memformers.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -102,12 +88,13 @@ def train(
     resume: bool = False,
     init: MemoryLM | str | Path | None = None,
     dashboard: str = "",
+    track: str = "",
 ) -> TrainedModel:
     """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard. The
     command has a token shift by default; here, it is ``ModelConfig(token_shift=True)``.
 
     Ctrl-C, the stop button of a notebook, SIGTERM and SIGHUP end the training after the current step and its
-    checkpoint, by KeyboardInterrupt or SystemExit. Afterwards, the process's random states are as before.
+    checkpoint, by KeyboardInterrupt or SystemExit. The global random state is restored afterwards.
 
     Args:
         config: What to train, on which text and for how long.
@@ -120,13 +107,14 @@ def train(
             default, or repeat the model's settings; the lengths of segments and memories, dropout and others
             that don't change the weights may differ.
         dashboard: The address of a labml server, or off; by default one that runs on this machine.
+        track: Other trackers that show the run live, with commas between them: tensorboard, wandb, trackio.
 
     Returns:
         The trained model with its tokenizer and what was measured.
 
     Raises:
         ValueError: For a text, config or folder that can't be used, another training in this process, and
-            divergence ([`memformers.training.loop.NotFiniteError`][]).
+            divergence ([`memformers.training.state.NotFiniteError`][]).
         OSError: If the folder can't be written.
 
     Examples:
@@ -142,130 +130,72 @@ def train(
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
     folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
+    return train_run(config, folder, resume=resume, init=init, dashboard=dashboard, track=track)
+
+
+def train_run(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    init: MemoryLM | str | Path | None = None,
+    dashboard: str = "",
+    track: str = "",
+    previous: TrainConfig | None = None,
+) -> TrainedModel:
+    """[`train`][] in ``folder``, of whose run ``previous`` is the config, if that was read already."""
     check_named(folder)
     find_dashboard(dashboard)
+    tracker_names(track)
     with alone_in_this_process(), process_group(config) as ranks:
-        folder = ranks.all_gather(folder)[0]
-        ranks.on_rank_zero(lambda: check_folder(config, folder, resume))
-        has_tokenizer = (folder / TOKENIZER).exists()
-        config, weights = with_init(config, init, folder, ranks)
-        before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
-        if before and config.step.precision == "auto":
-            config = replace_nested(config, precision=before.step.precision)
-        if before and ranks.all_gather(is_finished(config, folder))[0]:
-            if (config.data, config.text) != (before.data, before.text):  # another text is refused
-                load_text(config, folder, ranks)
+        folder = ranks.all_gather(folder)[0]  # of the first rank's time, if it is a new one
+        job = resolve(config, folder, resume=resume, init=init, previous=previous, ranks=ranks)
+        if job is None:
             ranks.say(f"{folder} is already finished; nothing is left to train.")
-            return TrainedModel(folder, config.step.device)
-        try:
-            text = load_text(config, folder, ranks)
-        except UserError:
-            if ranks.first and not has_tokenizer:  # no run has begun that needs it
-                (folder / TOKENIZER).unlink(missing_ok=True)
-            raise
-        config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
-        model = build_model(config, ranks, weights)
-        with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
-            name, facts = short_name(config.model.model), describe_run(config, text, model)
-            documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
-            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {folder}")
-            ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
-            state = TrainingState(build_optimizers(model, config))
-            if resume:
-                state = restore_newest(folder, model, state, config, ranks)
-            ranks.on_rank_zero(lambda: write_run_files(config, facts, folder, state))
-            tracking = Tracking(folder, name, asdict(config) | facts, dashboard)
-            begun = min(state.tokens, config.max_tokens)
-            with (
-                tracking if ranks.first else nullcontext(),
-                Progress(
-                    desc=name, total=config.max_tokens, initial=begun, unit="tok", unit_scale=True,
-                    hidden=not ranks.first,
-                ) as bar,
-            ):  # fmt: skip
-                write = tracking.record if ranks.first else lambda record: None
-                callbacks = Callbacks(
-                    folder, config, model, text, state, write, signals, bar, ranks, weights is None
-                )
-                segments = training_segments(
-                    text.train.tokens, config.batch_size, config.model.segment_len,
-                    (state.epoch, state.position), chunk_len=config.chunk_len, seed=config.seed,
-                    documents=torch.from_numpy(text.train.documents),
-                )  # fmt: skip
-                with callbacks.report_exit():
-                    train_steps(
-                        model, segments, config, record=callbacks.record, evaluate=callbacks.evaluate,
-                        maybe_checkpoint=callbacks.maybe_checkpoint, state=state, ranks=ranks,
-                    )  # fmt: skip
-                    callbacks.finish()
-            ranks.barrier()  # until all is written
+        else:
+            with alone_in(folder) if ranks.first else nullcontext():
+                run(job, dashboard, track)
     return TrainedModel(folder, config.step.device)
 
 
-@check_arguments
-def evaluate(
-    model: MemoryLM,
-    tokenizer: Tokenizer,
-    text: str | Sequence[str],
-    *,
-    streams: Count | None = None,
-    learn: LearnConfig | None = None,
-    learn_text: str = "",
-) -> dict[str, float]:
-    """Measure how well a model predicts a text, from start to end, with the memory carried along.
-
-    Args:
-        model: The model, whose segment and memories are as long as in training.
-        tokenizer: Its tokenizer.
-        text: A text; or several documents, each of which is read from an empty memory.
-        streams: The number of parallel streams into which a text is cut; by default 16, or 1 with ``learn``.
-            Each starts with an empty memory; with fewer, more tokens are predicted with a full memory, and
-            the evaluation is slower. Of documents, how many are read in parallel, with the same result.
-        learn: How a second evaluation learns: it takes a gradient step on each segment once it has predicted
-            it (dynamic evaluation; Krause et al. 2019, arXiv 1904.08378), from all streams together, so that
-            their number changes the result. The model has its weights back afterwards. None for no learning.
-        learn_text: A part of the text that the model was trained on, which ``LearnConfig(learn_step="rms")``
-            needs.
-
-    Returns:
-        ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;
-        ``bits_per_character`` and ``bits_per_byte`` of ``text``; ``perplexity``, per token, where tokens are
-        words, and ``word_perplexity`` where they are subwords, else NaN; ``accuracy``, and the number of
-        predicted ``tokens``. With ``learn``, the same numbers of the evaluation that learns, with
-        ``learning_`` before their names; and ``learning_saves_nats``, by how much its loss is below
-        ``loss_nats``, with ``learning_saves_uncertainty_nats``. Warns if the tokenizer loses a part of the
-        text.
-
-    Raises:
-        ValueError: For a text that the tokenizer can't encode, or in which nothing can be predicted; for
-            learning that diverges, and for weights to learn that the model doesn't have.
-
-    Examples:
-        >>> from memformers import ByteTokenizer, MemoryLM, ModelConfig, evaluate
-        >>> model = MemoryLM(ModelConfig(vocab_size=256, d_model=32, n_layers=2))
-        >>> numbers = evaluate(model, ByteTokenizer(), "To be, or not to be. " * 50)
-        >>> numbers["tokens"]
-        1049
-    """
-    if tokenizer.vocab_size != model.vocab_size:
-        raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model {model.vocab_size}; use its own."
+def run(job: Job, dashboard: str, track: str) -> None:
+    """Train until the end, or until a signal."""
+    config = job.config
+    ranks = job.ranks
+    name = short_name(config.model.model)
+    with StopSignals(alone=ranks.size == 1) as signals:
+        # What is trained
+        documents = f", {counted(job.text.info.documents, 'document')}" if job.text.info.documents else ""
+        ranks.say(
+            f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}"
         )
-    texts = [text] if isinstance(text, str) else text
-    parts = [tokenizer.ids(tokenizer.terminate(t)) for t in texts]
-    tokens = np.concatenate(parts or [np.zeros(0, np.int64)])
-    documents = () if isinstance(text, str) else tuple(map(len, parts))
-    if streams is None:
-        streams = usual_streams(learn)
-    measured = evaluate_tokens(model, tokens, streams, documents=documents)
-    counts = count_texts(tokenizer, texts, parts)
-    if counts.is_lossy:
-        warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
-    text_units = units(tokenizer, tokens, documents, counts)
-    numbers = summary(measured, tokenizer, text_units)
-    if learn is not None:
-        training = tokenizer.ids(learn_text) if learn_text else None
-        learning = evaluate_learning(model, tokens, streams, learn, documents=documents, training=training)
-        numbers |= learning_columns(measured, learning, tokenizer, text_units)
-    return numbers
+        ranks.say(f"corpus: {job.text.info.name} ({job.text.info.source}){documents}")
+
+        # Where it starts
+        state = TrainingState(build_optimizers(job.model, config))
+        if job.resume:
+            state = restore_newest(job.folder, job.model, state, config, ranks)
+        ranks.on_rank_zero(lambda: write_run_files(job, state))
+        segments = training_segments(
+            job.text.train.tokens,
+            config.batch_size,
+            config.model.segment_len,
+            (state.epoch, state.position),
+            chunk_len=config.chunk_len,
+            seed=config.seed,
+            documents=torch.from_numpy(job.text.train.documents),
+        )
+
+        # Who watches it
+        tracking = Tracking(job.folder, name, asdict(config) | job.facts, dashboard, track)
+        progress = {"total": config.max_tokens, "initial": min(state.tokens, config.max_tokens)}
+        with (
+            tracking if ranks.first else nullcontext(),
+            Progress(hidden=not ranks.first, desc=name, unit="tok", unit_scale=True, **progress) as bar,
+        ):
+            write = tracking.record if ranks.first else lambda record: None
+            monitor = RunMonitor(job, state, write, signals, bar)
+            with monitor.report_exit():
+                Trainer(job.model, segments, config, monitor, state, ranks).fit()
+                monitor.finish()
+        ranks.barrier()  # until all is written

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from memformers.common import files
+from memformers.common.errors import UserError
 from memformers.common.fields import check_keys
 from memformers.common.files import config_from_dict, numbered, read_json, user_path, write_json
-from memformers.common.text import UserError
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import save_tokenizer
@@ -24,15 +24,23 @@ from memformers.models.config import ModelConfig
 from memformers.models.io import WEIGHTS, read_config, save_tensors
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
+from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
-from memformers.training.loop import TrainingState, has_ended
 from memformers.training.optimizers import Optimizers
+from memformers.training.state import TrainingState, has_ended
 
-BEST, STATE, RANDOM, ABOUT = "best", "state.json", "random.json", "training.json"
-OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+BEST = "best"
+"""The link to the checkpoint with the lowest held-out loss."""
+STATE = "state.json"
+ABOUT = "training.json"
+OPTIMIZER = "optimizer.safetensors"
+MEMORY = "memory.safetensors"
+RANDOM = "random"
+"""The prefix of random states among the optimizer's tensors: random, rank and device, with / between them."""
+NOT_IN_STATE = {"optimizers", "memory", "pending", "records", "peak_memory_bytes"}
+"""Fields of the training's state that other files have, or that are empty at a checkpoint."""
 UNKNOWN = {"evaluated_tokens": 0}
 """What earlier versions did not say in ``training.json``."""
 EVALUATED = {"validation_loss": float | None, "evaluated_tokens": int}
@@ -55,22 +63,35 @@ def save_checkpoint(
     ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
     """Write a checkpoint, which appears whole. All ``ranks`` must call this."""
-    assert not state.unread  # nobody knows whether these steps were finite
-    memory = {name: ranks.all_streams(x).cpu() for name, x in state.memory.tensors().items()}
+    assert not state.pending  # losses of these steps haven't been checked yet
+
+    # What each rank has of its own
+    memory = {}
+    for name, tensor in state.memory.tensors().items():
+        memory[name] = ranks.all_streams(tensor).cpu()
     randomness = ranks.all_gather(random_states())
     if not ranks.first:
         return
+
+    # Weights, tokenizer
     with files.atomic_dir(folder) as temporary:
         model.save_pretrained(temporary)
-        states = optimizer_states(model, state.optimizers).items()
-        tensors = {f"{name}/{key}": x for name, of in states for key, x in of.items()}
-        save_tensors(tensors, temporary / OPTIMIZER)
-        save_tensors(memory, temporary / MEMORY)
         save_tokenizer(tokenizer, temporary)
-        elsewhere = ("optimizers", "memory", "unread", "records", "peak_memory_bytes")
-        names = [f.name for f in fields(state) if f.name not in elsewhere]
+
+        # Optimizers and random states
+        tensors = {}
+        for parameter, moments in optimizer_states(model, state.optimizers).items():
+            for name, tensor in moments.items():
+                tensors[f"{parameter}/{name}"] = tensor
+        for rank, states in enumerate(randomness):
+            for device, tensor in states.items():
+                tensors[f"{RANDOM}/{rank}/{device}"] = tensor
+        save_tensors(tensors, temporary / OPTIMIZER)
+
+        # Memory, counters
+        save_tensors(memory, temporary / MEMORY)
+        names = [field.name for field in fields(state) if field.name not in NOT_IN_STATE]
         write_json(temporary / STATE, {name: getattr(state, name) for name in names})
-        write_json(temporary / RANDOM, {"ranks": randomness})
         write_json(temporary / ABOUT, about)
 
 
@@ -83,47 +104,70 @@ def read_checkpoint(
     """Read the checkpoint in ``folder`` into ``model``, the ``optimizers`` and the random states; returns its
     state. UserError if it can't be used; what its manifest lists is as it was written, and not checked."""
     files.check_manifest(folder)
-    if (config := read_config(folder, ModelConfig)) != model.config:
+    config = read_config(folder, ModelConfig)
+    if config != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
-    weights, averages, memory_data = (load_file(folder / n) for n in (WEIGHTS, OPTIMIZER, MEMORY))
-    memory = Memory.from_tensors(memory_data)
+
+    # Read everything, before anything is changed
+    weights = load_file(folder / WEIGHTS)
+    moments, randomness = read_optimizer(folder)
+    memory = Memory.from_tensors(load_file(folder / MEMORY))
     memory = memory.map(lambda x: ranks.local_streams(x).to(model.device))
-    numbers = read_json(folder / STATE) | {"optimizers": optimizers, "memory": memory}
-    state = config_from_dict(TrainingState, numbers, str(folder / STATE))
-    randomness = read_json(folder / RANDOM)["ranks"]
-    if len(randomness) != ranks.size and (model.config.dropout or not randomness):
+    values = read_json(folder / STATE) | {"optimizers": optimizers, "memory": memory}
+    state = config_from_dict(TrainingState, values, str(folder / STATE))
+    n_ranks = len(randomness)
+    if n_ranks != ranks.size and (model.config.dropout or not randomness):
         raise UserError(
-            f"{folder / RANDOM} was made by {len(randomness)} processes, now there are {ranks.size}; with "
-            f"dropout={model.config.dropout}, each draws its own numbers, so start {len(randomness)}."
+            f"{folder / OPTIMIZER} has the random states of {n_ranks} processes, now there are {ranks.size}; "
+            f"with dropout={model.config.dropout}, each draws its own numbers, so start {n_ranks}."
         )
+
+    # Restore it
     model.load_state_dict(weights)
-    averages_of = optimizer_states(model, optimizers)
-    for name, tensor in averages.items():
-        parameter, _, key = name.rpartition("/")
-        averages_of[parameter][key] = tensor.to(model.device)
-    states = randomness[ranks.rank if len(randomness) == ranks.size else 0]
-    cpu, *gpus = (
-        torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
-        for digits in (states["torch"], *states["cuda"])
-    )
-    torch.set_rng_state(cpu)
-    if len(gpus) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(gpus)
+    states = optimizer_states(model, optimizers)
+    for (parameter, name), tensor in moments.items():
+        states[parameter][name] = tensor.to(model.device)
+    set_random_states(randomness[ranks.rank if n_ranks == ranks.size else 0])
     return state
+
+
+def read_optimizer(folder: Path) -> tuple[dict[tuple[str, str], Tensor], list[dict[str, Tensor]]]:
+    """The moments in a checkpoint, by parameter and name; and the random states of each rank, by device."""
+    moments: dict[tuple[str, str], Tensor] = {}
+    randomness: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load_file(folder / OPTIMIZER).items():
+        owner, _, name = key.rpartition("/")
+        prefix, _, rank = owner.partition("/")
+        if prefix == RANDOM:
+            randomness.setdefault(int(rank), {})[name] = tensor
+        else:
+            moments[owner, name] = tensor
+    return moments, [randomness[rank] for rank in sorted(randomness)]
 
 
 def optimizer_states(model: nn.Module, optimizers: Optimizers) -> dict[str, dict[str, Tensor]]:
     """The state of each parameter that learns, by its name; empty before its first gradient."""
-    of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-    return {name: of[p].state[p] for name, p in model.named_parameters() if p in of}
+    owners: dict[Tensor, torch.optim.Optimizer] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            owners |= dict.fromkeys(group["params"], optimizer)
+    return {name: owners[p].state[p] for name, p in model.named_parameters() if p in owners}
 
 
-def random_states() -> dict[str, Any]:
-    gpus = torch.cuda.get_rng_state_all()
-    return {
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
-        "cuda": [bytes(state.tolist()).hex() for state in gpus],
-    }
+def random_states() -> dict[str, Tensor]:
+    """The states of this process's random number generators, as bytes, by device."""
+    states = {"cpu": torch.get_rng_state()}
+    for i, state in enumerate(torch.cuda.get_rng_state_all()):
+        states[f"cuda{i}"] = state
+    return states
+
+
+def set_random_states(states: dict[str, Tensor]) -> None:
+    """Set what [`random_states`][] returned; GPUs only where there are as many as then."""
+    torch.set_rng_state(states["cpu"])
+    n_gpus = torch.cuda.device_count()
+    if len(states) == 1 + n_gpus:
+        torch.cuda.set_rng_state_all([states[f"cuda{i}"] for i in range(n_gpus)])
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -171,38 +215,40 @@ def link_best(parent: Path, best: Path) -> None:
         temporary.replace(link)
 
 
-def is_finished(config: TrainConfig, folder: Path) -> bool:
-    """Whether the run in ``folder`` has its result, and has seen the tokens that ``config`` asks for."""
+def is_finished(config: TrainConfig, previous: TrainConfig, folder: Path) -> bool:
+    """Whether the run in ``folder``, with its ``previous`` config, has its result, and has seen the tokens
+    that ``config`` asks for."""
     if not (folder / RESULT).exists():
         return False
     seen = read_json(folder / RESULT, {"tokens": int})["tokens"]
-    return config.max_tokens <= max(seen, read_train_config(folder).max_tokens)
+    return config.max_tokens <= max(seen, previous.max_tokens)
 
 
-def check_same_config(config: TrainConfig, folder: Path) -> None:
-    if not (folder / CONFIG).exists():
-        return
-    before = read_train_config(folder)
-    if (folder / RESULT).exists() and config.max_tokens > before.max_tokens:
-        before = replace(before, max_tokens=config.max_tokens)
-    if changes := differences(asdict(before), asdict(config)):
+def check_same_config(config: TrainConfig, previous: TrainConfig, folder: Path) -> None:
+    """Raise UserError if the run in ``folder``, with its ``previous`` config, would train differently."""
+    if (folder / RESULT).exists() and config.max_tokens > previous.max_tokens:
+        previous = replace(previous, max_tokens=config.max_tokens)
+    changes = differences(asdict(previous), asdict(config))
+    if changes:
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or start a new run. "
             f"(A finished run can be extended to more tokens.)"
         )
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+def differences(previous: dict[str, Any], current: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words."""
     # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
-    configs = (asdict(TrainConfig()), before, now)
-    usual, old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in configs)
-    old = {name: value for name, value in usual.items() if name in new} | old
-    may_change = MAY_CHANGE_ON_RESUME - (
-        {"gradient_accumulation_steps"} if new.get("model.dropout") else set()
-    )
+    usual = flat_json(asdict(TrainConfig()))
+    new = flat_json(current)
+    old = {name: value for name, value in usual.items() if name in new} | flat_json(previous)
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    names -= {name for name in names if name.rpartition(".")[2] in may_change}
+
+    # What may change
+    may_change = set(MAY_CHANGE_ON_RESUME)
+    if new.get("model.dropout"):
+        may_change.remove("gradient_accumulation_steps")
+    names = {name for name in names if name.rpartition(".")[2] not in may_change}
     if None in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
     if "auto" in (old.get("step.precision"), new.get("step.precision")):
@@ -212,16 +258,25 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
+def flat_json(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of ``config`` by their dotted names, as JSON has them."""
+    return dict(flatten(json.loads(json.dumps(config))))
+
+
 def check_apart(folder: Path, *texts: str) -> None:
     if folder.resolve() in [user_path(text).resolve() for text in texts]:
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
 
 def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
+    """Raise UserError if the run in ``folder`` was trained on another text."""
     facts = read_facts(folder)
-    if facts and (before := facts["corpus"])["sha256"] != corpus.sha256:
+    if not facts:
+        return
+    known = facts["corpus"]
+    if known["sha256"] != corpus.sha256:
         raise UserError(
-            f"{folder} was trained on {before['name']} ({before['source']}); the text from {corpus.source} "
+            f"{folder} was trained on {known['name']} ({known['source']}); the text from {corpus.source} "
             f"is a different one. Name the same text with data."
         )
 
@@ -237,29 +292,19 @@ def restore_newest(
     ``state``; returns its state. Later records are removed. UserError if none can be used, or if a run that
     has its result has none."""
     checkpoints = folder / CHECKPOINTS
-
-    def read(path: Path) -> TrainingState:
-        restored = read_checkpoint(path, model, state.optimizers, ranks)
-        about = read_about(path)
-        restored.records, restored.peak_memory_bytes = about["records"], about["peak_memory_bytes"] or 0
-        made_with = config_from_dict(TrainConfig, about["config"], str(path / ABOUT))
-        if made_with.max_tokens != config.max_tokens:
-            if not has_ended(restored, made_with):
-                raise UserError(
-                    f"it belongs to a training of {made_with.max_tokens:,} tokens, before its end."
-                )
-            if restored.tokens < config.max_tokens:
-                restored.extended_at, restored.evaluations = restored.tokens, 0
-                restored.lowest_loss, restored.evaluations_without_improvement = None, 0
-        return restored
-
     ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
     folders = numbered(checkpoints)
     if not folders and (folder / RESULT).exists():
         raise UserError(
             f"{checkpoints} has no checkpoint to continue from; restore one, or name a new folder."
         )
-    newest = files.newest_that_loads(folders, read, say=ranks.first) if folders else None
+
+    # The newest that can be used, which all ranks must find to be the same
+    newest = None
+    if folders:
+        newest = files.newest_that_loads(
+            folders, lambda path: restore(path, model, state.optimizers, config, ranks), say=ranks.first
+        )
     ranks.check_alike(
         newest and newest[0].name,
         f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
@@ -267,19 +312,46 @@ def restore_newest(
     )
     if newest:
         path, state = newest
-        ranks.say(f"continues at token {state.tokens:,}, from {path}")
-        if state.extended_at == state.tokens > 0:
-            ranks.say(
-                f"trains on to token {config.max_tokens:,}: the learning rate rises again over "
-                f"{config.optim.warmup_fraction:.0%} of the new part, then "
-                f"schedule={config.optim.schedule!r} applies."
-            )
+        describe_restored(path, state, config, ranks)
         if ranks.first:
-            for later in folders[: folders.index(path)]:
-                files.move(later, files.BROKEN)  # it would pass for the newest
+            for broken in folders[: folders.index(path)]:
+                files.move(broken, files.BROKEN)  # it would pass for the newest
     if ranks.first:
         state.records = cut_metrics(folder, state.records)
     return state
+
+
+def restore(
+    path: Path, model: MemoryLM, optimizers: Optimizers, config: TrainConfig, ranks: Distributed
+) -> TrainingState:
+    """Read the checkpoint in ``path``; UserError if a training of ``config`` can't continue from it."""
+    state = read_checkpoint(path, model, optimizers, ranks)
+    about = read_about(path)
+    state.records = about["records"]
+    state.peak_memory_bytes = about["peak_memory_bytes"] or 0
+    made_with = config_from_dict(TrainConfig, about["config"], str(path / ABOUT))
+    if made_with.max_tokens == config.max_tokens:
+        return state
+
+    # The training is extended, which begins with a new schedule and new evaluations.
+    if not has_ended(state, made_with):
+        raise UserError(f"it belongs to a training of {made_with.max_tokens:,} tokens, before its end.")
+    if state.tokens < config.max_tokens:
+        state.extended_at = state.tokens
+        state.evaluations = 0
+        state.lowest_loss = None
+        state.evaluations_without_improvement = 0
+    return state
+
+
+def describe_restored(path: Path, state: TrainingState, config: TrainConfig, ranks: Distributed) -> None:
+    ranks.say(f"continues at token {state.tokens:,}, from {path}")
+    if state.extended_at == state.tokens > 0:
+        ranks.say(
+            f"trains on to token {config.max_tokens:,}: the learning rate rises again over "
+            f"{config.optim.warmup_fraction:.0%} of the new part, then "
+            f"schedule={config.optim.schedule!r} applies."
+        )
 
 
 def cut_metrics(folder: Path, records: int) -> int:
@@ -288,6 +360,6 @@ def cut_metrics(folder: Path, records: int) -> int:
     if not path.exists():
         return 0
     with open(path, encoding="utf-8") as file:
-        kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
-    files.write_text(path, "".join(kept))
-    return len(kept)
+        lines = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
+    files.write_text(path, "".join(lines))
+    return len(lines)

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
-from memformers.common.text import UserError
 from memformers.data.tokenizers import TOKENIZER, check_name
 from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, applies_to, reject_unused
 from memformers.runs.folder import CONFIG
@@ -16,6 +16,12 @@ Parallel = Literal["single", "ddp"]
 OptimizerName = Literal["muon", "adamw"]
 Schedule = Literal["linear", "cosine", "constant", "wsd"]
 PRESETS = Path(__file__).parent / "presets"
+DEFAULT_MUON_PEAK = 0.04
+"""Muon's learning rate, chosen on Tiny Shakespeare (docs/recipes.md)."""
+DEFAULT_MEMORY_GROWTH = 0.5
+"""The fraction of a training over which memory grows, unless each length would be compiled."""
+MOST_EVALUATION_TOKENS = 32_768
+FEWEST_EVALUATION_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class OptimConfig:
     @property
     def muon_peak(self) -> float:
         """The peak of Muon's learning rate."""
-        return self.muon_learning_rate or 0.04
+        return self.muon_learning_rate or DEFAULT_MUON_PEAK
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,8 @@ class TrainConfig:
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
                 f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
-        if self.batch_size % (parts := self.step.gradient_accumulation_steps):
+        parts = self.step.gradient_accumulation_steps
+        if self.batch_size % parts:
             raise UserError(
                 f"batch_size={self.batch_size} streams can't be divided into "
                 f"gradient_accumulation_steps={parts} equal parts; use a multiple of {parts}."
@@ -227,17 +234,21 @@ class TrainConfig:
     @property
     def memory_growth(self) -> float:
         """The fraction of the training over which the memory grows."""
-        never = ":" in (model := self.model.model) and not applies_to("memory_warmup", model)
-        if never or (self.memory_warmup is None and self.step.compile):
+        model = self.model.model
+        if ":" in model and not applies_to("memory_warmup", model):  # a user's memory doesn't grow
             return 0.0
-        return 0.5 if self.memory_warmup is None else self.memory_warmup
+        if self.memory_warmup is not None:
+            return self.memory_warmup
+        return 0.0 if self.step.compile else DEFAULT_MEMORY_GROWTH
 
     @property
     def evaluation_tokens(self) -> int:
         """How many tokens each evaluation during the training reads; 0 for all."""
-        if (tokens := self.evaluation.evaluation_tokens) is not None:
-            return tokens
-        return max(min(32_768, self.max_tokens // (8 * self.evaluation.evaluations)), 512)
+        if self.evaluation.evaluation_tokens is not None:
+            return self.evaluation.evaluation_tokens
+        # All evaluations together read at most an eighth of what the training reads.
+        share = self.max_tokens // (8 * self.evaluation.evaluations)
+        return max(min(MOST_EVALUATION_TOKENS, share), FEWEST_EVALUATION_TOKENS)
 
     @property
     def resolved(self) -> dict[str, float | str]:
@@ -263,7 +274,9 @@ def unused_settings(config: TrainConfig) -> list[str]:
         unused += ["model.position_features", "model.clamp_len"]
     if model.embedding != "adaptive":
         unused += [f"model.adaptive.{setting.name}" for setting in fields(model.adaptive)]
-    return unused if config.optim.optimizer == "muon" else [*unused, "optim.muon_learning_rate"]
+    if config.optim.optimizer != "muon":
+        unused.append("optim.muon_learning_rate")
+    return unused
 
 
 def check_all_used(config: TrainConfig) -> None:
@@ -283,8 +296,9 @@ def read_train_config(folder: Path) -> TrainConfig:
 
 def config_as_saved(config: TrainConfig) -> dict[str, Any]:
     """``config`` as files in a run's folder have it, which can be moved."""
-    from_file = config.tokenizer.endswith(".json")
-    return asdict(replace(config, tokenizer=TOKENIZER) if from_file else config)
+    if config.tokenizer.endswith(".json"):
+        config = replace(config, tokenizer=TOKENIZER)
+    return asdict(config)
 
 
 def preset_names() -> list[str]:
@@ -294,7 +308,7 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """The training of one row of a paper's table: its ``config``, and what ``presets/`` says of it. Attention
     drops probabilities at the rate of all other activations, and every layer has its own u and v."""
-    if name not in (known := preset_names()):
-        raise UserError(f"preset={name!r} is unknown; use one of {', '.join(known)}.")
+    if name not in preset_names():
+        raise UserError(f"preset={name!r} is unknown; use one of {', '.join(preset_names())}.")
     preset = read_json(PRESETS / f"{name}.json")
     return preset | {"config": config_from_dict(TrainConfig, preset["settings"], name)}

@@ -16,27 +16,46 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from memformers.common.console import printable
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.machine import multiplies_bfloat16_faster
-from memformers.common.text import UserError, printable
+from memformers.data.streams import Segment
 from memformers.training.config import Parallel, TrainConfig
 
 T = TypeVar("T")
+PREPARING_TIMEOUT = timedelta(days=2)
+"""How long ranks wait for the first one to prepare a text; gloo's own limit is half an hour."""
+ENDED_RANK_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer")
+"""What PyTorch's errors say when another rank has ended."""
 
 
 class Distributed:
+    """The processes of a training, seen from one of them. With one process, no method communicates."""
+
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
-        self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        """The number of this process on its machine."""
+        self.parallel = parallel
         self.first = rank == 0
         """Whether this is the rank that writes files and prints."""
 
     def device_name(self, name: str) -> str:
-        gpus = torch.cuda.is_available() and name in ("auto", "cuda")
-        return f"cuda:{self.local_rank}" if self.size > 1 and gpus else name
+        """The device of this rank, where ``name`` is that of the setting."""
+        uses_gpus = torch.cuda.is_available() and name in ("auto", "cuda")
+        return f"cuda:{self.local_rank}" if self.size > 1 and uses_gpus else name
 
     def say(self, message: str) -> None:
         if self.first:
             print(printable(message))
+
+    def shard(self, segment: Segment) -> Segment:
+        """This rank's streams of a ``segment``."""
+        if self.size == 1:
+            return segment
+        return segment.map(self.local_streams)
 
     def local_streams(self, streams: Tensor) -> Tensor:
         return streams.chunk(self.size, dim=1)[self.rank]
@@ -50,11 +69,13 @@ class Distributed:
         return torch.cat(parts, dim=min(local.dim() - 1, 1))
 
     def means(self, numbers: Tensor) -> Tensor:
+        """The mean of each number over all ranks."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers / self.size
 
     def highest(self, number: int) -> int:
+        """The highest ``number`` of any rank; all ranks must ask."""
         if self.size == 1:
             return number
         highest = torch.tensor(number)
@@ -62,16 +83,19 @@ class Distributed:
         return int(highest)
 
     def all_gather(self, value: T) -> list[T]:
+        """The ``value`` of each rank, in order."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def check_alike(self, value: object, message: str) -> None:
-        if any(other != value for other in self.all_gather(value)):
+        """Raise UserError on all ranks unless all have the same ``value``."""
+        if any(rank_value != value for rank_value in self.all_gather(value)):
             raise UserError(message)
 
     def on_rank_zero(self, do: Callable[[], object]) -> None:
+        """Call ``do`` on the first rank, while the others wait."""
         if self.first:
             do()
         self.barrier()
@@ -79,11 +103,15 @@ class Distributed:
     def rank_zero_first(self, make: Callable[[], T]) -> T:
         """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
         use the files it leaves. It may prepare a large text for hours, longer than gloo lets them wait."""
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=2)) if self.size > 1 else None
-        made = make() if self.first else None
-        if patient:
+        if self.size == 1:
+            return make()
+        patient = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
+        if self.first:
+            made = make()
             dist.barrier(patient)
-        return make() if made is None else made
+            return made
+        dist.barrier(patient)
+        return make()
 
     def barrier(self) -> None:
         self.highest(0)
@@ -95,37 +123,27 @@ SINGLE_PROCESS = Distributed()
 @contextmanager
 def process_group(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started train together; OSError if another has ended."""
-    size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    parts, device = size * config.step.gradient_accumulation_steps, config.step.device
-    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if config.step.parallel == "single":
         if size > 1:
             raise UserError(f"torchrun started {size} processes, but parallel='single'; use 'ddp'.")
         yield SINGLE_PROCESS
         return
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        how = "torchrun --nproc-per-node 2 -m memformers train …"
-        raise UserError(f"parallel='ddp' needs processes; start them with {how}")
-    if config.batch_size % parts:
-        raise UserError(
-            f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
-            f"gradient_accumulation_steps={config.step.gradient_accumulation_steps} parts; use a multiple "
-            f"of {parts}."
-        )
-    if gpus and device not in ("auto", "cuda"):
-        raise UserError(f"device={device!r} is one device; use cuda, which gives each process its own.")
-    if 0 < gpus <= local_rank:
-        raise UserError(f"there are more processes than GPUs ({gpus}); start {gpus}, or use device='cpu'.")
-    if gpus:
+
+    n_gpus = 0 if config.step.device == "cpu" else torch.cuda.device_count()
+    check_processes(config, size, local_rank, n_gpus)
+    rank = int(os.environ["RANK"])
+    if n_gpus:
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if n_gpus else "gloo")
     try:
-        yield Distributed(int(os.environ["RANK"]), size, local_rank, config.step.parallel)
+        yield Distributed(rank, size, local_rank, config.step.parallel)
     except RuntimeError as error:
-        of_another_rank = ("gloo", "Connection closed by peer", "Connection reset by peer")
-        if size > 1 and (isinstance(error, dist.DistError) or any(x in str(error) for x in of_another_rank)):
+        is_ended_rank = isinstance(error, dist.DistError) or any(x in str(error) for x in ENDED_RANK_MESSAGES)
+        if size > 1 and is_ended_rank:
             raise OSError(
-                f"another process of this training has ended, so rank {os.environ['RANK']} can't continue; "
+                f"another process of this training has ended, so rank {rank} can't continue; "
                 f"the messages of that process say why. ({str(error).splitlines()[0]})"
             ) from None
         raise
@@ -133,9 +151,30 @@ def process_group(config: TrainConfig) -> Iterator[Distributed]:
         dist.destroy_process_group()
 
 
+def check_processes(config: TrainConfig, size: int, local_rank: int, n_gpus: int) -> None:
+    """Raise UserError unless ``size`` processes can train as ``config`` says, this one on its GPU."""
+    device = config.step.device
+    n_parts = size * config.step.gradient_accumulation_steps
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        command = "torchrun --nproc-per-node 2 -m memformers train …"
+        raise UserError(f"parallel='ddp' needs processes; start them with {command}")
+    if config.batch_size % n_parts:
+        raise UserError(
+            f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
+            f"gradient_accumulation_steps={config.step.gradient_accumulation_steps} parts; use a multiple "
+            f"of {n_parts}."
+        )
+    if n_gpus and device not in ("auto", "cuda"):
+        raise UserError(f"device={device!r} is one device; use cuda, which gives each process its own.")
+    if 0 < n_gpus <= local_rank:
+        raise UserError(
+            f"there are more processes than GPUs ({n_gpus}); start {n_gpus}, or use device='cpu'."
+        )
+
+
 def end_rank() -> None:
-    """End a process of torchrun's with exit code 0. PyTorch 2.13 holds gloo's threads until Python ends, and
-    its end now and then aborts a process that has such threads."""
+    """End a process of torchrun's with exit code 0. In PyTorch 2.13, gloo's threads live until the
+    interpreter shuts down, which sometimes aborts."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

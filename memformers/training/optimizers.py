@@ -7,7 +7,7 @@ Muon brings all singular values of a momentum to about 1 before it applies it. S
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -24,20 +24,20 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     """AdamW, or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW for all others. Only
     the weights of linear maps and convolutions decay."""
-    learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)
-    muon: dict[Tensor, None] = {}
-    if config.optim.optimizer == "muon":
-        compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
-        modules = (
-            m for m in model.transformer.modules() if isinstance(m, nn.Linear) and m not in compressing
-        )
-        muon = dict.fromkeys(m.weight for m in modules if m.weight in learning)
-    maps = (m.weight for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d))
-    decaying = dict.fromkeys(w for w in maps if w in learning and w not in muon)
-    others = [p for p in learning if p not in muon and p not in decaying]
+    learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)  # an ordered set
+    muon = muon_weights(model, learning) if config.optim.optimizer == "muon" else {}
+
+    # AdamW has what Muon doesn't take.
+    decaying: dict[Tensor, None] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d):
+            weight = module.weight
+            if weight in learning and weight not in muon:
+                decaying[weight] = None
+    remaining = [p for p in learning if p not in muon and p not in decaying]
     groups = [
         {"params": [*decaying], "weight_decay": config.optim.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": remaining, "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(
         groups, lr=config.optim.learning_rate, betas=(0.9, config.optim.beta2), fused=True
@@ -48,21 +48,42 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     return adamw, Muon(muon, lr=config.optim.muon_peak, weight_decay=config.optim.weight_decay, dtype=dtype)
 
 
+def muon_weights(model: MemoryLM, learning: Container[Tensor]) -> dict[Tensor, None]:
+    """The matrices of the layers that are ``learning``, in order, without those of compression functions."""
+    compressing: set[nn.Module] = set()
+    for f_c in model.transformer.compressions:
+        compressing.update(f_c.modules())
+    weights: dict[Tensor, None] = {}
+    for module in model.transformer.modules():
+        if isinstance(module, nn.Linear) and module not in compressing and module.weight in learning:
+            weights[module.weight] = None
+    return weights
+
+
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that a learning rate has after a number of tokens, of all ``tokens``."""
-    warmup, schedule = config.optim.warmup_fraction, config.optim.schedule
-    rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
-    falls = {
+    warmup = config.optim.warmup_fraction
+    schedule = config.optim.schedule
+    points = [(0.0, 0.0), (warmup, 1.0)] if warmup > 0 else [(0.0, 1.0)]
+    points += {
         "linear": [(1.0, 0.0)],
         "constant": [(1.0, 1.0)],
-        "wsd": [(max(0.8, warmup), 1.0), (1.0, 0.0)],
-        "cosine": [(1.0, 2.0)],
-    }
-    part = RelativePiecewise([*rise, *falls[schedule]], tokens)
-    if schedule == "cosine":  # from 1 to 2 in the half cosine's own measure
-        return lambda seen: x if (x := part(seen)) < 1 else (1 + math.cos(math.pi * (x - 1))) / 2
-    return part
+        "wsd": [(max(WSD_DECAY_START, warmup), 1.0), (1.0, 0.0)],
+        "cosine": [(1.0, 2.0)],  # from 1 to 2, the angle of the half cosine in units of π, plus 1
+    }[schedule]
+    piecewise = RelativePiecewise(points, tokens)
+    if schedule != "cosine":
+        return piecewise
 
+    def half_cosine(seen: int) -> float:
+        x = piecewise(seen)
+        return x if x < 1 else (1 + math.cos(math.pi * (x - 1))) / 2
+
+    return half_cosine
+
+
+WSD_DECAY_START = 0.8
+"""Where the schedule wsd begins to fall, as a fraction of the training: the last fifth."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
@@ -98,18 +119,20 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step for every parameter that has a gradient."""
         for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            directions: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            lr = group["lr"]
+            momentum = group["momentum"]
+            # Matrices of one shape are orthogonalized together.
+            weights_by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            directions_by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for w in group["params"]:
                 if w.grad is not None:
                     m = self.state[w].setdefault("momentum", torch.zeros_like(w))
                     m.lerp_(w.grad, 1 - momentum)
-                    alike[w.shape].append(w)
+                    weights_by_shape[w.shape].append(w)
                     # One step further than the momentum, as Nesterov has it.
-                    directions[w.shape].append(w.grad.lerp(m, momentum))
-            for shape, weights in alike.items():
-                matrices = torch.stack(directions[shape])  # [n, rows, columns]
+                    directions_by_shape[w.shape].append(w.grad.lerp(m, momentum))
+            for shape, weights in weights_by_shape.items():
+                matrices = torch.stack(directions_by_shape[shape])  # [n, rows, columns]
                 rows, columns = matrices.shape[1:]
                 updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
                 for w, update in zip(weights, updates, strict=True):
@@ -124,6 +147,6 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1
     for _ in range(STEPS):
-        gram = x @ x.mT
+        gram = x @ x.mT  # [n, rows, rows]
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide is matrices else x.mT

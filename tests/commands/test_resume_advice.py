@@ -94,7 +94,7 @@ def test_an_interrupted_comparison_continues_as_advised(tmp_path, monkeypatch):
     assert (folder / "report.html").is_file()
 
 
-def test_an_interrupted_experiment_of_the_repository_names_its_module(tmp_path, monkeypatch):
+def test_an_interrupted_experiment_names_its_module(tmp_path, monkeypatch):
     arguments = ["--quick", "--only", "recall", "--arms", "max", "mean", "--out", tmp_path / "all"]
     ended = interrupted(monkeypatch, run_module, "experiments.ablation", *arguments)
     options = shlex.join(map(str, [*arguments[:-2], "--resume", *arguments[-2:]]))
@@ -105,7 +105,7 @@ def test_nothing_is_advised_before_there_is_an_experiment(tmp_path, monkeypatch)
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "merge_plans", stop)
+    monkeypatch.setattr(experiment, "merge_arms", stop)
     ended = run("compare", *TWO_ARMS, "--out", tmp_path / "new")
     assert ended.code == 130
     assert "to continue" not in ended.err

@@ -6,7 +6,7 @@ import pytest
 from filelock import FileLock
 
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RecallConfig
+from memformers.comparison.recall.setup import RecallConfig
 from memformers.report import plotting
 from tests.conftest import make_tiny
 
@@ -19,5 +19,5 @@ def done(for_all):
         make_tiny(patch)
         patch.setattr(plotting, "save", lambda _, path: path.touch())
         if not (folder / "report.html").exists():
-            run_experiment(RecallConfig(seeds=2).experiment, folder)
+            run_experiment(RecallConfig(seeds=2).experiment(), folder)
     return folder

@@ -1,43 +1,69 @@
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.common.text import UserError
-from memformers.comparison.arms import parse_arm, read_arms, settings_of
-from memformers.comparison.text import TEXT, CompareConfig
+from memformers.comparison.arms import changed_settings, parse_arm, read_arms, with_settings
+from memformers.comparison.text import CompareConfig
 from tests.builders import small_training
 
-TRAIN = small_training(model="compressive")
-SHARED = asdict(TRAIN)
+BASE = small_training(model="compressive")
+AVERAGES = Path(__file__).parents[2] / "experiments" / "memories" / "averages.py"
 
 
-def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_file(tmp_path):
+def changed(text, base=BASE):
+    return changed_settings(parse_arm(text, base).config, base)
+
+
+def test_a_file_has_an_arm_in_each_line(tmp_path):
     path = tmp_path / "arms.txt"
-    path.write_text(
-        "# longer\na: compile=true clamp_len=9  # positions\n\nb: compile=False clamp_len=none\n"
-        "c: clamp_len=null cutoffs=[5,9] compression=mean\n", encoding="utf-8"
-    )  # fmt: skip
-    deep = "deep: model=transformer-xl mem-len=320 model.d_ff=1e3 learning_rate=1"
-    arms = {arm.name: arm for arm in read_arms([str(path), deep], SHARED)}
-    assert {name: arm.settings for name, arm in arms.items()} == {
-        "a": {"step.compile": True, "model.clamp_len": 9},
-        "b": {"step.compile": False, "model.clamp_len": "none"},
-        "c": {"model.clamp_len": None, "model.adaptive.cutoffs": [5, 9], "model.compression": "mean"},
-        "deep": {"model.model": "transformer-xl", "model.mem_len": 320, "model.d_ff": 1000,
-                 "optim.learning_rate": 1.0},
-    }  # fmt: skip
-    training = TEXT.parse(settings_of(arms["deep"], SHARED), "deep")
-    assert (training.model.mem_len, training.optim.learning_rate) == (320, 1.0)
-    assert (training.model.d_model, training.max_tokens) == (TRAIN.model.d_model, TRAIN.max_tokens)
+    path.write_text("# longer\na: compile=true d_ff=9  # positions\n\nb: n_layers=3\n", encoding="utf-8")
+    arms = {arm.name: arm.config for arm in read_arms([str(path), "c: mem_len=7"], BASE)}
+    assert arms == {
+        "a": replace_nested(BASE, compile=True, d_ff=9),
+        "b": replace_nested(BASE, n_layers=3),
+        "c": replace_nested(BASE, mem_len=7),
+    }
 
 
 @pytest.mark.parametrize(
-    ("arms", "word"),
+    ("setting", "name", "value"),
+    [("compile=true", "step.compile", True), ("mem-len=320", "model.mem_len", 320),
+     ("model.d_ff=1e3", "model.d_ff", 1000), ("learning_rate=1", "optim.learning_rate", 1.0),
+     ("c_mem_len=[0,7]", "model.c_mem_len", (0, 7)), ("c_mem_len=0,7", "model.c_mem_len", (0, 7)),
+     ("compression=mean", "model.compression", "mean"),
+     ("document_separator='a b'", "text.document_separator", "a b")],
+)  # fmt: skip
+def test_settings_are_those_of_the_command(setting, name, value):
+    assert changed(f"arm: {setting}") == {name: value}
+
+
+def test_null_takes_back_what_all_share():
+    assert changed("arm: memory_warmup=null") == {"memory_warmup": None}
+
+
+def test_another_model_keeps_only_settings_that_it_uses():
+    base = replace(BASE, model=replace(BASE.model, compression="mean", c_mem_len=9))
+    config = parse_arm("deep: model=transformer-xl mem_len=320", base).config
+    assert changed_settings(config, base) == {
+        "model.model": "transformer-xl", "model.mem_len": 320, "model.compression": "conv",
+    }  # fmt: skip
+    assert with_settings(config, model="compressive", compression="mean", mem_len=16) == base
+
+
+def test_an_arm_without_a_model_may_have_a_usual_one():
+    assert parse_arm("a: mem_len=7", BASE, model="transformer-xl").config.model.model == "transformer-xl"
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
     [(["long: mem_lem=320"], "'long'.*'mem_len'"), (["long: mem_len=-1"], "mem_len=-1"),
-     (["long: mem_len=x"], "'long'.*model.mem_len"), (["long: model=lstm"], "'long'.*expected model"),
+     (["long: mem_len=x"], "'long'.*--mem-len.*'x' is not a whole number"),
+     (["long: model=lstm"], "'long'.*expected model"),
+     (["long: positions=far"], "'long'.*'far'.*'sinusoidal'"),
      (["long: n_heads=5"], "'long'.*n_heads=5"), (["a: mem_len=7", "a: mem_len=8"], "'a' is there twice"),
      (["a: mem_len=7", "b: mem_len=7"], "'a' and 'b' have the same settings"),
      (["a: seed=7"], "'a': seed is the same.*seeds"),
@@ -47,30 +73,31 @@ def test_arms_are_names_and_settings_that_differ_of_an_option_or_a_line_of_a_fil
      (["figures: mem_len=7"], "'figures' can't have this name"), (["a-seed1: mem_len=7"], "'-seed1'"),
      ({"models": ()}, "needs an arm"),
      ({"scale": math.inf}, "scale=inf"),
-     ({"train": replace_nested(TRAIN, parallel="ddp")}, "parallel='ddp'")],
+     ({"train": replace_nested(BASE, parallel="ddp")}, "parallel='ddp'")],
 )  # fmt: skip
-def test_arms_and_comparisons_that_cannot_be_get_one_line(arms, word):
+def test_arms_that_cannot_be_trained_get_one_line(arms, words):
     changes = arms if isinstance(arms, dict) else {"arms": tuple(arms)}
-    with pytest.raises(UserError, match=f"^[^\n]*{word}[^\n]*$"):
-        CompareConfig(**{"train": TRAIN, **changes})
+    with pytest.raises(UserError, match=f"^[^\n]*{words}[^\n]*$"):
+        CompareConfig(**{"train": BASE, **changes}).experiment()
 
 
 def test_arms_share_the_settings_that_their_models_use():
     """And the lengths, from which Transformer-XL's are computed."""
-    model = replace(TRAIN.model, compression="mean", c_mem_len=9)
-    experiment = CompareConfig(replace(TRAIN, model=model)).experiment()
+    model = replace(BASE.model, compression="mean", c_mem_len=9)
     settings = {}
-    for arm in experiment.arms:
-        run = TEXT.parse(settings_of(arm, experiment.shared), arm.name)
-        settings[arm.name] = (run.model.compression, run.model.c_mem_len)
+    for arm in CompareConfig(replace(BASE, model=model)).experiment().arms:
+        settings[arm.name] = (arm.config.model.compression, arm.config.model.c_mem_len)
     assert settings == {"transformer": ("conv", 9), "transformer-xl": ("conv", 9), "compressive": ("mean", 9)}
 
 
-def test_a_memory_of_ones_own_is_found_by_its_place_and_has_its_own_settings():
-    place = Path(__file__).parents[2] / "experiments" / "memories" / "averages.py"
-    arm = parse_arm(f"mine: decay=1 model={place}:Averages", SHARED)
-    assert arm.settings == {"model.memory_config.decay": 1.0, "model.model": "averages.py:Averages"}
-    run = TEXT.parse(settings_of(arm, SHARED), arm.name)
-    assert (run.model.memory_config.decay, run.model.d_model) == (1.0, TRAIN.model.d_model)
+def test_a_custom_memory_is_found_by_its_path():
+    config = parse_arm(f"mine: decay=1 model={AVERAGES}:Averages", BASE).config
+    assert config.model.model == "averages.py:Averages"
+    assert config.model.memory_config.decay == 1.0
+    assert config.model.d_model == BASE.model.d_model
+    assert with_settings(BASE, model=f"{AVERAGES}:Averages", decay=1.0) == config
+
+
+def test_settings_of_a_memory_need_that_memory():
     with pytest.raises(UserError, match="decay"):
-        parse_arm("mine: decay=1", SHARED)
+        parse_arm("mine: decay=1", BASE)

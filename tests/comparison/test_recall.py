@@ -5,17 +5,21 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
-from memformers.comparison import experiment, recall
+from memformers.comparison import experiment
+from memformers.comparison.arms import changed_settings
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RECALL, SETTINGS, RecallConfig, layer_reach, paper_ablation
+from memformers.comparison.recall import task
+from memformers.comparison.recall.setup import SETTINGS, RecallConfig, paper_ablation
+from memformers.comparison.recall.task import RECALL, layer_reach
 from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
-from memformers.runs.folder import alone_in, read_metrics
-from memformers.training.run import build_model
+from memformers.runs.folder import alone_in
+from memformers.runs.metrics import read_metrics
+from memformers.training.job import build_model
 from tests.builders import tiny_recall
 from tests.processes import run_module
 
@@ -30,13 +34,13 @@ def finished(folder):
 
 
 def run_in(folder):
-    return RECALL.parse(read_json(folder / "config.json"), str(folder))
+    return RECALL.read_config(read_json(folder / "config.json"), str(folder))
 
 
 def weights(folder):
     """Those that the run in ``folder`` was begun with and has learned, by name."""
     learned = MemoryLM.from_pretrained(folder / "model").state_dict()
-    drawn = build_model(run_in(folder).train).state_dict()
+    drawn = build_model(run_in(folder)).state_dict()
     return {name: (tensor, learned[name]) for name, tensor in drawn.items()}
 
 
@@ -59,25 +63,24 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
+def test_an_arm_trains_in_a_process_from_its_config_alone(tmp_path):
     run = tiny_recall().run("mean")
-    config = {**asdict(run.train), "recall": run.recall}
-    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "config.json", asdict(run))
     ended = run_module("memformers.comparison.recall", tmp_path)
     assert ended.code == 0, ended.err
     assert f"{tmp_path.name}: 100%, " in ended.out
     assert read_json(tmp_path / "result.json")["tokens"] == 256
-    write_json(tmp_path / "config.json", {"tokens": 5, "recall": 7})
-    assert run_module("memformers.comparison.recall", tmp_path).says("'recall'")
+    write_json(tmp_path / "config.json", {"max_tokens": 5, "recall": 7})
+    assert run_module("memformers.comparison.recall", tmp_path).says("expected recall to be")
 
 
-def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(done):
+def test_a_run_has_curves_and_a_frozen_compression_stays(done):
     trained = [r for r in read_metrics(done / "compressive") if "loss.train" in r]
     assert [r["tokens"] for r in trained] == [128, 256]
     (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
     assert "recall.from_00000" in evaluated
-    setting = replace(tiny_recall(), train=replace_nested(tiny_recall().train, device="auto"))
-    assert run_in(done / "compressive") == setting.run("compressive")
+    setup = replace(tiny_recall(), base=replace_nested(tiny_recall().base, device="auto"))
+    assert run_in(done / "compressive") == setup.run("compressive")
     frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
     compressions = {name for name in frozen if ".f_c." in name}
     assert compressions
@@ -86,17 +89,17 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
+def test_a_stopped_training_begins_again_after_its_process(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
-    run_experiment(config.experiment, tmp_path / "r")
+    run_experiment(config.experiment(), tmp_path / "r")
     before = read_json(tmp_path / "r" / "compressive" / "result.json")
     (tmp_path / "r" / "compressive" / "result.json").unlink()
     monkeypatch.setattr(experiment, "ENDING_SECONDS", 0.0)
     with alone_in(tmp_path / "r" / "compressive"):
-        for begin in (lambda run: run_experiment(config.experiment, run.parent, resume=True), RECALL.train):
+        for begin in (lambda run: run_experiment(config.experiment(), run.parent, resume=True), RECALL.train):
             with pytest.raises(UserError, match="is being trained by another process"):
                 begin(tmp_path / "r" / "compressive")
-    run_experiment(config.experiment, tmp_path / "r", resume=True)
+    run_experiment(config.experiment(), tmp_path / "r", resume=True)
     again = read_json(tmp_path / "r" / "compressive" / "result.json")
     assert (again["recall"], again["controls"]) == (before["recall"], before["controls"])
     assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
@@ -131,7 +134,7 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
         assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / len(shares))
 
 
-def test_runs_that_do_not_say_how_many_keys_they_hold_on_average_are_reported(done, tmp_path):
+def test_runs_without_a_mean_number_of_keys_are_reported(done, tmp_path):
     """As those of earlier versions."""
     folder = shutil.copytree(done, tmp_path / "done")
     for path in folder.glob("*/run.json"):
@@ -157,61 +160,65 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
 @pytest.mark.parametrize(
     ("reach", "keys", "farthest"), [("near", 128, (192, 384)), ("far", 256, (320, 2112))]
 )
-def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
-    models = [SETTINGS[reach].run(name).train.model for name in TWO]
+def test_keys_are_equal_and_compressive_looks_farther(reach, keys, farthest):
+    models = [SETTINGS[reach].run(name).model for name in TWO]
     assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
     assert tuple(map(layer_reach, models)) == farthest
     assert SETTINGS[reach].run("no-memory").recall.reach == farthest[1]
 
 
-def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_convolution():
-    assert layer_reach(NEAR.run("ceiling").train.model) == NEAR.run("no-memory").recall.reach
-    base = NEAR.run("no-memory", 3).train
+def test_only_the_memory_differs_between_arms():
+    assert layer_reach(NEAR.run("ceiling").model) == NEAR.run("no-memory").recall.reach
+    base = NEAR.run("no-memory", 3)
     memory = {name: getattr(base.model, name) for name in MEMORY}
     for arm in NEAR.arms:
-        train = NEAR.run(arm.name, 3).train
-        assert replace(train, model=replace(train.model, **memory)) == base, arm.name
-    assert base.model.vocab_size == NEAR.recall.stream.vocab_size
-    conv = NEAR.run("conv").train
+        run = NEAR.run(arm.name, 3)
+        run = replace(run, model=replace(run.model, **memory), recall=base.recall)
+        assert run == base, arm.name
+    assert base.model.vocab_size == NEAR.base.recall.stream.vocab_size
+    conv = NEAR.run("conv")
     assert conv.model.compression_start == "random"
     for name, settings in (
         ("max", {"compression": "max"}), ("dilated", {"compression": "dilated"}),
         ("upper-half", {"c_mem_len": (0, 64)}),
     ):  # fmt: skip
-        assert NEAR.run(name).train == replace(conv, model=replace(conv.model, **settings))
+        assert NEAR.run(name) == replace(conv, model=replace(conv.model, **settings))
 
 
-def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monkeypatch):
+def test_claims_are_measured_on_streams_of_their_own(monkeypatch):
     measured = []
-    monkeypatch.setattr(recall, "recall_segments", lambda *args: measured.append(args[-1]) or iter(()))
-    monkeypatch.setattr(recall, "recall_by_distance", lambda *args, **_: {})
+    monkeypatch.setattr(task, "recall_segments", lambda *args: measured.append(args[-1]) or iter(()))
+    monkeypatch.setattr(task, "recall_by_distance", lambda *args, **_: {})
     for seed in (0, 1):
         run = NEAR.run("compressive", seed)
         for setup in (run, replace(run, recall=replace(run.recall, measured_for="choosing"))):
-            recall.measure(MemoryLM(NEAR.train.model), setup, 64)
+            task.measure(MemoryLM(NEAR.base.model), setup, 64)
     assert len(set(measured)) == 4
     assert all(seed < 2**63 for seed in measured)
 
 
-def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
-    usual = RecallConfig().experiment
+def test_arms_are_usual_named_or_described(tmp_path):
+    usual = RecallConfig().experiment()
     assert list(usual.arms) == NEAR.arms
-    assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.train.model)}
-    named, described = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
-    assert named.settings["model.compression"] == "max"
-    assert described.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+    assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.base)}
+    named, described = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment().arms
+    assert changed_settings(named.config, NEAR.base) == {"model.compression": "max"}
+    changed = changed_settings(described.config, NEAR.base)
+    assert changed == {"model.compression_rate": 2, "recall.growing": 0.25}
     (tmp_path / "arms").write_text("# none\n")
     with pytest.raises(ValueError, match="needs an arm"):
-        RecallConfig(arms=(str(tmp_path / "arms"),))
-    quick = RecallConfig(quick=True, seeds=5).experiment
-    assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
-    assert quick.train.max_tokens < usual.train.max_tokens / 10
-    assert (quick.scale, usual.scale) == (quick.train.max_tokens / usual.train.max_tokens, 1.0)
+        RecallConfig(arms=(str(tmp_path / "arms"),)).experiment()
+    quick = RecallConfig(quick=True, seeds=5).experiment()
+    assert quick.seeds == 1
+    assert [arm.name for arm in quick.arms] == [arm.name for arm in NEAR.arms]
+    assert quick.base.max_tokens < usual.base.max_tokens / 10
+    assert (quick.scale, usual.scale) == (quick.base.max_tokens / usual.base.max_tokens, 1.0)
 
 
-def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
+def test_distances_grow_from_a_segment_to_twice_the_reach():
     run = tiny_recall().run("compressive")
-    S, half = run.train.model.segment_len, run.train.max_tokens // run.train.batch_size // 2
+    S = run.model.segment_len
+    half = run.max_tokens // run.batch_size // 2
     middle = round((S * 2 * run.recall.reach) ** 0.5)
     assert [run.longest()(step) for step in (0, half // 2)] == [S, middle]
     assert run.longest()(half) > 10**9
@@ -227,4 +234,4 @@ def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
 )  # fmt: skip
 def test_an_experiment_that_can_not_be_is_an_error(settings, message):
     with pytest.raises(ValueError, match=message):
-        RecallConfig(**settings)
+        RecallConfig(**settings).experiment()

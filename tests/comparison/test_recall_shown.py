@@ -8,11 +8,11 @@ from itertools import islice
 import pytest
 import torch
 
-from memformers.commands.compare import Recall
+from memformers.commands.recall import Recall
+from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.common.text import UserError
-from memformers.comparison.recall import CLAIMING_SEED, RECALL
-from memformers.comparison.recall_shown import (
+from memformers.comparison.recall.measurement import recall_by_distance
+from memformers.comparison.recall.shown import (
     STREAMS,
     answer_word,
     place_of,
@@ -21,8 +21,8 @@ from memformers.comparison.recall_shown import (
     terminal_text,
     write_stream_page,
 )
+from memformers.comparison.recall.task import CLAIMING_SEED, RECALL
 from memformers.data.recall_stream import recall_segments
-from memformers.evaluation import memory_ablation
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import PLACES
 
@@ -34,7 +34,7 @@ def shown(done):
     return read_stream(done)
 
 
-def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(shown):
+def test_a_shown_question_asks_for_the_newest_value_of_its_key(shown):
     assert [model[:9] for model in shown["models"]] == ["No memory", "Transform", "Compressi"]
     assert len(shown["asks"]) > 500
     for ask in shown["asks"]:
@@ -44,15 +44,15 @@ def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(sh
 
 @pytest.mark.parametrize(("number", "arm"), [(1, "transformer-xl"), (2, "compressive")])
 def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown, done):
-    run = RECALL.parse(read_json(done / arm / "config.json"), arm)
-    S, model = run.train.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
+    run = RECALL.read_config(read_json(done / arm / "config.json"), arm)
+    S, model = run.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(run.recall.stream, STREAMS, S, CLAIMING_SEED)
     first = [
         (replace(segment, inputs=segment.inputs[:, :1], targets=segment.targets[:, :1]), distances[:, :1])
         for segment, distances in islice(drawn, warm_up + 1024 // S)
     ]
-    [measured] = memory_ablation.recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
+    [measured] = recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
     asks, right = Counter(), Counter()
     for ask in shown["asks"]:
         place = place_of(ask["at"] - ask["distance"], ask, number)
@@ -65,7 +65,7 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
     assert (asks["slots"] > 50) == (arm == "compressive")
 
 
-def test_a_model_that_always_guesses_the_same_is_right_by_chance_however_often_it_is_asked_for(shown):
+def test_a_constant_answer_is_right_by_chance(shown):
     distances = torch.arange(1, 81)[:, None]
     values = torch.tensor([0] * 5 + [1, 2, 3] + [0] * 72)[:, None]
     constant, knows = values == 0, torch.ones_like(values, dtype=torch.bool)
@@ -102,7 +102,7 @@ def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
     assert json.loads(data) == json.loads(json.dumps({**shown, "places": PLACES}))
 
 
-def test_the_command_shows_what_was_trained_without_colours_where_none_can_be(done, tmp_path, capsys):
+def test_the_command_shows_no_colours_where_none_can_be(done, tmp_path, capsys):
     shutil.copytree(done, tmp_path / "here", ignore=shutil.ignore_patterns("figures", "*-seed1"))
     Recall(show=tmp_path / "here").run()
     shown = capsys.readouterr().out

@@ -18,7 +18,8 @@ import uvicorn
 from memformers.common.files import write_json
 from memformers.dashboard.labml import use_records
 from memformers.dashboard.pages import build, listen
-from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, Arm, Plan, flatten
+from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, flatten
+from memformers.runs.plan import Plan, PlannedArm
 
 
 def write_plan(folder, runs, settings, arms):
@@ -26,7 +27,7 @@ def write_plan(folder, runs, settings, arms):
     for name, run in runs.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         write_json(folder / name / CONFIG, dict(flatten(settings)) | arms[run.arm] | {"seed": run.seed})
-    plan = Plan("text", settings, tuple(Arm(*arm) for arm in arms.items()), runs)
+    plan = Plan("text", settings, tuple(PlannedArm(*arm) for arm in arms.items()), runs)
     write_json(folder / EXPERIMENT, plan)
 
 

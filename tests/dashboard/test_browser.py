@@ -11,7 +11,9 @@ import pytest
 from memformers.common.files import write_json
 from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.pages import bring_in
-from memformers.runs.folder import alone_in, close_card, read_card, runs_of
+from memformers.runs.card import close_card, read_card
+from memformers.runs.folder import alone_in
+from memformers.runs.plan import runs_of
 from memformers.tracking import discovery
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan

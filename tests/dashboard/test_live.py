@@ -12,7 +12,9 @@ import pytest
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.live import Comparisons, describe, list_of, status, version_of
-from memformers.runs.folder import Metrics, alone_in, in_use, runs_of
+from memformers.runs.folder import alone_in, in_use
+from memformers.runs.metrics import Metrics
+from memformers.runs.plan import runs_of
 from memformers.runs.reader import Runs
 from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons

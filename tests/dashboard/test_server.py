@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from labml_db import Key
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.dashboard.labml import from_text, to_text, use_records
 from memformers.dashboard.pages import bring_in
-from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.card import read_card
+from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announce, api_address, comparison_id, sent_to
 from memformers.tracking.recorder import Tracking

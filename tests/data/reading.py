@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import ByteTokenizer

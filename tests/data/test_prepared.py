@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data import sources, tokenize_corpus
 from memformers.data.builtin import write_play
 from memformers.data.sources import BENCHMARKS, CorpusSpec

@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 from docs.building.markdown import BLOCK as WRITTEN
 from memformers.commands.train import Train, parse_train
 from memformers.data.builtin import write_play
-from memformers.training import callbacks
+from memformers.training import monitor
 from tests.builders import SMALL_SIZES
 from tests.processes import ended, run
 
@@ -127,7 +127,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
     for package in NEEDS.get(name_of(page), ()):
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
+    monkeypatch.setattr(monitor, "SAMPLE_CHARACTERS", 30)
     parts, names = blocks(page), {"__name__": "page"}
     for (language, code), (next_language, next_code) in zip(parts, [*parts[1:], ("", "")], strict=True):
         if language != "python":

@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 import pytest
 
 import memformers
-from memformers.cli import COMMANDS, HOMES
+from memformers.cli import COMMANDS
 from memformers.common.command_line import usual_values
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,7 @@ def test_a_constant_in_prose_occurs_in_the_code():
 @cache
 def options_of(command):
     """The options of ``memformers COMMAND``, as tyro names them."""
-    module = import_module(f"memformers.commands.{HOMES.get(command, command)}")
+    module = import_module(f"memformers.commands.{command}")
     fields = [field for field, _ in usual_values(getattr(module, command.capitalize()))]
     names = {field.name.rstrip("_").replace("_", "-") for field in fields}
     return names | {f"no-{name}" for name in names} | {"help", "version"}

@@ -26,11 +26,15 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
-from docs.building.tables import KEYS, MODELS, cost_of_keys, share
+from docs.building.tables import KEYS, MODELS, READINGS, claims, cost_of_keys, share
+from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
+from experiments.prompt_learning import N_PREDICTED, PROMPT_LENGTHS
 from memformers import LearnConfig
-from memformers.commands import compare
+from memformers.cli import command_class
 from memformers.common.command_line import parse_arguments
+from memformers.common.intervals import paired
+from memformers.report.markdown import number
 from tests.builders import small_lm
 from tests.texts import read
 
@@ -38,7 +42,7 @@ PAGES = sorted((ROOT / "docs/results").glob("*.md"))
 FILES = [DATA / "tiny_shakespeare/results.json", *(ROOT / "experiments/benchmarks").glob("*.md")]
 """What has numbers of which no page has the table."""
 TRACED = [*PAGES, ROOT / "docs/which-memory.md"]
-GIVEN = {"0.5.1", "2.13", "0.03", "2.7", "0.02"}
+GIVEN = {"0.5.1", "2.31.10", "2.13", "0.03", "2.7", "0.02"}
 """Versions, and sizes that are settings or stand in the recipes' page."""
 
 
@@ -90,7 +94,7 @@ def test_an_experiment_has_its_numbers_and_a_command_that_is_read(name):
     assert len(rows(name)) >= 2
     program, *arguments = shlex.split(experiments()[name]["command"]) or ["make"]
     if program == "memformers":
-        asked = parse_arguments(getattr(compare, arguments[0].capitalize()), arguments[1:])
+        asked = parse_arguments(command_class(arguments[0]), arguments[1:])
         assert f"seeds={experiments()[name]['seeds']}" in repr(asked)
     elif program == "python":
         module = import_module(arguments[1])
@@ -127,6 +131,17 @@ def test_the_guide_to_evaluation_says_what_learning_saved_and_took(step):
     assert [text for text in sentences if text not in guide] == []
     settings = about("learning")["learn"][step]
     assert settings == json.loads(json.dumps(asdict(LearnConfig(learn_step=step))))
+
+
+def test_the_recipes_page_says_what_more_seeds_of_few_position_features_show():
+    measure = "held-out loss, characters (nats)"
+    losses = {}
+    for arm in ("all", "p16-1k"):
+        first = seeds("position_features", arm, measure)
+        losses[arm] = first | seeds("position_features_seeds", arm, measure)
+    difference = paired(losses["p16-1k"], losses["all"])
+    page = " ".join((ROOT / "docs/recipes.md").read_text(encoding="utf-8").split())
+    assert f"**{number(difference, '.3f', signed=True)} nats over {difference.n} seeds**" in page
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -169,3 +184,37 @@ def test_no_label_of_the_verdicts_lies_on_an_interval():
         for label in axes.texts:
             box = label.get_window_extent()
             assert not [line for line in lines if box.y0 < line.y0 + 2 and line.y0 - 2 < box.y1], label
+
+
+def prose_of(page):
+    return " ".join((ROOT / "docs/how-to" / page).read_text(encoding="utf-8").split())
+
+
+def shown(value):
+    return f"{value.mean:.3f} ± {value.half_width:.3f}"
+
+
+def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
+    saved = {}
+    for n_prompt in PROMPT_LENGTHS:
+        static, learning = (seeds("prompt_learning", f"prompt-{n_prompt}", x) for x in READINGS)
+        saved[n_prompt] = paired(static, learning)
+        assert saved[n_prompt].leaves_out_zero
+    short, long = saved.values()
+    sentence = (
+        f"The loss of the next 256 characters falls by {shown(short)} nats per character after a prompt of "
+        f"256, and by {shown(long)} after one of 1,024 ({short.n} prompts"
+    )
+    assert sentence in prose_of("generate.md")
+    assert about("prompt_learning")["learn"] == json.loads(json.dumps(asdict(LearnConfig())))
+    assert about("prompt_learning")["predicted tokens"] == N_PREDICTED == 256
+
+
+def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
+    names = {memory.name for memory in ALL_MEMORIES}
+    for (name, _), claim in claims().items():
+        assert name in names
+        ours = seeds(claim.experiment, claim.arm, claim.measure)
+        theirs = seeds(claim.experiment, claim.rival, claim.measure)
+        assert len(ours) >= 3
+        assert ours.keys() == theirs.keys()

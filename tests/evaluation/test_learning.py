@@ -13,8 +13,11 @@ from memformers import evaluate as evaluate_text
 from memformers.commands.evaluate import FIGURE_OF_LEARNING, NUMBERS, Evaluate
 from memformers.common.command_line import parse_arguments
 from memformers.evaluation.evaluate import BLOCK, evaluate
-from memformers.evaluation.learning import evaluate_learning
+from memformers.evaluation.learning import evaluate_learning, learned
+from memformers.generation.generate import Sampling, continue_text
+from memformers.runs.load import load_packaged
 from tests.builders import MODELS, small_lm
+from tests.processes import run
 
 S = 7
 """The segment of a small model."""
@@ -308,6 +311,36 @@ def test_options_of_learning_need_it(book):
         evaluated("--text", book, "--learn-rate", "0.1")
     with pytest.raises(ValueError, match="learn_rate"):
         evaluated("--text", book, "--learn", "--learn-rate", "-1")
+
+
+def generated(prompt, *options):
+    words = ["--pretrained", "transformer-xl-shakespeare", "--device", "cpu", "--prompt", prompt]
+    return run("generate", *words, "--tokens", 40, "--seed", 3, *options)
+
+
+def test_generation_that_learns_writes_what_a_model_that_has_learned_the_prompt_writes():
+    model, tokenizer = load_packaged("transformer-xl-shakespeare", torch.device("cpu"))
+    prompt = "Speak, good captain, speak.\nI will not speak.\n" * 4
+    with learned(model, tokenizer.encode(prompt), 1, LearnConfig()):
+        wanted = continue_text(model, tokenizer, prompt, 40, Sampling(0.8), seed=3)
+    assert wanted != continue_text(model, tokenizer, prompt, 40, Sampling(0.8), seed=3)
+    assert generated(prompt, "--learn").out == f"{prompt}{wanted}\n"
+
+
+def test_generation_needs_a_prompt_to_learn():
+    ended = generated("R", "--learn")
+    assert ended.code
+    assert "--learn needs a prompt of at least 2 tokens, got 1" in ended.err
+
+
+def test_what_was_learned_lasts_as_long_as_the_context():
+    lm = small_lm("transformer-xl", vocab_size=256).eval()
+    before = {name: weight.clone() for name, weight in lm.state_dict().items()}
+    with learned(lm, torch.randint(256, (99,)), 1, LearnConfig()) as evaluation:
+        assert evaluation.tokens == 98
+        assert any(not torch.equal(weight, before[name]) for name, weight in lm.state_dict().items())
+    for name, weight in lm.state_dict().items():
+        assert torch.equal(weight, before[name])
 
 
 def test_norms_are_all_layer_norms():

@@ -17,8 +17,7 @@ from experiments.agents.t_maze import FORWARD, TMaze
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
-from memformers.comparison.arms import settings_of
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from tests import processes
 from tests.processes import run_module
 
@@ -28,7 +27,8 @@ ARMS = {arm.name: arm for arm in Agents.listed()}
 
 
 def settings(name="transformer-xl", task="t-maze-3"):
-    return settings_of(ARMS[name], asdict(TINY) | {"agent": asdict(AgentSettings(task, evaluated=12))})
+    base = replace(TINY, agent=AgentSettings(task, evaluated=12))
+    return asdict(ARMS[name].arm(base).config)
 
 
 def walk(turn, steps):
@@ -84,7 +84,7 @@ def test_advantages_have_no_value_after_an_end_and_that_of_what_was_seen_at_a_ti
 
 def beginning(name="compressive", task="t-maze-3"):
     """An untrained agent in its environments, and its run."""
-    run = AgentTask().parse(settings(name, task), "here")
+    run = AgentTask().read_config(settings(name, task), "here")
     mazes = Environments(task, 6)
     agent = Agent(run, mazes.features, mazes.actions)
     return agent, run, Actor(agent, mazes, 0)

@@ -1,12 +1,13 @@
 """The benchmarks' own arithmetic, checks and reports; nothing is timed here."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from experiments.benchmarks import __main__ as program
-from experiments.benchmarks import attention, decoding, peers
+from experiments.benchmarks import attention, decoding, peers, rotary
 from experiments.benchmarks.training import MODELS, Case
 from memformers import ModelConfig
 from memformers.common.files import read_json
@@ -51,6 +52,61 @@ def test_a_measured_attention_agrees_with_the_definition_and_a_wrong_one_is_caug
         attention.check_parity(wrong, inputs, expected)
 
 
+class Averages(torch.nn.Module):
+    """Logits are means over what a query reads: the memory and, unless it ``skips`` some or ``peeks``, the
+    tokens so far."""
+
+    def __init__(self, skips=0, peeks=False):
+        super().__init__()
+        self.skips, self.peeks = skips, peeks
+
+    def forward(self, tokens, memory):
+        past = memory[0][:, self.skips :, 0].sum(1)  # [B]
+        read = tokens.sum(0).expand_as(tokens) if self.peeks else tokens.cumsum(0)
+        return (past + read.float())[..., None], memory, torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("peer", "mem_len", "words"),
+    [
+        (Averages(), 7, "remembers .6. positions in place of 7"),
+        (Averages(peeks=True), 6, "reads the future"),
+        (Averages(skips=1), 6, "does not read its oldest position"),
+    ],
+)
+def test_a_peer_that_reads_other_keys_is_caught(peer, mem_len, words):
+    tokens = torch.randint(65, (4, 3))
+    memory = [torch.randn(3, 6, 2)]
+    rotary.check_keys(Averages(), tokens, memory, 6)
+    with pytest.raises(ValueError, match=words):
+        rotary.check_keys(peer, tokens, memory, mem_len)
+
+
+def test_without_x_transformers_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(rotary, "find_spec", lambda name: None)
+    assert rotary.measure_all(quick=True) == []
+    assert rotary.installed_version() == {}
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_x_transformers_reads_the_memory_that_ours_reads():
+    pytest.importorskip("x_transformers")
+    case = tiny(d_model=64, n_heads=2, d_ff=128, positions="sinusoidal", position_features=None)
+    result = rotary.measure(case, quick=True)
+    assert list(result["seconds"]) == list(result["CPU seconds"]) == list(result["parameters"])
+    assert rotary.PEER in result["parameters"]
+
+
+def test_speed_beside_a_peer_is_by_rounds():
+    sides = {rotary.OURS: [1.0, 2.0, 3.0], rotary.PEER: [2.0, 2.0, 9.0]}
+    parameters = dict.fromkeys(sides, 1000)
+    row = {"case": "tiny", "parameters": parameters, "seconds": sides, "CPU seconds": sides}
+    lines = program.table_beside_peer([row]).splitlines()
+    assert "| tiny | ours, P = D | 1,000 | 2000 (1500 – 2500) |" in lines[2]
+    assert lines[2].count("2.00 (1.50 – 2.50)") == 2
+    assert lines[3].endswith("| – | – |")
+
+
 @pytest.mark.long
 def test_a_step_with_keys_kept_is_checked_and_measured(monkeypatch):
     seconds = decoding.stepping(streams=2, rounds=1)["seconds"]
@@ -73,4 +129,5 @@ def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
 def test_a_quick_run_measures_everything_and_is_reported(only, tmp_path):
     program.main(program.Options(only, quick=True, out=tmp_path))
     (page,) = tmp_path.glob("*.md")
-    assert page.read_text("utf-8").count("\n## ") == {"speed": 4, "decoding": 3}[only]
+    sections = {"speed": 5 if find_spec("x_transformers") else 4, "decoding": 3}
+    assert page.read_text("utf-8").count("\n## ") == sections[only]

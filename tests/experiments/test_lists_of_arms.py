@@ -20,16 +20,17 @@ from experiments.position_features import PositionFeatures
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from experiments.slots import ARMS as SLOTS
 from experiments.slots import Slots
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.intervals import mean_of
-from memformers.common.text import UserError
-from memformers.comparison import experiment, recall
-from memformers.comparison.recall import SETTINGS
+from memformers.comparison import experiment
+from memformers.comparison.recall import setup
+from memformers.comparison.recall.measurement import distance_edges
+from memformers.comparison.recall.setup import SETTINGS
 from memformers.data.builtin import write_play
 from memformers.data.recall_stream import RecallStream
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.evaluation.memory_ablation import distance_edges
 from memformers.report import document
 from memformers.report.document import right_between
 from memformers.runs.reader import read_runs
@@ -49,7 +50,7 @@ RIGHT = {"transformer-xl": (0.5, 0.5, 0.5), "mean": (0.8, 0.8, 0.8), "conv": (0.
 @pytest.fixture
 def small(monkeypatch, quick_runs):
     """Settings of a moment; and no reports but ours, which take longer."""
-    for module in (recall, mqar):
+    for module in (setup, mqar):
         monkeypatch.setattr(module, "QUICK_TOKENS", 128)
     for module in (ablation, memories):
         monkeypatch.setattr(module, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
@@ -109,7 +110,7 @@ def rows_of(folder):
      memories.Memories(quick=True, arms=("transformer-xl", "averages")),
      mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
 )  # fmt: skip
-def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
+def test_a_quick_trial_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     out = tmp_path / "run"
@@ -153,7 +154,12 @@ def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(comma
     assert (out / "report.md").read_text() == page
 
 
-def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
+def test_more_seeds_of_position_features_begin_where_they_are_to(tmp_path):
+    command = PositionFeatures(seed=3, characters="builtin", tasks=("characters", "recall"))
+    assert [task.base.seed for task in command.experiments(tmp_path).values()] == [3, 3]
+
+
+def test_each_key_of_an_episode_asks_once_for_its_value():
     for inputs, targets, distances, pairs in episodes_of(256, n=64):
         (asked,) = np.nonzero(targets >= 0)
         places = asked - distances[asked]
@@ -182,7 +188,7 @@ def test_keys_values_and_fillers_are_of_three_kinds(length):
         values |= set(inputs[1 : 2 * pairs : 2].tolist())
         fillers |= set(inputs[2 * pairs :][~asked[2 * pairs :]].tolist())
     assert (len(keys), len(values), len(fillers)) == (length // 4, length // 4, 64)
-    assert keys | values | fillers == set(range(mqar_run(length).train.model.vocab_size))
+    assert keys | values | fillers == set(range(mqar_run(length).model.vocab_size))
 
 
 def test_the_place_of_a_question_says_nothing_about_its_answer():
@@ -195,26 +201,26 @@ def test_the_place_of_a_question_says_nothing_about_its_answer():
 
 
 def mqar_run(length):
-    (listed,) = mqar.MQAR(length=length).experiments(Path()).values()
-    return mqar.MQARTask().parse(listed.shared, "a test")
+    (experiment,) = mqar.MQAR(length=length).experiments(Path()).values()
+    return experiment.base
 
 
 def episodes_of(length, n):
     """Inputs, targets and distances of ``n`` episodes, ``[N]`` each, and their number of pairs."""
     run = mqar_run(length)
-    per_episode = length // run.train.model.segment_len
-    read = list(islice(mqar.MQARTask().segments(run, 0), per_episode * n // run.train.batch_size))
+    per_episode = length // run.model.segment_len
+    read = list(islice(mqar.MQARTask().segments(run, 0), per_episode * n // run.batch_size))
     assert [s.starts_over for s, _ in read] == [i % per_episode == 0 for i in range(len(read))]
     episodes = []
     for i in range(0, len(read), per_episode):
         segments = read[i : i + per_episode]
         parts = zip(*((s.inputs, s.targets, distances) for s, distances in segments), strict=True)
         tensors = [torch.cat(part).numpy() for part in parts]  # [N, B]
-        episodes += [(*(x[:, b] for x in tensors), length // 16) for b in range(run.train.batch_size)]
+        episodes += [(*(x[:, b] for x in tensors), length // 16) for b in range(run.batch_size)]
     return episodes
 
 
-def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_without_shift(monkeypatch):
+def test_a_figure_has_a_line_for_each_memory_and_shift(monkeypatch):
     drawn, shares = [], {"xl-32": (0.1, 0.3), "xl-128": (0.5, 0.5), "xl-32-shift": (0.8, 1.0)}
     arms = [
         SimpleNamespace(name=name, first=SimpleNamespace(facts={"state_bytes": 32 * int(name.split("-")[1])}),
@@ -228,22 +234,22 @@ def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_witho
     ]  # fmt: skip
 
 
-def test_each_arm_of_a_list_differs_from_the_others_and_is_the_same_in_both_tasks():
+def test_arms_of_a_list_differ_and_are_the_same_in_both_tasks():
     for listed in (SLOTS, recipes.ARMS):
-        assert len({tuple(sorted(arm.settings.items())) for arm in listed}) == len(listed)
+        assert len({repr(sorted(arm.settings.items())) for arm in listed}) == len(listed)
     near, text = (
         {arm.name: arm.settings for arm in ablation.arms_of(model)}
-        for model in (SETTINGS["near"].train.model, TEXT.model)
+        for model in (SETTINGS["near"].base.model, TEXT.model)
     )
     assert near.keys() == text.keys() == ROWS.keys()
     for name, settings in near.items():
         different = {key for key, value in settings.items() if value != text[name][key]}
-        assert different <= {"model.mem_len", "model.c_mem_len"}, name
+        assert different <= {"mem_len", "c_mem_len"}, name
 
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("pretended")
-def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
+def test_differences_whose_interval_contains_zero_are_grey(tmp_path):
     tiny_ablation(tmp_path, seeds=3)
     markdown, rows = (tmp_path / "report.md").read_text(), rows_of(tmp_path)
     assert "| mean pooling, minus conv., attention | +0.100 ± 0.000 | +9.7 ± 1.4 points |" in markdown
@@ -256,7 +262,7 @@ def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_training_that_fails_is_said_to_be_missing_until_it_is_resumed(tmp_path, monkeypatch):
+def test_a_failed_training_is_missing_until_it_is_resumed(tmp_path, monkeypatch):
     def fail_mean(commands, jobs, **options):
         for number, command in enumerate(commands):
             if command[1].endswith("text/mean"):
@@ -277,7 +283,7 @@ def test_a_training_that_fails_is_said_to_be_missing_until_it_is_resumed(tmp_pat
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_of_other_settings_is_left_alone(tmp_path):
     folder = tmp_path / "a"
     tiny_ablation(folder)
     before = (folder / "report.md").read_bytes()
@@ -295,7 +301,7 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     tiny_ablation(folder, resume=True)
 
 
-def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count_nothing():
+def test_right_answers_count_between_two_distances():
     recall = {"edges": [0, 64, 128, 192], "asks": [10, 30, 0], "accuracy": [1.0, 0.5, None]}
     assert right_between(0, 128)({"recall": recall}) == pytest.approx(25 / 40)
     assert right_between(64, 190)({"recall": recall}) == 0.5
@@ -305,10 +311,10 @@ def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count
         assert beyond_chance(64, 128).of(result | {"chance": 0.25}) == pytest.approx(share)
 
 
-def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():
+def test_a_slot_holds_bits_for_keys_and_values():
     assert bits_of(RecallStream(keys=16, values=4, set_probability=1 / 8), rate=4) == 4 / 8 * 6
 
 
-def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():
+def test_rivals_lead_to_the_base():
     assert [*RecallGrid().rivals_of("both-losses-2")] == ["compressive-2", "transformer-xl-2", ""]
     assert [[*Slots().rivals_of(name)] for name in ("c2", "mine", "usual")] == [["usual"], ["usual"], []]

@@ -9,9 +9,11 @@ from experiments.memories import ALL_MEMORIES, FOLDER, ROOT
 from experiments.memories.gated_delta import GatedDelta
 from experiments.memories.infini import InfiniAttention, matrix_of
 from experiments.memories.keydiff import KeyDiff
+from experiments.memories.learned_eviction import LearnedEviction
 from experiments.memories.memory_tokens import MemoryTokens
 from experiments.memories.pooled_slots import PooledSlots, SoftmaxPooling
 from experiments.memories.random_positions import RandomPositions
+from experiments.memories.rkv import RKV
 from experiments.memories.tova import TOVA
 from memformers import LayerMemory, MemoryLM, MemorySizes, ModelConfig, UpdateContext, assert_conforms
 from memformers.models.facts import BYTES, memory_facts
@@ -325,3 +327,155 @@ def test_tova_keeps_the_positions_to_which_the_last_query_of_a_segment_attended_
             score += (logits / 2).softmax(0)
         kept = score[: K - M].topk(min(C, K - M)).indices.sort().values
         assert torch.equal(memory.layers[0].slots[:, 0], every[kept])
+
+
+@torch.no_grad()
+def test_tova_keeps_positions_of_the_document_even_if_none_is_attended_to():
+    lm = MemoryLM(ModelConfig(model=TOVA, mem_len=4, c_mem_len=5, **TINY)).eval()
+    layer = lm.transformer.memory_layers[0]
+    layer.self_attn.query.weight.copy_(1e4 * layer.self_attn.key.weight)
+    x = torch.randn(1, 1, 8) * torch.tensor([-4.0, -3.0, -2.0, -1.0, 1.0, 2.0, 3.0, 4.0])[:, None, None]
+    left = torch.full((4, 1, 8), 7.0)  # of an earlier document
+    after, _ = lm.transformer.memory_rules[0].update(
+        LayerMemory(left, left), x, UpdateContext(layer, x, torch.tensor([8]))
+    )
+    assert torch.equal(after.slots[1:], x[:4])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_valid", [None, 17, 12])
+def test_rkv_keeps_the_positions_that_are_attended_to_and_not_redundant(n_valid):
+    M, C, S = 4, 7, 9
+    settings = TINY | {"segment_len": S}
+    config = ModelConfig(
+        model=RKV, mem_len=M, c_mem_len=C, memory_config={"importance_share": 0.4}, **settings
+    )
+    lm = MemoryLM(config).double().eval()
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter)
+    rule = lm.transformer.memory_rules[0]
+    layer = lm.transformer.memory_layers[0]
+    attention = layer.self_attn
+    every = torch.randn(C + M + S, 1, 8).double()
+    every[3] = every[9]  # a copy
+    every[5] = 1.01 * every[10]
+    x = every[C + M :]
+    lengths = None if n_valid is None else torch.tensor([n_valid])
+    past = LayerMemory(every[C : C + M], every[:C])
+    after, _ = rule.update(past, x, UpdateContext(layer, x, lengths))
+
+    K = len(every)
+    first = 0 if n_valid is None else K - n_valid
+    members = [*range(first, K - M)]
+    z = layer.norm_self_attn(every[:, 0])
+    terms = attention.distance_terms(K)
+    score = dict.fromkeys(members, 0.0)
+    for head in range(2):
+        k = attention.key(z).view(K, 2, 4)[:, head]
+        # The newest eight queries, each among the positions to choose from alone.
+        attended = dict.fromkeys(members, 0.0)
+        for i in range(K - 8, K):
+            q = attention.query(z[i]).view(2, 4)[head]
+            exps = {}
+            for j in members:
+                if j <= i:
+                    r = terms["r"][head, i - j]
+                    logit = (q + terms["u"][head]) @ k[j] + (q + terms["v"][head]) @ r
+                    exps[j] = (logit / 2).exp()
+            for j, exp in exps.items():
+                attended[j] += exp / sum(exps.values()) / 8
+        # What is redundant.
+        similar = dict.fromkeys(members, 0.0)
+        for i in members:
+            cosines = {}
+            for j in members:
+                if j != i:
+                    cosines[j] = (k[i] @ k[j] / (k[i].norm() * k[j].norm())).item()
+            alike = [j for j, cosine in cosines.items() if cosine > 0.5]
+            if alike:
+                cosines[max(alike)] = 0.0
+            for j, cosine in cosines.items():
+                similar[j] += cosine / len(members)
+        total = sum(torch.tensor(r).exp() for r in similar.values())
+        for j in members:
+            near = [attended.get(neighbor, 0.0) for neighbor in range(j - 3, j + 4)]
+            score[j] += 0.4 * max(near) - 0.6 * torch.tensor(similar[j]).exp() / total
+    kept = sorted(sorted(members, key=lambda j: -score[j])[:C])
+    assert torch.equal(after.slots[C - len(kept) :, 0], every[kept][:, 0])
+    assert torch.equal(after.mem, every[-M:])
+
+
+def test_of_several_copies_rkv_keeps_the_newest():
+    settings = {"mem_len": 0, "c_mem_len": 1, "memory_config": {"importance_share": 0.0}}
+    lm = MemoryLM(ModelConfig(model=RKV, **settings, **TINY))
+    x = torch.randn(1, 1, 8) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None]  # alike, not equal
+    context = UpdateContext(lm.transformer.memory_layers[0], x, None)
+    after, _ = lm.transformer.memory_rules[0].update(LayerMemory.nothing(x), x, context)
+    assert torch.equal(after.slots, x[3:])
+
+
+@torch.no_grad()
+def test_keep_scores_weigh_attention_and_choose_what_stays():
+    M, C = 4, 3
+    config = ModelConfig(model=LearnedEviction, mem_len=M, c_mem_len=C, **TINY)
+    lm = MemoryLM(config).double().eval()
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter)
+    layer = lm.transformer.memory_layers[0]
+    attention = layer.self_attn
+    past = LayerMemory(torch.randn(M, 1, 8).double(), torch.randn(C, 1, 8).double())
+    x = torch.randn(5, 1, 8).double()
+    every = torch.cat((past.slots, past.mem, x))[:, 0]
+    z = layer.norm_self_attn(every)
+    keep = (z @ layer.keep.weight[0] + layer.keep.bias).sigmoid()
+
+    K = len(every)
+    terms = attention.distance_terms(K)
+    wanted = []
+    for i in range(C + M, K):
+        by_head = []
+        for head in range(2):
+            q = attention.query(z[i]).view(2, 4)[head]
+            logits = torch.empty(i + 1).double()
+            for j in range(i + 1):
+                k = attention.key(z[j]).view(2, 4)[head]
+                r = terms["r"][head, i - j]
+                logits[j] = ((q + terms["u"][head]) @ k + (q + terms["v"][head]) @ r) / 2
+                if j < C:
+                    logits[j] += keep[j].log()
+            values = attention.value(z[: i + 1]).view(-1, 2, 4)[:, head]
+            by_head.append(logits.softmax(0) @ values)
+        wanted.append(attention.output(torch.cat(by_head)))
+    torch.testing.assert_close(layer.attend(x, x, past, None, None)[:, 0], torch.stack(wanted))
+
+    after, _ = lm.transformer.memory_rules[0].update(past, x, UpdateContext(layer, x, None))
+    kept = keep[: K - M].topk(C).indices.sort().values
+    assert torch.equal(after.slots[:, 0], every[kept])
+
+
+def test_keep_scores_start_equal_and_learn_from_the_language_model():
+    lm = MemoryLM(ModelConfig(model=LearnedEviction, mem_len=4, c_mem_len=3, **TINY))
+    memory = None
+    for text in torch.randint(7, (3, 5, 2)):
+        output = lm(text, memory)
+        memory = output.memory
+    output.logits.square().mean().backward()
+    for layer in lm.transformer.memory_layers:
+        assert not layer.keep.weight.any()
+        assert layer.keep.weight.grad.any()
+        assert layer.keep.bias.grad.any()
+
+
+def test_learned_eviction_refuses_dropout():
+    with pytest.raises(ValueError, match="dropout=0"):
+        MemoryLM(ModelConfig(model=LearnedEviction, dropout=0.1, **TINY))
+
+
+@pytest.mark.parametrize(
+    "memory", [GatedDelta, InfiniAttention, LearnedEviction], ids=lambda memory: memory.__name__
+)
+def test_a_matrix_is_not_read_through_a_mask(memory):
+    transformer = MemoryLM(ModelConfig(model=memory, **TINY)).transformer
+    x = torch.randn(5, 1, 8)
+    with pytest.raises(ValueError, match="doc_starts"):
+        transformer(x, mask=torch.ones(5, 5, 1, dtype=torch.bool).tril())

@@ -17,8 +17,9 @@ from memformers.models import sinusoids
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig, preset_names
-from memformers.training.loop import TrainingState, train_step
 from memformers.training.optimizers import build_optimizers
+from memformers.training.state import TrainingState
+from memformers.training.trainer import Trainer
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 SIZES = ModelConfig(
@@ -76,7 +77,7 @@ def test_operations_activations_and_memories_are_those_of_a_step_that_runs(chang
     with OnGPU(), hooks:
         loss(lm, tokens, memory, config)
     with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
-        train_step(lm, lm, Segment(tokens, tokens), TrainingState((), memory), config)
+        Trainer(lm, iter(()), config, None, TrainingState((), memory)).step(Segment(tokens, tokens))
     memories = [x for layer in memory.layers for x in (layer.mem, layer.slots)]
     counts = count(config)
     assert counts["operations"] == counter.total
@@ -97,7 +98,7 @@ def test_a_rank_holds_weights_gradients_and_moments_and_reduces_each_gradient_on
     config = training(8, parallel="ddp")
     lm, x = MemoryLM(config.model), torch.randint(37, (16, 2))
     optimizers = build_optimizers(lm, config)
-    train_step(lm, lm, Segment(x, x), TrainingState(optimizers), config)
+    Trainer(lm, iter(()), config, None, TrainingState(optimizers)).step(Segment(x, x))
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
     weights, guess = sum(p.nbytes for p in lm.parameters()), step_of(config, 4)
     assert guess["state"] == 2 * weights + sum(t.nbytes for t in moments)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
 from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from tests.builders import small_lm

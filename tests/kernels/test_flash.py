@@ -169,10 +169,10 @@ def test_second_derivatives_are_an_error_that_names_naive():
 @pytest.mark.parametrize("bounded", [False, True])
 def test_the_operator_keeps_the_promises_of_torch(bounded):
     inputs, table = inputs_and_table(2, 3, 5, 11, 7, 6, torch.float64)
-    bias = flash.hidden_bias(5, 11, None, first_keys(2, 5, 11), table) if bounded else None
+    bias = flash.mask_bias(5, 11, None, first_keys(2, 5, 11), table) if bounded else None
     query = torch.randn(2, 3, 5, 13, dtype=torch.float64, requires_grad=True)
     for keep in (False, True):
-        arguments = (query, inputs["key"], inputs["value"], flash.key_table(table), bias, keep)
+        arguments = (query, inputs["key"], inputs["value"], flash.cosines_first(table), bias, keep)
         torch.library.opcheck(torch.ops.memformers.plain_attention, arguments)
 
 

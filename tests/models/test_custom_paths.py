@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from memformers import MemoryLM, ModelConfig
+from memformers.common.errors import UserError
 from memformers.common.processes import module_environment
-from memformers.common.text import UserError
 from memformers.comparison.arms import parse_arm
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.text import CompareConfig
 from memformers.models import registry
 from memformers.models.registry import import_memory, import_path, load_class, register_model
+from memformers.training.config import TrainConfig
 from tests import builders
 from tests.processes import finish
 
@@ -173,9 +174,9 @@ def test_another_process_imports_the_class_of_a_program(run, tmp_path):
 def test_two_files_of_one_name_are_refused_in_any_order():
     write_memory("mine.py")
     write_memory("thesis.v2/mine.py")
-    parse_arm("first: model=thesis.v2/mine.py:Mine", {"model": {"model": ""}})
+    parse_arm("first: model=thesis.v2/mine.py:Mine", TrainConfig())
     with pytest.raises(UserError, match="the same name"):
-        parse_arm("second: model=mine.py:Mine", {"model": {"model": ""}})
+        parse_arm("second: model=mine.py:Mine", TrainConfig())
     with pytest.raises(UserError, match="the same name"):
         MemoryLM.from_pretrained("saved", model="mine.py:Mine")
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from memformers import Memory, MemoryLayer, MemoryLM, ModelConfig, TransformerXL
 from memformers.evaluation.conformance import SMALL
 from memformers.models.compression import AttentionReconstructionLoss
-from memformers.training.loop import shortened
+from memformers.training.trainer import truncate_to_stage
 from tests.builders import fill_zeros
 from tests.models.test_contract import CONFIGS, OWN_WAY
 from tests.texts import documents, gradients, read, same, tokens
@@ -110,7 +110,7 @@ def test_the_newest_input_is_joined_checked_and_kept_with_a_memory(settings):
         lm_of(**settings, token_shift=False)(later, memory)
     with pytest.raises(ValueError, match=r"also needs the newest input of layer 0, its shift_state"):
         lm(later, replace(memory, layers=tuple(replace(x, shift_state=None) for x in memory.layers)))
-    half = shortened(memory, 0.5, lm.config.memory_sizes)
+    half = truncate_to_stage(memory, 0.5, lm.config.memory_sizes)
     assert all(a.shift_state is b.shift_state for a, b in zip(half.layers, memory.layers, strict=True))
 
 

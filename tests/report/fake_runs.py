@@ -5,7 +5,9 @@ from dataclasses import asdict
 
 from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
-from memformers.runs.folder import CARD, Arm, Card, Plan, runs_of
+from memformers.runs.card import RunCard
+from memformers.runs.folder import CARD
+from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.training.config import unused_settings
 from tests.builders import COMPARED, small_training
 
@@ -32,7 +34,7 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     training = small_training(model=model, **changes)
     write_json(folder / "config.json", asdict(training))
     write_json(folder / "run.json", {"unused": unused_settings(training)} | facts)
-    write_json(folder / CARD, Card("", run=model))
+    write_json(folder / CARD, RunCard("", run=model))
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
             train = {"loss.train": 3.0 / i, "bits_per_character.train": 4.0 / i}
@@ -58,7 +60,7 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
     """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
     name; None for a run that isn't there. ``keys``: the number of keys of each arm."""
     seeds = seeds or max(map(len, bits.values()))
-    plan = Plan("text", {}, tuple(Arm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
+    plan = Plan("text", {}, tuple(PlannedArm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "experiment.json", asdict(plan))
     for name, run in plan.runs.items():

@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean
-from memformers.common.text import UserError
 from memformers.report.document import write_report
 from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
 from tests.builders import COMPARED
@@ -234,9 +234,9 @@ def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(
 
 
 def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(comparison):
-    decided = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
+    resolved = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
     for model in COMPARED:
-        changed(comparison / model / "run.json", decided=decided)
+        changed(comparison / model / "run.json", resolved_settings=resolved)
         changed(comparison / model / "config.json", memory_warmup=None)
     markdown = markdown_of(comparison)
     assert "the same prompt:\n\n```text\nBANQUO:\n```" in markdown

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from memformers.common.files import write_json
 from memformers.common.processes import module_environment
-from memformers.runs.folder import alone_in, close_card, open_card
+from memformers.runs.card import close_card, open_card
+from memformers.runs.folder import alone_in
 from memformers.runs.reader import Run
 
 HOLD = "import sys; from pathlib import Path; from memformers.runs.folder import alone_in\n"
@@ -20,7 +21,7 @@ def state(folder):
     return Run(folder).state[0]
 
 
-def test_a_run_is_running_as_long_as_its_process_lives_however_long_it_records_nothing(tmp_path):
+def test_a_silent_run_is_running_while_its_process_lives(tmp_path):
     """As in a last evaluation that takes an hour."""
     open_card(tmp_path, "run", {})
     (tmp_path / "metrics.jsonl").write_text('{"tokens": 1}\n')

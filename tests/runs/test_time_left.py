@@ -7,21 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from memformers.common.files import write_json
-from memformers.runs.folder import (
-    CARD,
-    CONFIG,
-    FACTS,
-    METRICS,
-    RESULT,
-    Arm,
-    Card,
-    Plan,
-    alone_in,
-    note_launch,
-    open_card,
-    read_card,
-    runs_of,
-)
+from memformers.runs.card import RunCard, note_launch, open_card, read_card
+from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, alone_in
+from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.runs.reader import Run, Runs
 from memformers.runs.time_left import seconds_left, share_trained
 
@@ -45,11 +33,13 @@ def alive(tmp_path):
 def experiment(tmp_path, alive):
     """The folder of three planned runs, whose experiment is alive."""
     planned = runs_of(["a", "b", "c"], [0])
-    write_json(tmp_path / "experiment.json", Plan("text", {}, tuple(Arm(n, {}) for n in planned), planned))
+    write_json(
+        tmp_path / "experiment.json", Plan("text", {}, tuple(PlannedArm(n, {}) for n in planned), planned)
+    )
     for name in planned:
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / CONFIG, CONFIG_OF_RUN)
-        write_json(tmp_path / name / CARD, Card("comparison", name=name))
+        write_json(tmp_path / name / CARD, RunCard("comparison", name=name))
     return tmp_path
 
 
@@ -62,7 +52,7 @@ def running(experiment):
 
 def start(folder):
     """A run whose process started 20 s before its first step."""
-    write_json(folder / CARD, Card("comparison", launched=1_000.0, started=1_000.0 + STARTUP))
+    write_json(folder / CARD, RunCard("comparison", launched=1_000.0, started=1_000.0 + STARTUP))
     write_json(folder / FACTS, {"corpus": {"held_out_tokens": 9_000}})
 
 
@@ -80,7 +70,7 @@ def finish(folder):
     record(folder, 1_000, 2)
     result = {"tokens": 1_000, "seconds": TRAINING, "evaluation_seconds": 2 * EVALUATION + FINAL}
     write_json(folder / RESULT, result)
-    card = Card("comparison", launched=1_000.0, started=1_000.0 + STARTUP, status="completed")
+    card = RunCard("comparison", launched=1_000.0, started=1_000.0 + STARTUP, status="completed")
     write_json(folder / CARD, card)
 
 
@@ -104,7 +94,7 @@ def test_start_up_and_evaluations_of_all_runs_are_counted(experiment, running):
     assert left(experiment) == pytest.approx(FINAL + 2 * RUN)
 
 
-def test_an_evaluation_is_as_slow_as_training_until_one_is_measured(experiment, running):
+def test_evaluations_are_expected_to_be_as_slow_as_training(experiment, running):
     start(experiment / "a")
     running("a")
     record(experiment / "a", 250, 0)
@@ -173,7 +163,7 @@ def test_a_task_without_a_text_evaluates_on_as_it_has_done(experiment, running):
 
 
 def test_a_start_up_is_noted_once(tmp_path):
-    write_json(tmp_path / CARD, Card("comparison"))
+    write_json(tmp_path / CARD, RunCard("comparison"))
     assert Run(tmp_path).startup_seconds is None
     note_launch(tmp_path)
     launched = read_card(tmp_path).launched

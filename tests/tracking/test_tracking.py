@@ -11,8 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from memformers.runs.folder import read_card, read_metrics
-from memformers.tracking import recorder
+from memformers.runs.card import read_card
+from memformers.runs.metrics import read_metrics
+from memformers.tracking import recorder, relay
 from memformers.tracking.recorder import Tracking
 from tests.processes import Server, is_running, start, wait_for
 
@@ -46,14 +47,14 @@ def track(folder, url="auto"):
     assert read_metrics(folder) == RECORDS
 
 
-def test_with_the_dashboard_off_no_process_starts_and_nothing_is_written_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder.subprocess, "Popen", None)
+def test_dashboard_off_starts_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(relay.subprocess, "Popen", None)
     track(tmp_path, "off")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labml.json", "metrics.jsonl"]
     assert read_card(tmp_path).status == "completed"
 
 
-def test_without_a_dashboard_labml_has_every_record_and_leaves_the_home_alone(tmp_path, monkeypatch, capfd):
+def test_labml_gets_every_record_without_touching_home(tmp_path, monkeypatch, capfd):
     """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
     gone, folder = tmp_path / "home/.labml/projects/gone.txt", tmp_path / "run"
     gone.parent.mkdir(parents=True)
@@ -92,9 +93,7 @@ def test_a_good_dashboard_gets_name_config_records_and_status(tmp_path, capfd):
      ((500, {}), "answers with an error, 500"), ((200, {"errors": [{"message": "go away"}]}), ""),
      ((200, [1]), "")],
 )  # fmt: skip
-def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_written(
-    broken, warning, tmp_path, capfd
-):
+def test_a_broken_dashboard_does_not_stop_a_run(broken, warning, tmp_path, capfd):
     with ExitStack() as stack:
         if broken is socket.create_server:
             silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -112,7 +111,7 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run_nor_has_its_secrets_wr
     assert not [path for path in files if "secret" in path.read_text()]  # the log is labml's own words
 
 
-def test_a_run_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capfd):
+def test_a_run_continues_without_a_process_for_labml(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(recorder, "start_relay", Mock(side_effect=BlockingIOError("no process is left")))
     track(tmp_path)
     assert "labml gets nothing" in capfd.readouterr().err
@@ -120,21 +119,21 @@ def test_a_run_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monke
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
     with Tracking(tmp_path, "test", {}, "auto") as tracking:
-        tracking._relay.kill()
-        tracking._relay.wait()
+        tracking.relay.kill()
+        tracking.relay.wait()
         tracking.record(RECORDS[0])
     assert read_metrics(tmp_path) == RECORDS[:1]
     assert "labml stopped with exit code -9" in capfd.readouterr().err
 
 
-def test_a_training_that_is_killed_loses_no_record_and_leaves_no_process(tmp_path):
+def test_a_killed_training_loses_no_record(tmp_path):
     """The relay shares the machine with the training: it must start fast and stay small, without PyTorch."""
     program = f"""
 import sys, time
 from pathlib import Path
 from memformers.tracking.recorder import Tracking
 with Tracking(Path({str(tmp_path)!r}), "test", {{}}, "auto") as tracking:
-    print('torch' in sys.modules, tracking._relay.pid, flush=True)
+    print('torch' in sys.modules, tracking.relay.pid, flush=True)
     for i in range(1000):
         tracking.record({{"tokens": i, "loss.train": 1.0}})
         print(i, flush=True)

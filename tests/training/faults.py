@@ -21,13 +21,13 @@ import pytest
 from memformers.common.files import numbered, read_json
 from memformers.data import sources
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import read_metrics
-from memformers.training import callbacks
+from memformers.runs.metrics import read_metrics
+from memformers.training import monitor
 from tests.builders import small_training
 from tests.conftest import short_play
 from tests.training.runs import train_run, without_times
 
-STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
 CONFIG = small_training(model="compressive", max_tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
                         keep_checkpoints=1)  # fmt: skip
 CONFIG = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
@@ -104,7 +104,7 @@ def finishes(folder: Path, place: str = "", count: int = 0) -> bool:
 def main(folder: Path, kills: int) -> None:
     """Kill, resume, and compare with the undisturbed run."""
     os.environ["MEMFORMERS_DASHBOARD"] = "off"
-    callbacks.SAMPLE_CHARACTERS, callbacks.GLIMPSE_CHARACTERS = 30, 10
+    monitor.SAMPLE_CHARACTERS, monitor.SHORT_SAMPLE_CHARACTERS = 30, 10
     sources.builtin_play = short_play
     undisturbed()
     counts = random.Random(0)

@@ -15,8 +15,8 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, end_rank, process_group
-from memformers.training.loop import TrainingState
 from memformers.training.optimizers import build_optimizers
+from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
 from tests.training.runs import DOCUMENTS, segments_of, train_here
 

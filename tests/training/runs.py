@@ -17,8 +17,10 @@ from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.training import api
-from memformers.training.loop import train_steps
-from memformers.training.run import spec_of
+from memformers.training.distributed import with_precision
+from memformers.training.job import spec_of
+from memformers.training.monitor import RunMonitor
+from memformers.training.trainer import Monitor, Trainer
 
 
 def train_run(config, folder, dashboard="", **options):
@@ -69,25 +71,53 @@ def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen
     )  # fmt: skip
 
 
-def train_here(lm, config, segments=None, **options):
+class Notes(Monitor):
+    """A monitor that keeps each record's metrics, and calls ``at_checkpoint`` and ``at_evaluation``."""
+
+    def __init__(self, at_checkpoint=None, at_evaluation=None):
+        self.records = []
+        self.steps = []
+        self.at_checkpoint = at_checkpoint
+        self.at_evaluation = at_evaluation
+
+    def record(self, state, metrics):
+        self.records.append(metrics)
+        self.steps.append(state.step)
+
+    def evaluate(self, state):
+        self.steps.append(-state.step)
+        if self.at_evaluation:
+            self.at_evaluation(state)
+
+    def checkpoint(self, state):
+        if self.at_checkpoint:
+            self.at_checkpoint(state)
+
+
+def trainer_of(lm, config, segments=None, monitor=None, **options):
+    """A trainer of ``lm``, by default on TEXT."""
+    config = with_precision(config, lm.device)
+    return Trainer(lm, segments or segments_of(config), config, monitor or Notes(), **options)
+
+
+def train_here(lm, config, segments=None, at_checkpoint=None, **options):
     """Train ``lm``, by default on TEXT; returns the metrics of each record."""
-    records = []
-    train_steps(lm, segments or segments_of(config), config, evaluate=lambda _: None,
-          record=lambda _, metrics: records.append(metrics), **options)  # fmt: skip
-    return records
+    notes = Notes(at_checkpoint)
+    trainer_of(lm, config, segments, notes, **options).fit()
+    return notes.records
 
 
 def stop(config, folder, step):
     """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
-    maybe_checkpoint = api.Callbacks.maybe_checkpoint
+    checkpoint = RunMonitor.checkpoint
 
     def stopped(self, state):
-        maybe_checkpoint(self, state)
+        checkpoint(self, state)
         if state.step == step:
             raise Stopped(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.Callbacks, "maybe_checkpoint", stopped)
+        patch.setattr(RunMonitor, "checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143

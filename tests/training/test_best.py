@@ -9,7 +9,7 @@ from memformers import ModelConfig, TrainConfig
 from memformers.common import files
 from memformers.common.fields import replace_nested
 from memformers.common.files import numbered, read_json, write_json
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import keep_best_and_newest
 from tests.training.runs import train_run
 
@@ -52,7 +52,7 @@ def best_step(parent):
         ([(9, 1.0, 500), (16, 2.0, 500), (30, 1.5, 500)], 9, [30, 9]),
     ],
 )  # fmt: skip
-def test_the_best_of_each_number_of_tokens_is_kept_beside_the_newest(evaluations, best, kept, tmp_path):
+def test_the_best_of_each_evaluation_size_is_kept(evaluations, best, kept, tmp_path):
     for evaluation in evaluations:
         write_checkpoint(tmp_path, *evaluation)
     keep_best_and_newest(tmp_path, 1)
@@ -98,7 +98,7 @@ def config(tmp_path):
     return replace_nested(config, **settings, checkpoint_minutes=0, keep_checkpoints=1)
 
 
-def test_the_best_of_an_extended_run_is_chosen_among_evaluations_of_the_same_tokens(config, tmp_path):
+def test_the_best_checkpoint_is_of_the_same_tokens(config, tmp_path):
     folder = train_run(config, tmp_path / "run")
     checkpoints = folder / "checkpoints"
     earlier_best = best_step(checkpoints)

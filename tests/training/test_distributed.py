@@ -15,10 +15,10 @@ from memformers import AdaptiveConfig
 from memformers.common.fields import replace_nested
 from memformers.common.files import UNFINISHED
 from memformers.common.processes import Stopped, StopSignals
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import restore_newest
 from memformers.training.distributed import Distributed
-from memformers.training.loop import TrainingState
+from memformers.training.state import TrainingState
 from tests.builders import small_training
 from tests.processes import run, wait_for
 from tests.training.ranks_program import train_in_double
@@ -103,7 +103,7 @@ def ranks_of_cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks_of_cases, tmp_path):
+def test_two_ranks_train_like_one_process(number, ranks_of_cases, tmp_path):
     """In float64: in float32, Adam turns the rounding errors of gradients that should be 0 into steps."""
     train_in_double(tmp_path / "one", CASES[number][0], Distributed())
     one = load_file(tmp_path / "one")
@@ -120,9 +120,7 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks
      pytest.param(1, 2, "text.txt", signal.SIGTERM, marks=LONG),
      pytest.param(2, 2, "documents", signal.SIGKILL, marks=LONG)],
 )  # fmt: skip
-def test_a_run_that_a_signal_to_any_rank_ended_continues_with_any_number(
-    before, after, data, number, text, tmp_path
-):
+def test_a_signal_to_any_rank_ends_all(before, after, data, number, text, tmp_path):
     """SIGKILL comes while the first process saves."""
     source = ("--data", text.with_name(data))
     if data == "documents":  # whose auxiliary loss depends on how many streams each process has
@@ -151,7 +149,7 @@ def test_a_run_that_a_signal_to_any_rank_ended_continues_with_any_number(
             assert b[name] == pytest.approx(a[name], abs=tolerance, rel=tolerance)
 
 
-def test_a_signal_waits_for_a_step_at_which_all_ranks_have_told_each_other():
+def test_ranks_stop_at_the_same_step():
     """Else the one rank would stop, and the others wait for it for ever."""
 
     class SignalledWhileTheyVote(Distributed):

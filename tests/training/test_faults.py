@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save_file
 
 from memformers.common import files
 from memformers.common.command_line import cli_errors
@@ -31,9 +31,9 @@ from memformers.training.checkpoints import (
     save_checkpoint,
 )
 from memformers.training.distributed import Distributed
-from memformers.training.loop import TrainingState
+from memformers.training.job import build_model
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model
+from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
 from tests.processes import ended, finish
 from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_at, outcome, undisturbed
@@ -76,9 +76,7 @@ NOT_FELT = [
      for first, fault in enumerate(("SIGTERM", "full disk")) for i, place in enumerate(PLACES)]
     + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("disk with 30 kB", "step", 3)],
 )  # fmt: skip
-def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothing_had_been(
-    fault, place, count, tmp_path
-):
+def test_a_run_continues_after_a_fault(fault, place, count, tmp_path):
     do, code, word = FAULTS[fault]
     undisturbed()
 
@@ -115,13 +113,13 @@ def whole(tmp_path_factory):
     folder, lm = tmp_path_factory.mktemp("whole"), build_model(CHECKPOINTED)
 
     def keep(state):
-        state.read_losses()
+        state.read_pending()
         if state.step > 4:
             place = folder / "checkpoints" / f"{state.tokens:012}"
             save_checkpoint(place, lm, LETTERS, state, about(config=asdict(CHECKPOINTED)))
 
     segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
-    train_here(lm, CHECKPOINTED, segments, maybe_checkpoint=keep)
+    train_here(lm, CHECKPOINTED, segments, at_checkpoint=keep)
     write_json(folder / "config.json", asdict(CHECKPOINTED))
     return folder
 
@@ -148,7 +146,7 @@ def loaded_step(folder, capsys, word=""):
     return state.step
 
 
-def test_whatever_happens_to_a_file_the_checkpoint_before_is_used(copy, capsys):
+def test_a_damaged_checkpoint_is_skipped(copy, capsys):
     newest, older = numbered(copy / "checkpoints")
     weights = [load((folder / "model.safetensors").read_bytes()) for folder in (newest, older)]
     for path in sorted(newest.iterdir()):
@@ -170,14 +168,13 @@ FOREIGN = [
     ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
     ("config.json", {"n_heads": None}, "n_heads"),
     ("manifest.json", {"format": 2}, "format 2"),
-    ("random.json", {"ranks": []}, "0 processes"),
     ("state.json", {"window": 2**70}, "window"),
 ]
 """What another training or version wrote: a file of it, its contents, and a word."""
 
 
 @pytest.mark.parametrize(("name", "changes", "word"), FOREIGN)
-def test_a_checkpoint_of_another_training_is_named_and_passed_over(name, changes, word, copy, capsys):
+def test_a_foreign_checkpoint_is_skipped_with_its_name(name, changes, word, copy, capsys):
     newest = numbered(copy / "checkpoints")[0]
     write_json(newest / name, read_json(newest / name) | changes)
     if name != "manifest.json":
@@ -201,7 +198,7 @@ def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
     assert exploded.exists()
 
 
-def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
+def test_only_broken_checkpoints_are_an_error(copy):
     for folder in numbered(copy / "checkpoints"):
         for path in folder.glob("*.safetensors"):
             path.write_bytes(b"")
@@ -214,7 +211,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy):
     assert (copy / "config.json").read_bytes() == config
 
 
-def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path):
+def test_a_newer_broken_checkpoint_is_set_aside(tmp_path):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
     config = small_training(max_tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)
@@ -239,19 +236,33 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_many_do(dropout, tmp_path):
+def test_each_rank_restores_its_random_numbers(dropout, tmp_path):
     config = small_training(model="transformer")
     lm = build_model(replace(config, model=replace(config.model, dropout=dropout)))
-    state, states = TrainingState(build_optimizers(lm, config)), [random_states()]
-    save_checkpoint(tmp_path / "7", lm, LETTERS, state, about())
+    state = TrainingState(build_optimizers(lm, config))
+    states = [random_states()]
     torch.rand(1)
     states.append(random_states())
-    write_json(tmp_path / "7" / "random.json", {"ranks": states})
-    reseal(tmp_path / "7")
+
+    class TwoRanks(Distributed):
+        def all_gather(self, value):
+            return states
+
+    save_checkpoint(tmp_path / "7", lm, LETTERS, state, about(), TwoRanks())
     for rank in (0, 1):
         torch.rand(1)
         read_checkpoint(tmp_path / "7", lm, state.optimizers, Distributed(rank, 2))
-        assert random_states() == states[rank]
+        assert torch.equal(random_states()["cpu"], states[rank]["cpu"])
     with pytest.raises(ValueError, match=r"2 processes.* 3;") if dropout else nullcontext():
         read_checkpoint(tmp_path / "7", lm, state.optimizers, Distributed(1, 3))
-    assert random_states() == states[0 if dropout == 0 else 1]
+    assert torch.equal(random_states()["cpu"], states[0 if dropout == 0 else 1]["cpu"])
+
+
+def test_a_checkpoint_without_random_states_is_passed_over(copy, capsys):
+    newest = numbered(copy / "checkpoints")[0]
+    tensors = load((newest / "optimizer.safetensors").read_bytes())
+    kept = {name: x for name, x in tensors.items() if not name.startswith("random/")}
+    assert len(kept) < len(tensors)
+    save_file(kept, newest / "optimizer.safetensors")
+    reseal(newest)
+    assert loaded_step(copy, capsys, "0 processes") == 5

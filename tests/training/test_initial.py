@@ -10,18 +10,19 @@ import torch
 
 from memformers import ModelConfig, TrainConfig, train
 from memformers.commands.train import Train, parse_train
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
-from memformers.common.text import UserError
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
+from memformers.runs.folder import CHECKPOINTS, RESULT
 from memformers.runs.load import load_checkpoint
-from memformers.training import run as run_module
+from memformers.runs.metrics import read_metrics
+from memformers.training import job as job_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.run import build_model, find_text, keep_tokenizer, load_initial
+from memformers.training.job import build_model, find_text, keep_tokenizer, load_initial
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.faults import fault_at
@@ -67,7 +68,7 @@ def equal(first, second):
     return all(torch.equal(x, second[name]) for name, x in first.items())
 
 
-def test_a_training_starts_from_an_arm_that_shares_lengths_without_use_with_others(tmp_path):
+def test_initial_weights_of_an_arm_with_unused_lengths(tmp_path):
     network = replace(NETWORK, model="transformer-xl", vocab_size=256, c_mem_len=3, compression_rate=3)
     MemoryLM(network).save_pretrained(tmp_path / "arm")
     save_tokenizer(ByteTokenizer(), tmp_path / "arm")
@@ -76,7 +77,7 @@ def test_a_training_starts_from_an_arm_that_shares_lengths_without_use_with_othe
     assert command.config.model == replace(network, mem_len=4, c_mem_len=64, compression_rate=4)
 
 
-def test_a_training_starts_from_given_weights_their_tokenizer_and_other_lengths(trained, tmp_path):
+def test_initial_weights_allow_other_lengths(trained, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(SHORT[:12_000])  # where some characters are missing
     options = ["--max-tokens", 64, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12]
@@ -90,7 +91,7 @@ def test_a_training_starts_from_given_weights_their_tokenizer_and_other_lengths(
     assert equal(weights(trained), weights(tmp_path / "run" / CHECKPOINTS / "000000000000"))
 
 
-def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_path):
+def test_initial_weights_come_from_a_model_or_a_package(text, tmp_path):
     name = "compressive-shakespeare"
     model, tokenizer = load_initial(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
@@ -117,7 +118,7 @@ def test_given_weights_that_do_not_fit_are_one_line(arguments, message, trained,
     assert not list(tmp_path.glob("run/*")), "not even a tokenizer, which other weights could not replace"
 
 
-def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(copy, text, tmp_path, monkeypatch):
+def test_initial_weights_are_read_each_time(copy, text, tmp_path, monkeypatch):
     """Also a relative path, after the current folder has changed."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -132,9 +133,7 @@ def test_weights_are_read_again_each_time_whatever_lies_in_the_folder(copy, text
 
 
 @pytest.mark.parametrize("name", ["init", "named"])
-def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to(
-    name, trained, text, tmp_path, monkeypatch
-):
+def test_a_moved_run_keeps_its_tokenizer(name, trained, text, tmp_path, monkeypatch):
     """Whether it has the tokenizer of its initial weights, from which it continues after a kill, or one that
     was named by a relative path."""
     monkeypatch.chdir(tmp_path)
@@ -156,7 +155,7 @@ def test_a_run_with_its_tokenizer_is_resumed_and_evaluated_where_it_was_moved_to
     assert evaluated.code == 0, evaluated.err
 
 
-def test_a_tokenizer_that_lies_in_the_folder_is_not_replaced_by_another(tmp_path):
+def test_a_tokenizer_in_the_folder_stays(tmp_path):
     save_tokenizer(ByteTokenizer(), tmp_path)
     before = files_of(tmp_path)
     keep_tokenizer(ByteTokenizer(), tmp_path)
@@ -171,7 +170,7 @@ def test_given_weights_for_fewer_positions_are_one_line():
         build_model(replace(CONFIG, model=long), initial=MemoryLM(short))
 
 
-def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
+def test_a_finished_run_is_left_alone(copy):
     before, config = files_of(copy), read_train_config(copy)
     for tokens in (500, 501, 512):
         train_run(replace(config, max_tokens=tokens), copy, resume=True)
@@ -179,7 +178,7 @@ def test_a_finished_training_that_has_seen_the_tokens_is_left_as_it_is(copy):
         assert files_of(copy) == before
 
 
-def test_a_finished_training_without_its_checkpoints_does_not_begin_again(copy):
+def test_a_finished_run_without_checkpoints_is_refused(copy):
     shutil.rmtree(copy / CHECKPOINTS)
     before = files_of(copy)
     assert run("train", "--resume", copy, "--max-tokens", 1_200).says("no checkpoint to continue from")
@@ -187,14 +186,14 @@ def test_a_finished_training_without_its_checkpoints_does_not_begin_again(copy):
     assert run("train", "--resume", copy, "--preset", "text8-24l").says("leave out --init-from and --preset")
 
 
-def test_a_run_whose_end_was_passed_by_its_last_step_gets_its_result_again(copy, trained):
+def test_a_lost_result_is_written_again(copy, trained):
     (copy / RESULT).unlink()
     write_json(copy / "config.json", read_json(copy / "config.json") | {"max_tokens": 510})
     train_run(read_train_config(copy), copy, resume=True)
     assert read_json(copy / RESULT)["loss"] == read_json(trained / RESULT)["loss"]
 
 
-def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_path):
+def test_a_finished_run_is_extended(copy, tmp_path):
     assert "rises again" in run("train", "--resume", copy, "--max-tokens", 800).out
     records, result = read_metrics(copy), read_json(copy / RESULT)
     assert result["tokens"] == 800
@@ -207,7 +206,7 @@ def test_a_finished_training_continues_to_more_tokens_and_says_how(copy, tmp_pat
     assert run("train", "--resume", copy, "--data", tmp_path / "other.txt").says("different")
 
 
-def test_a_run_that_was_copied_without_links_has_no_stale_best_checkpoint(trained, tmp_path):
+def test_a_stale_copy_of_the_best_checkpoint_goes(trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy", symlinks=False)
     assert not (copy / CHECKPOINTS / "best").is_symlink()
     run("train", "--resume", copy, "--max-tokens", 1_200)
@@ -225,7 +224,7 @@ def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
     assert "already finished" in run("train", "--resume", folder).out
 
 
-def test_a_training_leaves_the_random_numbers_of_its_program_alone(text, tmp_path):
+def test_training_restores_the_global_random_state(text, tmp_path):
     drawn = []
     for trains in (False, True):
         torch.manual_seed(7)
@@ -243,7 +242,7 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
         end.wait(60)
         return find_text(config, folder)
 
-    monkeypatch.setattr(run_module, "find_text", find)
+    monkeypatch.setattr(job_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(max_tokens=64), tmp_path / "a"))
     thread.start()
     inside.wait(60)

@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_leaves
 from memformers import AdaptiveConfig, LayerMemory, MemoryLM, MemoryRule, kernels
 from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
-from memformers.training import run as run_module
-from memformers.training.loop import NotFiniteError, TrainingState, clip, shortened, train_step, train_steps
-from memformers.training.optimizers import build_optimizers, learning_rate_schedule
-from memformers.training.run import build_model
+from memformers.training import job as job_module
+from memformers.training.job import build_model
+from memformers.training.optimizers import learning_rate_schedule
+from memformers.training.state import NotFiniteError, TrainingState
+from memformers.training.trainer import clip_gradients, truncate_to_stage
 from tests.builders import MODELS, small_lm, small_training
 from tests.texts import kept, memory_of
-from tests.training.runs import DOCUMENTS, finding, segments_of, train_here, train_run
+from tests.training.runs import DOCUMENTS, Notes, finding, segments_of, train_here, train_run, trainer_of
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
 
@@ -39,22 +40,25 @@ def test_every_model_learns(model):
     assert records[-1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0]["loss.train"]
 
 
-def test_records_and_evaluations_come_as_often_as_asked_for_and_only_they_read_the_loss(monkeypatch):
-    config, seen, reads = small_training(max_tokens=64 * 23, evaluations=3, log_every=5), [], []
-    read, rates = TrainingState.read_losses, []
-    monkeypatch.setattr(TrainingState, "read_losses", lambda s, r: reads.append(s.step) or read(s, r))
+def test_records_and_evaluations_come_as_often_as_asked_for(monkeypatch):
+    """Only they read the loss, which waits for the device."""
+    config = small_training(max_tokens=64 * 23, evaluations=3, log_every=5)
+    read_pending = TrainingState.read_pending
+    steps_read = []
 
-    def record(state, metrics):
-        seen.append(state.step)
-        rates.append(metrics["learning_rate"])
+    def read(state, ranks):
+        steps_read.append(state.step)
+        read_pending(state, ranks)
 
-    hooks = {"record": record, "evaluate": lambda state: seen.append(-state.step)}
-    end = train_steps(build_model(config), regular(config), config, **hooks)
-    assert seen == [5, -8, 10, 15, -16, 20, 23, -23]
-    assert reads == [5, 8, 10, 15, 16, 20, 23]
+    monkeypatch.setattr(TrainingState, "read_pending", read)
+    notes = Notes()
+    end = trainer_of(build_model(config), config, regular(config), notes).fit()
+    assert notes.steps == [5, -8, 10, 15, -16, 20, 23, -23]
+    assert steps_read == [5, 8, 10, 15, 16, 20, 23]
     assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
     part = learning_rate_schedule(config, config.max_tokens)  # of the tokens in the middle of a step
     peak = config.optim.learning_rate
+    rates = [record["learning_rate"] for record in notes.records]
     assert rates == [pytest.approx(peak * part(64 * step - 32)) for step in (5, 10, 15, 20, 23)]
 
 
@@ -64,9 +68,7 @@ def test_records_and_evaluations_come_as_often_as_asked_for_and_only_they_read_t
      *(pytest.param(model, 1 << 18, marks=pytest.mark.long) for model in MODELS),
      *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
-def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
-    model, worth_blocking, monkeypatch
-):
+def test_bfloat16_learns_like_float32(model, worth_blocking, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", worth_blocking)
     dtypes, losses = set(), {}
     for precision in ("float32", "bfloat16"):
@@ -87,7 +89,7 @@ def test_the_gradients_of_the_two_losses_are_shortened_apart():
     f_c = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
     for p in model.parameters():
         p.grad = torch.full_like(p, 3.0 if id(p) in f_c else 1e-6)
-    for norm, value, compresses in zip(clip(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
+    for norm, value, compresses in zip(clip_gradients(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
         grads = torch.cat([p.grad.flatten() for p in model.parameters() if (id(p) in f_c) == compresses])
         assert norm.item() == pytest.approx(value * len(grads) ** 0.5)
         assert grads.norm().item() == pytest.approx(min(norm.item(), 1.0), rel=1e-4)
@@ -100,14 +102,14 @@ def counting(*lengths):
 
 
 @pytest.mark.parametrize(
-    ("warmup_fraction", "lengths"),
+    ("warmup", "lengths"),
     [
         (0.5, [*range(2, 16, 2), *[16] * 9]),
         (1.0, [2 * (step // 2) for step in range(1, 17)]),
         (0.0, [16] * 16),
     ],
 )
-def test_a_growing_memory_grows_in_stages_from_nothing_to_everything(warmup, lengths):
+def test_memory_grows_in_stages(warmup, lengths):
     config = small_training(max_tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == lengths
@@ -129,20 +131,20 @@ def test_a_users_memory_has_its_whole_length_from_the_start():
     assert [record["memory.length"] for record in records] == [8, 8, 8, 8]
 
 
-def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
+def test_a_stage_keeps_newest_positions_before_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
     sizes = lm.config.memory_sizes
     memory = memory_of(counting(8, 8), counting(8, 8), bptt_inputs=counting(8, 8))
     lengths_of = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
                   (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
     for share, lengths in lengths_of:
-        part = shortened(memory, share, sizes)
+        part = truncate_to_stage(memory, share, sizes)
         assert (part.mem_len, part.n_slots, len(part.layers[0].bptt_inputs)) == lengths
         for whole, cut in zip(kept(memory), kept(part), strict=True):
             assert torch.equal(cut, whole[len(whole) - len(cut) :])
-    assert shortened(Memory(()), 0.5, sizes) == Memory(())
+    assert truncate_to_stage(Memory(()), 0.5, sizes) == Memory(())
     sizes = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
-    part = shortened(memory_of(counting(4, 16)), 0.5, sizes)
+    part = truncate_to_stage(memory_of(counting(4, 16)), 0.5, sizes)
     assert [(layer.mem_len, layer.n_slots) for layer in part.layers] == [(2, 0), (8, 0)]
 
 
@@ -156,7 +158,7 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     doc_starts[2, 4, 1] = doc_starts[3, 2, 2] = True
     for segment, begun in zip(tokens, doc_starts, strict=True):
         memory = lm(segment, memory, doc_starts=begun).memory
-    short = shortened(memory, share, lm.config.memory_sizes)
+    short = truncate_to_stage(memory, share, lm.config.memory_sizes)
     assert short.n_valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
     other = deepcopy(short)
     for layer in other.layers:
@@ -169,8 +171,10 @@ def step_of(lm, segment, memory, forward=None, **changes):
     """The state after a step without clipping, and the gradient."""
     config = small_training(batch_size=4, max_grad_norm=1e9, **changes)
     state = TrainingState((), memory)
-    train_step(lm, lm if forward is None else forward, segment, state, config)
-    state.read_losses()
+    trainer = trainer_of(lm, config, [segment], state=state)
+    trainer.forward = forward or lm
+    trainer.step(segment)
+    state.read_pending()
     return state, [p.grad for p in lm.parameters()]
 
 
@@ -193,7 +197,7 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)}
     ("model", "changes"),
     [("transformer", {}), ("transformer-xl", {}), ("transformer-xl", ADAPTIVE), ("compressive", {})],
 )
-def test_a_step_learns_from_the_mean_of_its_predictions_in_any_number_of_parts(model, changes):
+def test_gradient_accumulation_keeps_the_mean_over_predictions(model, changes):
     """Each prediction counts alike, and those without a target don't. A part without any target adds nothing,
     though its mean is not a number."""
     lm, part = small_lm(model, n_layers=1, **changes), segment(7)
@@ -222,25 +226,24 @@ class NoFloat64(TorchDispatchMode):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_step_makes_no_tensor_of_float64_so_that_it_runs_on_mps(model, optimizer):
+def test_a_step_makes_no_float64_tensor(model, optimizer):
     config = small_training(model=model, optimizer=optimizer, gradient_accumulation_steps=2)
     for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
-        lm, segments = build_model(config), segments_of(config)
-        state = TrainingState(build_optimizers(lm, config))
+        trainer = trainer_of(build_model(config), config)
         with mode:
             for _ in range(4):
-                train_step(lm, lm, next(segments), state, config)
-        state.read_losses()
-    assert state.window.steps == 4
-    assert state.window.loss > 0
+                trainer.step(next(trainer.segments))
+        trainer.state.read_pending()
+    assert trainer.state.window.steps == 4
+    assert trainer.state.window.loss > 0
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_at_the_next_record():
+def test_nan_ends_the_training_at_the_next_record():
     config, steps = small_training(max_tokens=64 * 12, evaluations=1, log_every=5), []
     lm, calls = build_model(config), itertools.count()
     lm.embed.register_forward_hook(lambda _, __, x: x * float("nan") if next(calls) == 7 else x)
     with pytest.raises(NotFiniteError, match="the loss is nan in step 7; training stopped"):
-        train_here(lm, config, segments_of(config), maybe_checkpoint=lambda state: steps.append(state.step))
+        train_here(lm, config, segments_of(config), at_checkpoint=lambda state: steps.append(state.step))
     assert steps == [*range(10)], "the record after step 9 reads the loss of step 7"
 
 
@@ -260,8 +263,8 @@ def test_a_compiled_step_has_the_same_gradient(model):
 
 
 @pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
-def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", finding("x" * sum(lengths), lengths))
+def test_documents_of_one_token_are_an_error(lengths, tmp_path, monkeypatch):
+    monkeypatch.setattr(job_module, "find_text", finding("x" * sum(lengths), lengths))
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
     with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):

@@ -50,7 +50,7 @@ def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps_decay(model):
+def test_muon_has_matrices_of_layers_adamw_the_rest(model):
     config = small_training(model=model)
     lm = MemoryLM(config.model)
     names = {id(p): name for name, p in lm.named_parameters()}

@@ -6,9 +6,9 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.fields import annotations_of, replace_nested
-from memformers.common.text import UserError
-from memformers.training.loop import NotFiniteError
+from memformers.training.state import NotFiniteError
 from tests.builders import small_training
 from tests.training.faults import outcome
 from tests.training.runs import stop, train_run
@@ -40,7 +40,7 @@ CHOICES = dict(choices(BASE)) | NUMBERS
     "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 60))]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_any_config_continues_with_the_same_bits_or_is_refused_before_the_first_step(seed, tmp_path):
+def test_any_config_resumes_bit_for_bit_or_is_refused(seed, tmp_path):
     draws = random.Random(seed)
     while True:
         try:

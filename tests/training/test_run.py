@@ -11,20 +11,22 @@ import torch
 
 from memformers import evaluate, train
 from memformers.common import machine
+from memformers.common.console import Progress
 from memformers.common.files import read_json
-from memformers.common.text import Progress
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizer import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
-from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.card import read_card
 from memformers.runs.load import load_checkpoint
-from memformers.training import api, callbacks, distributed
-from memformers.training.callbacks import EVALUATION_STREAMS, Validation, opening
+from memformers.runs.metrics import read_metrics
+from memformers.training import distributed, monitor
 from memformers.training.config import read_train_config
-from memformers.training.loop import NotFiniteError
-from memformers.training.run import build_model, spec_of, with_vocabulary
+from memformers.training.job import build_model, spec_of, with_vocabulary
+from memformers.training.monitor import RunMonitor, default_prompt
+from memformers.training.state import NotFiniteError
+from memformers.training.validation import EVALUATION_STREAMS, Validation
 from tests.builders import small_training
 from tests.training.runs import SHORT, train_run, without_times
 
@@ -48,23 +50,20 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     }  # fmt: skip
     assert trained[-1]["tokens"] == evaluated[-1]["tokens"] == 512
     assert result["peak_memory_bytes"] > 50 * 2**20
-    assert len((folder / "sample.txt").read_text()) == callbacks.SAMPLE_CHARACTERS + 1
+    assert len((folder / "sample.txt").read_text()) == monitor.SAMPLE_CHARACTERS + 1
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
     held_out = tokenizer.encode(SHORT[len(SHORT) * 9 // 10 :])
     assert evaluate_tokens(model, held_out, EVALUATION_STREAMS).loss == result["loss"]
 
 
-def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_path, monkeypatch):
-    train = api.train_steps
+def test_a_run_that_diverges_names_its_last_good_checkpoint(tmp_path, monkeypatch):
+    evaluate = RunMonitor.evaluate
 
-    def poisoned(model, segments, config, **hooks):
-        def evaluate(state):
-            hooks["evaluate"](state)
-            model.head.weight.register_hook(lambda grad: grad * float("nan"))
+    def poison_afterwards(self, state):
+        evaluate(self, state)
+        self.model.head.weight.register_hook(lambda grad: grad * float("nan"))
 
-        return train(model, segments, config, **(hooks | {"evaluate": evaluate}))
-
-    monkeypatch.setattr(api, "train_steps", poisoned)
+    monkeypatch.setattr(RunMonitor, "evaluate", poison_afterwards)
     with pytest.raises(NotFiniteError, match=r"gradient's norm is nan .* token 1,024 is kept"):
         train_run(small_training(), tmp_path / "run")
     model, _ = load_checkpoint(tmp_path / "run", torch.device("cpu"))
@@ -72,7 +71,7 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
     assert read_card(tmp_path / "run").status.startswith("crashed: NotFiniteError")
 
 
-def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
+def test_train_then_evaluate_from_python(tmp_path):
     config, text = small_training(model="compressive", max_tokens=500), "Good morrow, my lord. " * 20
     run = train(config, tmp_path / "run")
     assert run.metrics[-1]["tokens"] >= config.max_tokens
@@ -98,7 +97,7 @@ def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp_path, monkeypatch):
+def test_auto_precision_is_kept_on_resume(tmp_path, monkeypatch):
     for faster, chosen in ((False, "float32"), (True, "bfloat16")):
         monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device, faster=faster: faster)
         for asked, precision in {"auto": chosen, "float32": "float32", "bfloat16": "bfloat16"}.items():
@@ -139,17 +138,18 @@ def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
     for final, name in ((False, "evaluation_tokens"), (True, "final_tokens")):
         config, fractions = small_training(tokenizer="byte", **{name: most}), []
         validation = Validation(dataset_from(sources, spec_of(config)), config)
-        evaluation, bits = validation.evaluate(model, final, fractions.append)
+        measurement = validation.evaluate(model, final, fractions.append)
+        evaluation, bits = measurement.evaluation, measurement.in_units
         tokens = validation.tokens[: sum(read)]
         assert evaluation.loss == evaluate_tokens(model, tokens, EVALUATION_STREAMS, documents=documents).loss
         assert evaluation.tokens == len(tokens) - (len(documents) or 1)
         assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
         assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
         assert bits["bits_per_character"] >= bits["bits_per_byte"]
-        assert validation.predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
+        assert validation.n_predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
-def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_changes_what_is_learned(
+def test_evaluations_read_the_same_tokens(
     tmp_path,
 ):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
@@ -175,7 +175,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all_and_none_c
 
 
 @pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
-def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_training, final, tmp_path, capsys):
+def test_the_result_is_of_the_final_evaluation(while_training, final, tmp_path, capsys):
     """Characters are tokens here, so the units differ by a constant."""
     config = small_training(max_tokens=128, evaluation_tokens=while_training, final_tokens=final)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
@@ -187,7 +187,7 @@ def test_the_result_is_of_the_last_tokens_read_in_nats_and_in_bits(while_trainin
     assert f"The last evaluation reads {last} 2,999 held-out tokens: " in lines
 
 
-def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_the_text():
+def test_a_vocabulary_size_must_be_the_texts():
     for size in (None, 255, 256, 257):
         config = small_training()
         config = replace(config, model=replace(config.model, vocab_size=size))
@@ -200,7 +200,7 @@ def test_a_vocabulary_of_256_is_asked_for_like_any_other_and_none_leaves_it_to_t
                 with_vocabulary(config, 53)
 
 
-def test_a_log_gets_only_what_is_said_and_a_notebook_has_it_as_output_and_not_as_errors(capsys, monkeypatch):
+def test_a_log_has_lines_but_no_bar(capsys, monkeypatch):
     kind = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
     for notebook in (False, True):
         monkeypatch.setattr(sys, "stderr", kind() if notebook else sys.stderr)
@@ -217,4 +217,4 @@ def test_a_log_gets_only_what_is_said_and_a_notebook_has_it_as_output_and_not_as
      ("no line break", "no line break"), ("?!\n--\n", "?!\n")],
 )  # fmt: skip
 def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
-    assert opening(held_out) == prompt
+    assert default_prompt(held_out) == prompt

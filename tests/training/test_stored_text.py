@@ -9,13 +9,13 @@ from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
 from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json
-from memformers.common.text import UserError
 from memformers.data import tokenize_corpus
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
-from memformers.runs.folder import read_metrics
+from memformers.runs.metrics import read_metrics
 from tests.builders import small_training
 from tests.training.runs import SHORT, stop, train_run, without_times
 
@@ -48,7 +48,7 @@ def evaluate(run, out, *options):
     return read_json(out / "evaluation.json")
 
 
-def test_a_training_on_tokens_from_the_disk_is_that_on_the_text(text, tmp_path, monkeypatch):
+def test_stored_tokens_train_like_their_text(text, tmp_path, monkeypatch):
     """Prepared before, or because the text is large; and resumed, bit for bit."""
     config = config_on(text, document_separator="\n\n")
     direct = train_run(config, tmp_path / "direct")
@@ -94,7 +94,7 @@ def test_token_ids_are_trained_on_evaluated_and_written(tmp_path, capsys):
         evaluate(run, tmp_path / "out", "--text", tmp_path / "x.txt")
 
 
-def test_no_training_reads_the_test_part_which_evaluate_measures(text, tmp_path):
+def test_training_never_reads_the_test_split(text, tmp_path):
     files = {name: tmp_path / f"{name}.txt" for name in ("validation", "test", "other")}
     files["validation"].write_text(SHORT[-1000:])
     files["test"].write_text(SHORT[:800])

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.files import numbered, read_json
 from memformers.common.processes import module_environment
-from memformers.common.text import UserError
 from memformers.data import tokenize_corpus, tokenizers
 from memformers.data.builtin import write_play
-from memformers.evaluation.memory_ablation import common_corpus
+from memformers.evaluation.probe import common_corpus
 from memformers.runs.reader import read_runs
-from memformers.training.run import find_text, learned_subwords
+from memformers.training.job import find_text, learned_subwords
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import stop, train_run
@@ -53,7 +53,7 @@ def test_a_run_without_a_checkpoint_learns(config, tmp_path, monkeypatch):
         train_run(config, tmp_path / "run", resume=True)
 
 
-def test_a_changed_text_is_refused_with_the_subwords_of_the_old_one(config, tmp_path):
+def test_a_changed_text_keeps_its_run_from_resuming(config, tmp_path):
     stop(config, tmp_path / "run", 4)
     with open(tmp_path / "play.txt", "a") as file:
         file.write("and one more line\n")
@@ -61,7 +61,7 @@ def test_a_changed_text_is_refused_with_the_subwords_of_the_old_one(config, tmp_
         train_run(config, tmp_path / "run", resume=True)
 
 
-def test_the_cache_has_the_subwords_of_a_changed_text_after_a_refused_resume(config, tmp_path, monkeypatch):
+def test_a_refused_resume_leaves_the_cache_right(config, tmp_path, monkeypatch):
     config = replace(config, model=replace(config.model, vocab_size=270))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
@@ -74,7 +74,7 @@ def test_the_cache_has_the_subwords_of_a_changed_text_after_a_refused_resume(con
     assert cached.to_json() == find_text(config).tokenizer.to_json()
 
 
-def test_a_resumed_run_and_its_evaluation_read_the_tokens_in_the_cache(config, tmp_path, monkeypatch):
+def test_resuming_reads_the_token_cache(config, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize_corpus, "BIG", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     stop(config, tmp_path / "run", 4)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from memformers.commands.train import Train, parse_train
+from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.common.text import UserError
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig, preset_names, read_preset
 
@@ -29,7 +29,7 @@ OUT_OF_RANGE = {
      ({"optimizer": "adamw", "muon_learning_rate": 0.02}, "muon_learning_rate=0.02 .* optimizer='adamw'"),
      ({"chunk_len": 63}, "chunk_len=63 .* 64")],
 )  # fmt: skip
-def test_settings_out_of_their_range_or_that_do_not_fit_each_other_are_an_error(changes, message):
+def test_wrong_settings_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         replace_nested(TrainConfig(), **changes)
 
@@ -37,7 +37,7 @@ def test_settings_out_of_their_range_or_that_do_not_fit_each_other_are_an_error(
 @pytest.mark.parametrize(
     ("tokens", "read"), [(2_700_000, 32_768), (1_572_864, 32_768), (96_000, 2_000), (1_000, 512)]
 )
-def test_evaluations_of_a_short_training_read_an_eighth_of_its_tokens_together(tokens, read):
+def test_evaluations_read_at_most_an_eighth(tokens, read):
     config = TrainConfig(max_tokens=tokens)
     assert config.evaluation_tokens == read
     assert replace_nested(config, evaluation_tokens=0).evaluation_tokens == 0
@@ -48,7 +48,7 @@ COUNTED = {"wt103-large": 285}
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_a_training_with_the_papers_number_of_parameters(name):
+def test_a_preset_has_the_papers_parameters(name):
     preset = read_preset(name)
     assert preset["source"]
     assert preset["config"].optim.schedule == "cosine", "as in the papers"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from memformers.common.text import UserError
+from memformers.common.errors import UserError
 from memformers.models.config import LENGTHS, ModelConfig, NetworkConfig
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import LayerMemory, cut

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
-from memformers.common.text import UserError
 from memformers.models.compression import build_compression, reconstruction_loss
 from memformers.models.config import LENGTHS, CompressionLossName, NetworkConfig
 from memformers.models.layers import MemoryLayer

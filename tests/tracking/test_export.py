@@ -3,7 +3,7 @@
 import pytest
 
 from memformers.common.files import write_json
-from memformers.runs.export import export
+from memformers.tracking.export import export
 from memformers.tracking.recorder import Tracking
 
 LOSSES = {10 * step: 3.0 / step for step in range(1, 31)}

@@ -1,0 +1,124 @@
+"""The metrics of a run, ``metrics.jsonl``: one JSON object per line, appended while the run trains."""
+
+import contextlib
+import json
+import math
+import os
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memformers.common.errors import UserError
+from memformers.runs.folder import METRICS
+
+TOKENS = "tokens"
+SECONDS = "seconds"
+"""The horizontal axes of curves, which every record has."""
+LARGEST_EXACT_INT = 1 << 53
+"""Up to here, a float holds every whole number."""
+
+Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Tokens, places on the horizontal axis, and values of a curve, ``[n]`` each."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """All records of a run but a last line that a crash truncated; UserError for a broken one."""
+    metrics = Metrics(folder / METRICS)
+    metrics.read()
+    metrics.check()
+    return metrics.records
+
+
+class Metrics:
+    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds what is new. A line without its
+    end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left out.
+    A file that was shortened or replaced is read again from its start."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.forget(None)
+
+    def forget(self, inode: tuple[int, int] | None) -> None:
+        """Start at the first line of the file with this ``inode``; None if there is none."""
+        self.inode = inode
+        self.offset = 0
+        """How many bytes have been read."""
+        self.n_lines = 0
+        self.records: list[dict[str, float]] = []
+        self.changed = 0.0
+        """When the file changed last, in seconds since 1970."""
+        self.broken = ""
+        """What is wrong with the first broken line."""
+        self.known_points: dict[tuple[str, str], Points] = {}
+
+    def read(self) -> list[dict[str, float]]:
+        """The records that were appended since the last call."""
+        if not self.path.is_file():
+            self.forget(None)
+            return []
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            inode = (status.st_dev, status.st_ino)
+            if self.inode != inode or status.st_size < self.offset:
+                self.forget(inode)
+            self.changed = status.st_mtime
+            n_known = len(self.records)
+            file.seek(self.offset)
+            for line in file:
+                if line.endswith(b"\n"):
+                    self.add_line(line)
+        return self.records[n_known:]
+
+    def check(self) -> None:
+        """Raise UserError if a line is broken."""
+        if self.broken:
+            raise UserError(self.broken)
+
+    def add_line(self, line: bytes) -> None:
+        self.offset += len(line)
+        self.n_lines += 1
+        data: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            data = json.loads(line)
+        if not isinstance(data, dict):
+            data = {}
+        record = {name: value for name, value in data.items() if is_exact(value)}
+        if (TOKENS not in record or len(record) < len(data)) and not self.broken:
+            text = reprlib.repr(line.decode(errors="replace"))
+            self.broken = (
+                f"{self.path}, line {self.n_lines:,}: expected a record, got {text}; remove the line."
+            )
+        if TOKENS in record:
+            self.records.append(record)
+            self.known_points.clear()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all metrics, without the axes."""
+        names: set[str] = set()
+        for record in self.records:
+            names |= record.keys()
+        return names - {TOKENS, SECONDS}
+
+    def points(self, name: str, over: str = TOKENS) -> Points:
+        """The curve of a metric ``over`` an axis: finite values, the last record of each number of tokens."""
+        known = self.known_points.get((name, over))
+        if known:
+            return known
+        newest = {}
+        for record in self.records:
+            row = [record.get(column, math.nan) for column in (TOKENS, over, name)]
+            if all(map(math.isfinite, row)):
+                newest[row[0]] = row
+        table = np.array(sorted(newest.values()), float).reshape(-1, 3)
+        points = (table[:, 0], table[:, 1], table[:, 2])
+        self.known_points[name, over] = points
+        return points
+
+
+def is_exact(value: Any) -> bool:
+    """Whether ``value`` is a number that a float holds exactly; True and False are none."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < LARGEST_EXACT_INT)

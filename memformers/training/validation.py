@@ -1,0 +1,89 @@
+"""The held-out text of a training, and its evaluations."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memformers.data.dataset import TokenDataset
+from memformers.data.files import Ids
+from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
+from memformers.models.language_model import MemoryLM
+from memformers.training.config import TrainConfig
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
+
+EVALUATION_STREAMS = 16
+"""In how many parallel streams a held-out text is read."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """An evaluation, and its loss in units that can be compared between tokenizers."""
+
+    evaluation: Evaluation
+    in_units: dict[str, float]
+
+
+class Validation:
+    """The held-out text: the evaluations of a training read its first ``evaluation_tokens`` tokens, in which
+    a document may be cut, and the last one all, or the first ``final_tokens``. With several ``ranks``, each
+    reads a part of the streams, or documents."""
+
+    def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
+        self.ranks = ranks
+        self.tokenizer = text.tokenizer
+        self.tokens = text.validation.tokens
+        self.documents = text.validation.documents
+        self.counts = text.validation.counts
+        self.final = self.read_first(config.evaluation.final_tokens)
+        self.first = self.read_first(config.evaluation_tokens)
+        n_final, final_documents = len(self.final[0]), self.final[1]
+        n_first, first_documents = len(self.first[0]), self.first[1]
+        self.final_is_first = n_final == n_first and final_documents == first_documents
+        """Whether the last evaluation reads what the others do."""
+        self.n_predictable = len(self.tokens) - (len(self.documents) or 1)
+
+    def read_first(self, length: int) -> tuple[Ids, tuple[int, ...]]:
+        """The first ``length`` tokens and the lengths of their documents; all if it is 0, or where nothing
+        could be predicted."""
+        ends = np.minimum(np.cumsum(self.documents, dtype=np.int64), length)
+        lengths = np.diff(ends, prepend=0)
+        longest = max(lengths.tolist() or [length])
+        if longest < 2:
+            return self.tokens, tuple(self.documents.tolist())
+        return self.tokens[:length], tuple(lengths[lengths > 0].tolist())
+
+    def evaluate(self, model: MemoryLM, final: bool, progress: Callable[[float], None]) -> Measurement:
+        """Evaluate what the ``final`` evaluation reads, or the others; ``progress`` gets the fraction that is
+        done after each segment, equally often on every rank. All ranks must call this, and get the same."""
+        tokens, documents = self.final if final else self.first
+        reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
+
+        # This rank's streams of each group
+        groups = []
+        for group in reading.groups:
+            streams = group[self.ranks.rank :: self.ranks.size]
+            if streams:
+                groups.append(streams)
+        local = replace(reading, groups=tuple(groups))
+
+        # Evaluate them, then wait while other ranks still read
+        n_steps = self.ranks.highest(len(local.steps))
+        steps = itertools.count(1)
+        part = evaluate_reading(model, tokens, local, lambda losses: progress(next(steps) / n_steps))
+        for _ in range(n_steps - len(local.steps)):
+            progress(next(steps) / n_steps)
+
+        # The sums of all ranks
+        total = Evaluation(reading, part.reach)
+        for rank_part in self.ranks.all_gather(part):
+            total.merge(rank_part)
+        predicted = units(self.tokenizer, tokens, documents, self.counts)
+        return Measurement(total, comparable(total.nats, predicted, self.tokenizer))
+
+    def describe_tokens(self, evaluation: Evaluation) -> str:
+        """What an ``evaluation`` read, such as "the first 499 of 2,999 held-out tokens"."""
+        if evaluation.tokens == self.n_predictable:
+            return f"all {self.n_predictable:,} held-out tokens"
+        return f"the first {evaluation.tokens:,} of {self.n_predictable:,} held-out tokens"
