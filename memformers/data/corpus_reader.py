@@ -25,11 +25,10 @@ from memformers.data.files import (
     bytes_as_text,
     bytes_of,
     check_characters,
-    drop_resident_pages,
     plain_name,
     texts_in,
 )
-from memformers.data.ids import documents_ended_by, ids_in
+from memformers.data.ids import documents_ended_by, drop_ids, ids_in
 from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
 from memformers.data.tables import (
     TEXT_FIELD,
@@ -107,6 +106,8 @@ class Text:
                     got = f"got {extreme:,}"
                     raise UserError(f"{name}: expected token ids from 0 to {MAX_IDS - 1:,}, {got}.")
             self._write(block.astype("<u4").tobytes(), len(block))
+            if len(block) == BLOCK // 4:
+                drop_ids(ids)
         self._end(name, n_before, is_document)
 
     def _write(self, block: bytes, characters: int) -> None:
@@ -196,11 +197,12 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if not len(lengths):
         text.add_ids(part.name, ids, is_document=part.is_document)
     start = 0
-    for number, length in enumerate(lengths.tolist(), 1):
-        text.add_ids(f"{part.name}:{number}", ids[start : start + length], is_document=True)
-        start += length
-    if isinstance(ids, np.memmap):
-        drop_resident_pages(ids._mmap)  # type: ignore[attr-defined]
+    for number, length in enumerate(lengths, 1):
+        text.add_ids(f"{part.name}:{number}", ids[start : start + int(length)], is_document=True)
+        start += int(length)
+        if number % 1000 == 0:  # small documents, which don't fill a block
+            drop_ids(ids)
+    drop_ids(ids)
 
 
 def as_array(ids: Any) -> Ids:

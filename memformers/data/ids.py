@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memformers.common.errors import UserError
-from memformers.data.files import BLOCK, Ids
+from memformers.data.files import BLOCK, Ids, drop_resident_pages
 
 Lengths = npt.NDArray[np.int64]
 """How many tokens each document has ``[n]``; none for a plain sequence."""
@@ -180,6 +180,13 @@ def blocks_of_ids(ids: Ids) -> Iterator[Ids]:
     """``ids [n]`` in parts of an even number each."""
     for start in range(0, len(ids), BLOCK):
         yield ids[start : start + BLOCK]
+        drop_ids(ids)
+
+
+def drop_ids(ids: Ids) -> None:
+    """Give back the memory that holds what was read of a file of ids."""
+    if isinstance(ids, np.memmap):
+        drop_resident_pages(ids._mmap)  # type: ignore[attr-defined]
 
 
 def read_datatrove(path: Path, vocab_size: int | None) -> tuple[Ids, Lengths]:
