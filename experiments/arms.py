@@ -17,7 +17,8 @@ from memformers.comparison.arms import Arm, read_arms, with_settings
 from memformers.comparison.experiment import Experiment, run_experiments
 from memformers.comparison.recall.setup import USUAL_JOBS
 from memformers.comparison.task import Task
-from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
+from memformers.data.benchmarks import PYTHON_SOURCE
+from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of

@@ -26,7 +26,7 @@ from memformers.runs.load import load_packaged
 
 MODEL = "transformer-xl-shakespeare"
 LEARN = LearnConfig()
-PROMPT_LENGTHS = (1024, 4096)
+PROMPT_LENGTHS = (256, 1024)
 """In tokens, whole segments."""
 N_PREDICTED = 256
 """Tokens of a continuation that are predicted."""

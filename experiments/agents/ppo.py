@@ -31,6 +31,7 @@ from memformers.models.core import CoreOutput
 from memformers.models.facts import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
+from memformers.runs.plan import TaskInfo
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
 from memformers.training.state import TrainingState
@@ -69,6 +70,15 @@ class AgentTask(Task[AgentRun]):
     resumes = False
     module = "experiments.agents.ppo"
     reporter = "experiments.agents.__main__"
+    info = TaskInfo(
+        results=("success", "controls"),
+        memory_settings=("agent.core",),
+        curves={
+            "success.train": "episodes that succeed (share)",
+            "return.train": "rewards of an episode",
+            "length.train": "steps of an episode",
+        },
+    )
 
     def network(self, config: AgentRun) -> NetworkConfig | None:
         return None if config.agent.core == "gru" else config.model

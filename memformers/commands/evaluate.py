@@ -27,7 +27,9 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import FACTS, refuse_overwrite
 from memformers.runs.reader import read_runs
 
-NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
+# The files that --out gets.
+NUMBERS = "evaluation.json"
+FIGURE = "loss_by_position.png"
 FIGURE_OF_LEARNING = "loss_over_text.png"
 N_POINTS = 50
 """Of that figure: parts of the text, each long enough for a mean."""
@@ -93,6 +95,7 @@ class Evaluate(ModelCommand, MovedText):
         self.measure(model, tokenizer, self.read(tokenizer))
 
     def read(self, tokenizer: Tokenizer) -> Split:
+        # A text that is named, or that of the run.
         if self.text and any(self.moved.values()):
             raise UserError("--text names another text than the run's; leave out --data and the like.")
         if self.text:
@@ -107,6 +110,8 @@ class Evaluate(ModelCommand, MovedText):
                 )
         else:
             raise UserError("name a text with --text; only a run knows what it was trained on.")
+
+        # Its split; documents without names get numbers.
         name = self.split or (TEST if TEST in corpus.splits else VALIDATION)
         if name not in corpus.splits:
             raise UserError(f"{corpus.info.source} has no {name} part, but {', '.join(corpus.splits)}.")
@@ -186,17 +191,22 @@ class Evaluate(ModelCommand, MovedText):
             save_loss_over_text,
         )
 
+        # By position, and by how much is remembered.
         in_segment = evaluation.by_position
         by_memory = evaluation.by_memory
         details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
         details["loss_in_segment"] = in_segment
         details["loss_by_memory"] = [
-            {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
-            for before, loss, uncertainty in by_memory
+            {"positions_before": n_positions, "loss": loss, "uncertainty": or_none(uncertainty)}
+            for n_positions, loss, uncertainty in by_memory
         ]
+
+        # Of each document.
         if len(split.documents):
             rows = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
             details["documents"] = [{"name": n, "tokens": k, "loss": or_none(x)} for n, k, x in rows]
+
+        # Of the model that learns.
         over_text: list[tuple[float, float, float]] = []
         if learned is not None:
             details["learn"] = asdict(self.learning)
@@ -230,15 +240,17 @@ def shown_numbers(
     )
     losses = [with_width(numbers["loss_nats"], numbers["uncertainty_nats"]) for numbers in columns]
     rows = [("loss", [f"{loss} nats per token" for loss in losses])]
-    for label, name, how in shown:
-        if not math.isnan(columns[0][name]):
-            rows.append((label, [how.format(numbers[name]) for numbers in columns]))
+    for label, name, form in shown:
+        if not math.isnan(columns[0][name]):  # NaN is what doesn't apply to these tokens
+            rows.append((label, [form.format(numbers[name]) for numbers in columns]))
     documents = f", in {counted(n_documents, 'document')}" if n_documents else ""
     tokens = columns[0]["tokens"]
     speeds = [f"{tokens / time_taken:,.0f} per second" for time_taken in seconds]
     rows.append(("", [f"{tokens:,} tokens, {speeds[0]}{documents}", *speeds[1:]]))
     if columns[1:]:
         rows.insert(0, ("", ["as trained", "learning"]))
+
+    # The first column is as wide as its widest cell.
     width = max(len(cells[0]) for _, cells in rows)
     lines = []
     for label, cells in rows:

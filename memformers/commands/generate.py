@@ -45,6 +45,7 @@ class Generate(ModelCommand):
     carries the whole conversation."""
 
     def run(self) -> None:
+        # Ctrl-C is how a user ends it; other signals have their exit codes.
         stream = TextStream(*self.load())
         ending: BaseException | None = None
         with StopSignals() as signals:
@@ -53,7 +54,7 @@ class Generate(ModelCommand):
             except (EOFError, Stopped) as end:
                 print()
                 ending = end.conventional() if isinstance(end, Stopped) else None
-        if ending and not isinstance(ending, KeyboardInterrupt):  # Ctrl-C is how a user ends it
+        if ending and not isinstance(ending, KeyboardInterrupt):
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
@@ -61,14 +62,19 @@ class Generate(ModelCommand):
         if self.interactive and sys.stdin.isatty():
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = make_generator(self.seed, stream.device)
+
+        # Without any prompt, a line break is where a text begins.
         text = read_text(self.prompt_file) if self.prompt_file else ""
         is_empty = self.prompt is None and not (text or self.interactive)
         prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""
         with self.learning(stream, text + prompt, signals):
+            # The prompt, unless the conversation begins with a line of the user's.
             self.read_prompt(stream, text + prompt, signals)
             print(prompt, end="", flush=True)
             if stream.reader.last is not None or not self.interactive:
                 self.write(stream, generator, signals)
+
+            # The conversation.
             while self.interactive:
                 with signals.at_once():
                     line = input("> " if sys.stdin.isatty() else "")

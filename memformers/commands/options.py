@@ -79,6 +79,7 @@ class ExperimentCommand(TrackedCommand):
         if self.track:  # trainings are processes of their own, which read it
             tracker_names(self.track)
             os.environ[TRACK] = self.track
+        # Advice at the end says how to continue what has begun.
         folder = self.out or (newest_experiment(self.name) if self.resume else new_folder(self.name))
         try:
             report = self.experiment(folder)

@@ -62,6 +62,7 @@ class Train(TrackedCommand):
             raise UserError("name one run to resume, after --resume or as --out.")
         if self.out:
             return self.out
+        # The run that is named, or the newest one.
         newest = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)[-1:]
         runs = self.resume or [path.parent for path in newest]
         if not runs:
@@ -93,7 +94,8 @@ class Train(TrackedCommand):
         return folder
 
     def resume_command(self, folder: Path) -> str:
-        if "WORLD_SIZE" in os.environ:  # torchrun has set it
+        # torchrun sets this variable, and its command is longer than ours.
+        if "WORLD_SIZE" in os.environ:
             return f"the same command with --resume --out {shlex.quote(str(folder))}"
         words = ["train", "--resume", str(folder)]
         model = self.config.model.model
@@ -122,9 +124,11 @@ def parse_train(arguments: list[str], default: Train | None = None, prog: str | 
         train: Train = parse_arguments(Train, arguments, prog=prog, default=replace(default, config=named))
         return train
 
+    # Parsed twice, if it names something that has other defaults: a run that it resumes, or initial weights.
     preset = last_value("--preset", arguments)
     train = parsed(read_preset(preset)["config"] if preset else default.config)
-    if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
+    if train.resume is not None and (train.folder() / CONFIG).exists():
+        folder = train.folder()
         if train.init_from or preset:
             raise UserError(f"{folder} resumes as it began; leave out --init-from and --preset.")
         previous = read_train_config(folder)

@@ -53,16 +53,20 @@ class ModelCommand(Checked, CustomMemories):
                 f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
                 f"{', '.join(packaged_names())}."
             )
-        device, folder = choose_device(self.device), self.checkpoint
-        for name in self.model:
+        device = choose_device(self.device)
+        for name in self.model:  # a checkpoint names no file to import
             import_memory(name)
-        loaded = load_checkpoint(folder, device) if folder else load_packaged(self.pretrained, device)
-        self.check_memories([loaded[0].config.model])
-        return loaded
+        if self.checkpoint:
+            model, tokenizer = load_checkpoint(self.checkpoint, device)
+        else:
+            model, tokenizer = load_packaged(self.pretrained, device)
+        self.check_memories([model.config.model])
+        return model, tokenizer
 
 
 def reading_bar(doing: str, tokens: int, model: MemoryLM) -> Progress:
     """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
+    # Fifty segments take about a second.
     is_short = tokens <= 50 * model.config.segment_len
     return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, hidden=is_short)
 

@@ -40,9 +40,9 @@ SWITCHES = ("--quick", "--resume")
 def cli_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for an error that the user can correct, with 130 for
     Ctrl-C, and with a traceback and the request to report it for a bug."""
+    # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal shows "?" for a character that it doesn't have; a file gets all of them.
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
@@ -51,18 +51,23 @@ def cli_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeError) as error:  # the last of paths, and of bytes that are no text
-        code, message = 2, f"error: {error}"
+        code = 2
+        message = f"error: {error}"
         if isinstance(error, FileExistsError) and not os.path.isdir(error.filename or ""):
             message = f"error: {error.filename} exists and is not a folder; name another folder."
     except KeyboardInterrupt:
-        code, message = 130, "interrupted"
+        code = 130
+        message = "interrupted"
     except Exception as error:
-        first = (str(error) or "out of memory").splitlines()[0]
-        code, message = 2, f"error: not enough memory; use a smaller model, batch or segment. ({first})"
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            reason = (str(error) or "out of memory").splitlines()[0]
+            code = 2
+            message = f"error: not enough memory; use a smaller model, batch or segment. ({reason})"
+        else:
             traceback.print_exc()
             frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-            code, message = 1, "error: internal error; please report the traceback above."
+            code = 1
+            message = "error: internal error; please report the traceback above."
             if USER_MODULES.intersection(frames):
                 message = f"error: {type(error).__name__} in your code; see the traceback above."
     else:
@@ -75,12 +80,12 @@ def parse_settings(settings: Mapping[str, str], default: Config) -> Config:
     """``default`` with these ``settings``, whose names are those of its options and whose values are read as
     those of a command; a list may be in brackets, as [64,64,832], and null is None. UserError, in one line,
     for a name that is none, and for a value that an option doesn't take."""
-    known = [option.name for option, _ in usual_values(default)]
+    names = [option.name for option, _ in usual_values(default)]
     arguments = []
     for name, value in settings.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "memformers train --help lists them."
+        if name not in names:
+            similar = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {similar[0]!r}?" if similar else "memformers train --help lists them."
             raise UserError(f"unknown setting {name!r}; {hint}")
         option = f"--{name.replace('_', '-')}"
         if value.startswith("[") and value.endswith("]"):
@@ -154,6 +159,7 @@ def parse_arguments(
         with contextlib.redirect_stderr(errors), option_rules(first):
             return tyro.cli(kind, args=words, **settings)
     except SystemExit as end:
+        # tyro ends the program while it handles the exception of a config.
         cause = end.__context__
         while cause is not None:
             if isinstance(cause, UserError):
@@ -168,6 +174,7 @@ def most_used(kind: type, first: Sequence[str], usual: Mapping[str, Any], settin
     short. Empty if all are in the outermost group, which shows them first anyway."""
     import tyro
 
+    # Which options there are to show.
     outer = {field.name for field in fields(kind)}
     names = [name for name in first if name in usual]
     if outer.issuperset(names):
@@ -176,6 +183,8 @@ def most_used(kind: type, first: Sequence[str], usual: Mapping[str, Any], settin
     texts: dict[str, str] = {}
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit), option_rules((), texts):
         tyro.cli(kind, args=["--no-such-option"], **settings)
+
+    # An option with its default, as it would be typed.
     options = {}
     for name in names:
         value = "" if usual[name] is None else usual[name]
@@ -184,6 +193,8 @@ def most_used(kind: type, first: Sequence[str], usual: Mapping[str, Any], settin
         elif isinstance(value, tuple):
             value = " ".join(map(str, value))
         options[f"--{name.replace('_', '-')} {value}".rstrip()] = texts.get(name, "")
+
+    # The first sentence of each text, in one line of this terminal.
     width = min(max(map(len, options)), USUAL_OPTION_WIDTH)
     n_columns = shutil.get_terminal_size().columns
     lines = []
@@ -238,6 +249,7 @@ def as_switch(word: str, usual: Mapping[str, Any]) -> str:
 def merged(words: Sequence[str], lists: Container[str]) -> list[str]:
     """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for the
     options that are ``lists``."""
+    # Words by the option that they belong to; each other option is a group of its own.
     groups: dict[str, list[str]] = {"": []}
     group = groups[""]
     for position, word in enumerate(words):
@@ -293,7 +305,7 @@ def option_rules(first: Sequence[str], texts: dict[str, str] | None = None) -> A
     @rules.struct_rule
     def options(info: tc.StructTypeInfo) -> tc.StructConstructorSpec | None:
         # What tyro makes of it by itself: these rules are not asked again for the same one.
-        if any(info is known for known in asked):
+        if any(info is asked_for for asked_for in asked):
             return None
         asked.append(info)
         spec = tc.ConstructorRegistry.get_struct_spec(info)
@@ -314,21 +326,23 @@ def option_rules(first: Sequence[str], texts: dict[str, str] | None = None) -> A
 
 def last_value(option: str, arguments: Sequence[str]) -> str:
     """The last value of ``option`` among ``arguments``, which are not parsed yet; empty for none."""
-    pairs = pairwise([*arguments, ""])
-    values = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
-    return values[-1] if values and not values[-1].startswith("-") else ""
+    value = ""
+    for word, next_word in pairwise([*arguments, ""]):
+        name, _, attached = word.partition("=")
+        if name == option:
+            value = attached or next_word
+    return "" if value.startswith("-") else value
 
 
 def command_as_given() -> str:
     """The command line of this process, quoted, without ``--dashboard``, whose address may be private."""
     program, *arguments = sys.argv
+    # A module, a file, or a program on the path.
     if module := getattr(sys.modules["__main__"], "__spec__", None):
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         words = ["python", program] if program.endswith(".py") else [Path(program).name]
-    pairs = pairwise(["", *arguments])
-    words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
-    return shlex.join(words)
+    return shlex.join([*words, *without_options(arguments, ("--dashboard",))])
 
 
 def without_options(words: Sequence[str], options: Container[str]) -> list[str]:
@@ -345,8 +359,10 @@ def without_options(words: Sequence[str], options: Container[str]) -> list[str]:
 def resume_command(folder: Path, target: str) -> str:
     """How to continue the experiment in ``folder`` that this process runs: with make, where make started it
     as its ``target``."""
-    if "MAKELEVEL" in os.environ and is_clone():  # make has set it
+    # make sets this variable.
+    if "MAKELEVEL" in os.environ and is_clone():
         return f"the same make command with RESUME=1, as in make {target} RESUME=1"
+    # The same command, for this folder.
     words = without_options(shlex.split(command_as_given()), OF_A_FOLDER)
     options = shlex.join(["--resume", "--out", str(folder)])
     for program in (["memformers"], ["python", "-m", "memformers"]):
@@ -370,8 +386,8 @@ def command_here(command: str) -> str:
 
 def lengths(words: Sequence[str]) -> int | tuple[int, ...]:
     """One whole number, or one for each layer, with blanks or commas between them; else ValueError."""
-    numbers = tuple(whole_number(word) for text in words or [""] for word in text.split(","))
-    return numbers if len(numbers) > 1 else numbers[0]
+    numbers = [whole_number(word) for word in ",".join(words).split(",")]
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def whole_number(text: str) -> int:

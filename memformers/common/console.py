@@ -14,8 +14,11 @@ def counted(number: int, noun: str) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in words: "90 s", "12 min", "3.5 h"."""
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+    if seconds / 60 < 2:
+        return f"{seconds:.0f} s"
+    if seconds / 3600 < 2:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def printable(text: str) -> str:
@@ -41,6 +44,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
         self.is_closing = threading.Event()
         self.clock: threading.Thread | None = None
         super().__init__(miniters=0, disable=hidden or not stream().isatty(), **options)
+        # tqdm draws only when it is told of progress.
         if not self.disable:
             self.clock = threading.Thread(target=self.keep_drawing, daemon=True)
             self.clock.start()
@@ -66,7 +70,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
 
     def show(self, words: str, done: float | None = None) -> None:
         """Show ``words`` behind the bar, and how much is ``done``; drawn a few times a second at most."""
-        self.set_postfix_str(words, refresh=False)
+        self.set_postfix_str(words, refresh=False)  # move_to draws
         self.move_to(self.n if done is None else done)
 
     def move_to(self, done: float) -> None:

@@ -80,6 +80,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         kinds = annotations_of(function)
+        # Only what is passed: defaults are right.
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             check_value(name, value, kinds.get(name, Any))
         return function(*args, **kwargs)
@@ -96,6 +97,7 @@ def replace_nested(config: T, **settings: Any) -> T:
     """A copy of the dataclass instance ``config`` with other values of these ``settings``, fields of it or
     of a dataclass in it."""
     values = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
+    # Settings of groups first: each group is built once, with all of its changes.
     for name, group in values.items():
         if is_dataclass(group):
             inner = {field.name for field in fields(group)} & settings.keys() - values.keys()
@@ -119,19 +121,25 @@ def annotations_of(owner: Any) -> dict[str, Any]:
 
 def matches(value: Any, kind: Any) -> bool:
     """Whether ``value`` is of this ``kind``. Kinds that no config has, such as modules, match everything."""
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
+    # Parts of an annotation.
     if origin is Annotated:
         return matches(value, args[0]) and all(value in x for x in args if isinstance(x, Range))
     if origin in (Union, UnionType):
         return any(matches(value, arg) for arg in args)
     if origin is Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
+    # Containers.
     if origin is list or (origin is tuple and args[1:] == (...,)):
         return isinstance(value, origin) and all(matches(x, args[0]) for x in value)
     if origin is dict:
         return isinstance(value, dict) and all(matches(x, args[1]) for x in value.values())
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(n in value and matches(value[n], of) for n, of in kind.items())
+        return isinstance(value, dict) and all(
+            name in value and matches(value[name], inner) for name, inner in kind.items()
+        )
+    # Plain values: True is no number, and a whole number is a number.
     if kind in (int, float):
         return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     checked = kind in (str, bool, NoneType, Path) or (isinstance(kind, type) and is_dataclass(kind))
@@ -139,7 +147,8 @@ def matches(value: Any, kind: Any) -> bool:
 
 
 def describe_type(kind: Any) -> str:
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is Annotated:
         return ", ".join([describe_type(args[0]), *(str(x) for x in args if isinstance(x, Range))])
     if origin in (Union, UnionType):

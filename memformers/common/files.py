@@ -27,11 +27,16 @@ from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, describe_type
 
 T = TypeVar("T")
-MANIFEST, FORMAT = "manifest.json", 1
-"""The file that lists the size and the SHA-256 of every other file in a folder, and its format."""
-UNFINISHED, REPLACED, BROKEN = ".unfinished-", ".replaced-", ".broken-"
-"""Prefixes of the names of folders that are being written or deleted, that another folder replaces, and that
-are damaged."""
+MANIFEST = "manifest.json"
+"""The file that lists the size and the SHA-256 of every other file in a folder."""
+FORMAT = 1
+"""Of a manifest."""
+UNFINISHED = ".unfinished-"
+"""The prefix of the name of a folder that is being written or deleted."""
+REPLACED = ".replaced-"
+"""The prefix of the name of a folder that another one replaces."""
+BROKEN = ".broken-"
+"""The prefix of the name of a damaged folder."""
 IS_READ: ContextVar[bool] = ContextVar("is_read", default=False)
 """Whether a config is being made from what a file says, which must run no code of the file's choice."""
 
@@ -67,6 +72,8 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+
+        # Whole on the disk before it gets its name.
         paths = sorted(path for path in temporary.iterdir() if path.name != MANIFEST)
         write_manifest(temporary, [path.name for path in paths])
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
@@ -74,6 +81,8 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
             path.chmod(mode)
             sync(path)
         sync(temporary)
+
+        # A crash between these two leaves the old folder under its other name.
         if folder.exists():
             move(folder, REPLACED)
         temporary.rename(folder)
@@ -123,7 +132,8 @@ def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError unless the files called ``names``, or all, are as the manifest of ``folder`` lists
     them. OSError if one can't be read: a file system that fails briefly must not cost a checkpoint."""
     source = folder / MANIFEST
-    if (version := read_json(source).get("format")) != FORMAT:
+    version = read_json(source).get("format")
+    if version != FORMAT:
         raise UserError(f"{source} has format {version!r}; this version reads format {FORMAT}.")
     files = read_json(source, {"files": dict[str, dict[str, Any]]})["files"]
     for name in files if names is None else names:
@@ -131,10 +141,10 @@ def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
             raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
         path = folder / name
         try:
-            now = fingerprint(path)
+            current = fingerprint(path)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UserError(f"expected a file {path}, but it is missing.") from None
-        if now != files[name]:
+        if current != files[name]:
             raise UserError(f"{path} has changed since it was written: its size or checksum differs.")
 
 
@@ -195,8 +205,10 @@ def write_text(path: Path, text: str) -> None:
 def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table as CSV; None and NaN are empty cells."""
     text = io.StringIO()
-    known = [[None if cell != cell else cell for cell in row] for row in rows]
-    csv.writer(text, lineterminator="\n").writerows([head, *known])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow([None if cell != cell else cell for cell in row])  # NaN alone is not itself
     return text.getvalue()
 
 
@@ -231,20 +243,20 @@ def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, A
 def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T:
     """The frozen dataclass ``config`` from a dict that ``asdict`` made. Raises UserError, with the ``source``
     of ``data``, for unknown keys (with the nearest known one), wrong types, and what the config refuses."""
-    before = IS_READ.set(True)
+    token = IS_READ.set(True)  # no code is imported meanwhile
     try:
         return dacite.from_dict(config, data, dacite.Config(strict=True, cast=[tuple]))
     except dacite.UnexpectedDataError as error:
-        known, unknown = sorted(_keys(config)), sorted(error.keys)
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        unknown = sorted(error.keys)
+        similar = difflib.get_close_matches(unknown[0], sorted(_keys(config)), 1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else "."
         problem = f"unknown key {', '.join(map(repr, unknown))}{hint}"
     except dacite.WrongTypeError as error:
         problem = f"expected {error.field_path} to be {describe_type(error.field_type)}, got {error.value!r}."
     except (dacite.DaciteError, TypeError) as error:  # a tuple from something that is no list: TypeError
         problem = str(error)
     finally:
-        IS_READ.reset(before)
+        IS_READ.reset(token)
     raise UserError(f"{source}: {problem}")
 
 

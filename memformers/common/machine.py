@@ -48,7 +48,8 @@ def multiplies_bfloat16_faster(device: torch.device) -> bool:
 def cpuinfo(name: str) -> str:
     """What Linux says of the processor; empty elsewhere."""
     lines = CPUINFO.read_text() if CPUINFO.exists() else ""
-    return match[1] if (match := re.search(rf"^{name}\s*:\s*(.*)$", lines, re.MULTILINE)) else ""
+    match = re.search(rf"^{name}\s*:\s*(.*)$", lines, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def keep_freed_memory() -> None:
@@ -81,12 +82,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """The commit of this package's files, with "-dirty" if they differ; None where git doesn't track them."""
-    here, output = Path(__file__), ""
+    file = Path(__file__)
+    output = ""
+    # The first one fails where git doesn't track this file, as in an environment within another repository.
     for command in (
-        f"ls-files --error-unmatch {here.name}",
+        f"ls-files --error-unmatch {file.name}",
         "describe --always --dirty --abbrev=12 --exclude=*",
     ):
-        git = ["git", "-C", str(here.parent), *command.split()]
+        git = ["git", "-C", str(file.parent), *command.split()]
         try:
             output = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout
         except (OSError, subprocess.SubprocessError):
@@ -100,7 +103,10 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     # Unlike getrusage, this doesn't count the parent's memory before exec.
-    if status.exists() and (peak := re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)):
+    peak = re.search(r"^VmHWM:\s+(\d+)", status.read_text() if status.exists() else "", re.MULTILINE)
+    if peak:
         return int(peak[1]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak_resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (
+        peak_resident if sys.platform == "darwin" else peak_resident * 1024
+    )  # which counts in KiB elsewhere

@@ -15,10 +15,10 @@ def split_login(url: str) -> tuple[str, urllib.request.OpenerDirector]:
     """``url`` without a name and a password, so that no error shows them, and an opener that sends them, to
     this machine without a proxy."""
     parts = urllib.parse.urlsplit(url)
-    login, at, host = parts.netloc.rpartition("@")
+    login, separator, host = parts.netloc.rpartition("@")
     handlers = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
     opener = urllib.request.build_opener(*handlers)
-    if at:
+    if separator:  # before it are a name and a password
         code = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
         opener.addheaders.append(("Authorization", f"Basic {code}"))
     return parts._replace(netloc=host).geturl(), opener

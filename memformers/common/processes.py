@@ -58,6 +58,7 @@ def run_modules(
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}
     variables = module_environment() | dict(environment)
+    # The processes read a pipe that nobody writes to: it ends when this process does, however that is.
     theirs, ours = os.pipe()
     try:
         with ending_as_exit():
@@ -71,6 +72,7 @@ def run_modules(
                 for number in [n for n, process in running.items() if process.poll() is not None]:
                     yield number, running.pop(number).returncode
     except (KeyboardInterrupt, SystemExit):
+        # All of them at once, since each needs a moment for its checkpoint.
         for process in running.values():
             process.terminate()
         for process in running.values():
@@ -95,12 +97,12 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
     is ignored or handled by other than Python code."""
     is_main = threading.current_thread() is threading.main_thread()
     changes = is_main and signal.getsignal(number) not in (None, signal.SIG_IGN)
-    before = signal.signal(number, handler) if changes else None
+    previous = signal.signal(number, handler) if changes else None
     try:
         yield
     finally:
         if changes:
-            signal.signal(number, before)
+            signal.signal(number, previous)
 
 
 @contextlib.contextmanager
@@ -124,6 +126,7 @@ class Stopped(BaseException):
 
     def conventional(self) -> BaseException:
         """What Python raises at this signal: its exit code is 128 and the signal's number."""
+        # Ctrl-C is an exception of its own.
         return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
 
 
@@ -160,7 +163,7 @@ class StopSignals(contextlib.ExitStack):
             self._at_once = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received == signal.SIGINT == number:
+        if self.received == signal.SIGINT == number:  # the second Ctrl-C
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
         if self._at_once:

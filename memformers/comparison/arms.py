@@ -93,6 +93,7 @@ def read_arms(
 ) -> list[Arm]:
     """The arms that ``texts`` describe: each is an arm, as in [`parse_arm`][], or the path of a file with one
     arm per line and comments after #."""
+    # The descriptions, in files too.
     lines = []
     for text in texts:
         if ":" in text or not Path(text).is_file():
@@ -119,6 +120,7 @@ def parse_arm(
 ) -> Arm:
     """The arm ``NAME: setting=value …``, whose settings are options of a training, and which has those of
     ``base`` otherwise; ``model`` is the model of an arm that names none."""
+    # The name.
     name, colon, described = text.partition(":")
     name = name.strip()
     if not colon:
@@ -130,8 +132,7 @@ def parse_arm(
         problem = f"{described.strip()!r} can't be read: {error}; {HOW_TO_WRITE}."
         raise UserError(f"arm {name!r}: {problem}") from None
 
-    # The model is named first, since other settings may be those of its memory. It may allow one number of
-    # layers only.
+    # The settings, by the names of their options.
     settings = {}
     for word in words:
         setting, equals, value = word.partition("=")
@@ -141,6 +142,8 @@ def parse_arm(
         if option in same_for_all:
             raise UserError(f"arm {name!r}: {option} is the same for all arms; {same_for_all[option]}.")
         settings[option] = value
+
+    # The model first, since others may be settings of its memory; it may allow one number of layers only.
     named = settings.pop("model", model)
     network: dict[str, Any] = {"model": named} if named else {}
     if settings.get("n_layers", "").isdecimal():
@@ -173,6 +176,6 @@ def check_arms(arms: Sequence[Arm]) -> None:
         if arm.name.lower() in names:  # some file systems don't tell them apart
             raise UserError(f"models and arms need different names; {arm.name!r} is there twice.")
         names.add(arm.name.lower())
-        same = by_config.setdefault(arm.config, arm.name)
-        if same != arm.name:
-            raise UserError(f"arms {same!r} and {arm.name!r} have the same settings; drop one of them.")
+        twin = by_config.setdefault(arm.config, arm.name)
+        if twin != arm.name:
+            raise UserError(f"arms {twin!r} and {arm.name!r} have the same settings; drop one of them.")

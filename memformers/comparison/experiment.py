@@ -144,6 +144,7 @@ def run_experiments(
         refuse_overwrite(folder, OF_AN_EXPERIMENT)
     elif not resume:
         raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
+    # A failed training doesn't stop the other experiments.
     failed = []
     for name, experiment in experiments.items():
         try:
@@ -186,13 +187,14 @@ def merge_arms(experiment: Experiment, saved: Plan | None, folder: Path, resume:
         raise UserError(
             f"{folder} is an experiment with other settings: {changes}. Use those, or name a new folder."
         )
+    # What was planned, and then what is asked for, which may be the same.
     arms: dict[str, Arm] = {}
     for planned in saved.arms:
         config = experiment.task.read_config(used_settings(planned.config), f"arm {planned.name}")
         arms[planned.name] = Arm(planned.name, config, planned.label)
     for arm in experiment.arms:
-        known = arms.setdefault(arm.name, arm)
-        changes = differences(asdict(known.config), asdict(arm.config))
+        planned_arm = arms.setdefault(arm.name, arm)
+        changes = differences(asdict(planned_arm.config), asdict(arm.config))
         if changes:
             raise UserError(
                 f"{folder} has an arm {arm.name} with other settings: {changes}. Give it another name, or "
@@ -217,13 +219,15 @@ def used_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_plan(experiment: Experiment, arms: Sequence[Arm], saved: Plan | None, folder: Path) -> Plan:
     """The plan of all runs; UserError for files that would be lost."""
+    # Seeds that an earlier command has asked for stay.
     first = experiment.base.seed
     n_seeds = max(experiment.seeds, saved.seeds if saved else 0)
     runs = runs_of([arm.name for arm in arms], range(first, first + n_seeds))
-    known = saved.runs if saved else {}
-    new_names = [name for name in runs if name not in known]
+    planned = saved.runs if saved else {}
+    new_names = [name for name in runs if name not in planned]
     refuse_overwrite(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     check_report(folder)
+    # Each command once, for the report.
     commands = (*saved.commands, command_as_given()) if saved else (command_as_given(),)
     return Plan(
         task=experiment.task.name,
@@ -232,6 +236,7 @@ def make_plan(experiment: Experiment, arms: Sequence[Arm], saved: Plan | None, f
         runs=runs,
         commands=tuple(dict.fromkeys(commands)),
         scale=saved.scale if saved else experiment.scale,
+        task_info=experiment.task.info,
     )
 
 
@@ -245,6 +250,8 @@ def train_all(
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
+
+    # A process for each, which is told the file of its memory: a config alone runs no code.
     commands = []
     for name, config in due.items():
         command = [experiment.task.module, str(folder / name)]

@@ -10,6 +10,7 @@ from memformers.common.files import config_from_dict
 from memformers.common.machine import keep_freed_memory
 from memformers.models.config import NetworkConfig
 from memformers.models.registry import import_memory
+from memformers.runs.plan import TaskInfo
 from memformers.training.config import TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -27,6 +28,8 @@ class Task(Generic[Config]):
     """Whether a training run that was stopped continues; otherwise it starts again."""
     module: str
     """The module that trains a run in a separate process, as [`train_alone`][] does."""
+    info = TaskInfo()
+    """What reports need to know of a task outside of this package; the plan keeps it."""
     reporter = "memformers.report.document"
     """The module whose ``write_report(folder)`` writes the report and returns it. It is imported when all
     training runs have ended, so that none of them loads matplotlib."""

@@ -106,7 +106,8 @@ class TextTask(Task[TrainConfig]):
 
     def find_data(self, runs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Any]:
         """The text, and UserError also for runs in ``folder`` of another text or of other settings."""
-        by_spec: dict[CorpusSpec, DatasetInfo] = {}  # arms may divide the text in other ways
+        # Arms may divide the text in other ways: each way is read once.
+        by_spec: dict[CorpusSpec, DatasetInfo] = {}
         for name, config in runs.items():
             spec = spec_of(config)
             if spec not in by_spec:

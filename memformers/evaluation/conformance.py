@@ -70,7 +70,8 @@ def assert_conforms(model: str | type[MemoryRule], **settings: Any) -> None:
         >>> from memformers import assert_conforms
         >>> assert_conforms("selective", mem_len=4)
     """
-    if failed := [f"{name}: {problem}" for name, _, problem in conformance(model, **settings) if problem]:
+    failed = [f"{name}: {problem}" for name, _, problem in conformance(model, **settings) if problem]
+    if failed:
         raise AssertionError("\n".join(failed))
 
 
@@ -79,7 +80,9 @@ class Checks:
 
     def __init__(self, config: ModelConfig):
         self.lm = MemoryLM(config).double().eval()
-        self.config, self.sizes, self.S = config, config.memory_sizes, config.segment_len
+        self.config = config
+        self.sizes = config.memory_sizes
+        self.S = config.segment_len
         self.filling = (config.remembered_positions // self.S + 3) * self.S
         """A number of tokens in whole segments after which every memory is full."""
 
@@ -95,12 +98,16 @@ class Checks:
         self, text: Tensor, memory: Memory | None = None, starts: Tensor | None = None, first: int = 0
     ) -> LMOutput:
         """``text [T, B]`` in whole segments after one of ``first`` tokens; losses are summed."""
-        parts = [first] * (first > 0) + [self.S] * ((len(text) - first) // self.S)
-        all_starts = [None] * len(parts) if starts is None else starts.split(parts)
-        logits, losses = [], torch.zeros((), dtype=torch.float64)
-        for part, part_starts in zip(text.split(parts), all_starts, strict=True):
-            output = self.lm(part, memory, doc_starts=part_starts)
-            memory, losses = output.memory, losses + output.auxiliary_loss
+        lengths = [self.S] * ((len(text) - first) // self.S)
+        if first:
+            lengths.insert(0, first)
+        starts_of_parts = [None] * len(lengths) if starts is None else starts.split(lengths)
+        logits = []
+        losses = torch.zeros((), dtype=torch.float64)
+        for part, doc_starts in zip(text.split(lengths), starts_of_parts, strict=True):
+            output = self.lm(part, memory, doc_starts=doc_starts)
+            memory = output.memory
+            losses = losses + output.auxiliary_loss
             logits.append(output.logits)
         assert memory is not None
         return LMOutput(torch.cat(logits), memory, losses)
@@ -111,30 +118,38 @@ class Checks:
         if not M:
             return ""  # nothing is kept exactly
         text = self.tokens(M + self.S)
-        in_segments, whole = self.read(text, first=M % self.S).logits, self.lm(text).logits
-        return difference(in_segments, whole, "a text read in segments", "the same text in one pass")
+        in_segments = self.read(text, first=M % self.S).logits
+        in_one_pass = self.lm(text).logits
+        return difference(in_segments, in_one_pass, "a text read in segments", "the same text in one pass")
 
     def documents(self) -> str:
         """A stream that was reset equals a fresh one, and changes no other."""
-        S, M = self.S, max(size.mem_len for size in self.sizes)
+        S = self.S
+        M = max(size.mem_len for size in self.sizes)
         rate = math.lcm(*(size.compression_rate for size in self.sizes))
-        begin = rate * ((M + S) // rate + 1)  # the edge of a slot
+
+        # One stream starts a document at the edge of a slot, when its memory is full.
+        begin = rate * ((M + S) // rate + 1)
         text = self.tokens(S * (begin // S + 4))
         starts = torch.zeros_like(text, dtype=torch.bool)
         starts[begin, 0] = True
         fresh = self.read(text[begin:, :1], first=S - begin % S)
         cases = [("doc_starts", self.read(text, starts=starts), fresh, self.read(text))]
-        both = math.lcm(S, rate)
-        memory = self.read(self.tokens(both * (M // both + 2))).memory
-        text, reset = self.tokens(3 * S), memory.reset(torch.tensor([True, False]))
+
+        # Its full memory is reset between two segments, when no group of positions is incomplete.
+        n_complete = math.lcm(S, rate)
+        memory = self.read(self.tokens(n_complete * (M // n_complete + 2))).memory
+        text = self.tokens(3 * S)
+        reset = memory.reset(torch.tensor([True, False]))
         cases += [("Memory.reset", self.read(text, reset), self.read(text[:, :1]), self.read(text, memory))]
-        for how, (logits, *_), (alone, *_), (without, *_) in cases:
-            after = logits[-len(alone) :, :1]
-            beside = f"a stream beside one with {how}"
-            if problem := (
-                difference(after, alone, f"a stream after {how}", "a fresh stream")
-                or difference(logits[:, 1:], without[:, 1:], beside, "the same without it")
-            ):
+        for start, (logits, *_), (fresh_logits, *_), (undisturbed, *_) in cases:
+            since_start = logits[-len(fresh_logits) :, :1]
+            neighbour = f"a stream beside one with {start}"
+            problem = difference(since_start, fresh_logits, f"a stream after {start}", "a fresh stream")
+            problem = problem or difference(
+                logits[:, 1:], undisturbed[:, 1:], neighbour, "the same without it"
+            )
+            if problem:
                 return problem
         return ""
 
@@ -146,14 +161,18 @@ class Checks:
 
     def causality(self) -> str:
         """No output depends on a later token, nor has a gradient from it."""
-        text, embedded = self.tokens(self.S), list[Tensor]()
-        before = self.lm(text, self.memory).logits
+        # A changed token changes no earlier output.
+        text = self.tokens(self.S)
+        logits = self.lm(text, self.memory).logits
         for t in range(1, len(text)):
             changed = text.clone()
             changed[t] = (changed[t] + 1) % self.config.n_tokens
-            after = self.lm(changed, self.memory).logits
-            if not is_close(after[:t], before[:t]):
+            changed_logits = self.lm(changed, self.memory).logits
+            if not is_close(changed_logits[:t], logits[:t]):
                 return f"the output before token {t} of a segment changes when token {t} changes."
+
+        # An output has no gradient from later inputs.
+        embedded: list[Tensor] = []
 
         def keep(module: Any, arguments: Any, output: Tensor) -> Tensor:
             embedded.append(output.detach().requires_grad_())
@@ -164,7 +183,8 @@ class Checks:
         for t, score in enumerate((logits * torch.rand_like(logits)).sum((1, 2))):
             (grad,) = torch.autograd.grad(score, embedded, retain_graph=True)
             later = grad.abs().flatten(1).amax(1)[t + 1 :]  # [S]
-            if len(wrong := (~(later <= TOLERANCE)).nonzero()):
+            wrong = (~(later <= TOLERANCE)).nonzero()  # NaN too
+            if len(wrong):
                 last = int(wrong[-1])
                 return (
                     f"the output at position {t} of a segment has a gradient from the input at position "
@@ -176,7 +196,8 @@ class Checks:
         """Reading token by token, as generation does, equals reading in segments."""
         if self.config.model == "transformer":
             return ""  # which is read with a sliding window
-        text, decoder = self.tokens(self.filling), Stepper(self.lm, 2)
+        text = self.tokens(self.filling)
+        decoder = Stepper(self.lm, 2)
         steps = torch.stack([decoder.read(token)[-1] for token in text.split(1)])
         segments = self.read(text).logits
         return difference(steps, segments, "a text read token by token", "the same text in segments")
@@ -188,21 +209,22 @@ class Checks:
             self.lm.save_pretrained(Path(folder) / "model")
             loaded = MemoryLM.from_pretrained(Path(folder) / "model", model=lookup(self.config.model))
         memory = Memory.from_tensors(self.memory.tensors())
-        again, before = loaded(text, memory).logits, self.lm(text, self.memory).logits
-        return difference(again, before, "a model that was loaded", "the saved one")
+        logits = loaded(text, memory).logits
+        saved_logits = self.lm(text, self.memory).logits
+        return difference(logits, saved_logits, "a model that was loaded", "the saved one")
 
 
 def is_close(x: Tensor, y: Tensor) -> bool:
     return bool(((x - y).abs() <= TOLERANCE).all())  # not of NaN
 
 
-def difference(x: Tensor, y: Tensor, name: str, other: str) -> str:
+def difference(x: Tensor, y: Tensor, name_of_x: str, name_of_y: str) -> str:
     """A sentence if ``x [T, B, ·]`` is not ``y``, of the same shape."""
     if is_close(x, y):
         return ""
     distance = (x - y).abs().amax(-1)
     t, b = (~(distance <= TOLERANCE)).nonzero()[0].tolist()
     return (
-        f"{name} differs from {other} by up to {distance.max():.2g}, first at position {t} of {len(x)} in "
-        f"stream {b}."
+        f"{name_of_x} differs from {name_of_y} by up to {distance.max():.2g}, first at position {t} of "
+        f"{len(x)} in stream {b}."
     )

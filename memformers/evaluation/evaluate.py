@@ -58,18 +58,27 @@ class Evaluation:
     the model can remember. Parts that several processes read are merged."""
 
     def __init__(self, reading: Reading, reach: int = 0):
-        self.of_documents, self.reach = reading.of_documents, reach
+        self.of_documents = reading.of_documents
+        self.reach = reach
         self.lengths = torch.tensor(reading.lengths)
         """How many tokens of each stream are predicted, ``[streams]``; a document is a stream."""
         self.tokens = sum(reading.lengths)
         self._begins = self.lengths.cumsum(0) - self.lengths
-        blocks, S = 0 if self.of_documents else self.tokens // BLOCK, reading.segment_len
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("streams", "full"), (2, len(self.lengths)))
-        shapes |= {"places": (2, S), "filling": (-(-reach // S), 6)}
-        shapes |= {"blocks": (blocks,), "compressed": (2,), "right": ()}
-        # Rows of two: losses, and their number. Segments that begin beyond the reach are in "full", and those
-        # before them in "filling", as moments over streams.
-        self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        S = reading.segment_len
+        n_blocks = 0 if self.of_documents else self.tokens // BLOCK
+        # Rows of two are losses, and their number.
+        shapes = {
+            "streams": (2, len(self.lengths)),
+            "full": (2, len(self.lengths)),  # segments that begin beyond the reach
+            "filling": (-(-reach // S), 6),  # those before them: moments over streams
+            "places": (2, S),
+            "blocks": (n_blocks,),
+            "compressed": (2,),
+            "right": (),
+        }
+        self._sums: dict[str, Tensor] = {}
+        for name, shape in shapes.items():
+            self._sums[name] = torch.zeros(shape, dtype=torch.float64)
 
     def add(
         self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor, compressed: float = 0.0
@@ -77,30 +86,38 @@ class Evaluation:
         """Count the ``losses [S, B]`` of a segment, in nats, and whether each token was the most likely
         prediction, of the streams of these ``numbers``, from the position ``start`` in them on; what is past
         the end of a stream doesn't count. ``compressed`` is the reconstruction loss, 0 if there is none."""
-        of, sums = torch.tensor(numbers), self._sums
-        place = start + torch.arange(len(losses))[:, None]
-        there = place < self.lengths[of]  # [S, B]
-        counted_losses = losses.double().where(there, 0.0)
-        pairs = torch.stack((counted_losses, there.double()))  # [2, S, B]
+        # What counts: losses before the end of their stream.
+        sums = self._sums
+        streams = torch.tensor(numbers)
+        position = start + torch.arange(len(losses))[:, None]
+        is_inside = position < self.lengths[streams]  # [S, B]
+        counted_losses = losses.double().where(is_inside, 0.0)
+        pairs = torch.stack((counted_losses, is_inside.double()))  # [2, S, B]
         totals = pairs.sum(1)  # [2, B]
-        sums["right"] += (correct & there).sum()
+
+        # Over all tokens, at each position of a segment, and of each stream.
+        sums["right"] += (correct & is_inside).sum()
         sums["compressed"] += torch.tensor([compressed, float(compressed > 0)])
-        sums["places"][:, : len(place)] += pairs.sum(2)
-        sums["streams"].index_add_(1, of, totals)
+        sums["places"][:, : len(position)] += pairs.sum(2)
+        sums["streams"].index_add_(1, streams, totals)
+
+        # By how much the memory holds.
         if start >= self.reach:
-            sums["full"].index_add_(1, of, totals)
+            sums["full"].index_add_(1, streams, totals)
         else:  # the only segment of these streams that begins here
             nats, counts = totals
             products = (nats, counts, nats * nats, counts * counts, nats * counts)
             moments = torch.stack([(counts > 0).sum().double(), *(x.sum() for x in products)])
             sums["filling"][start // sums["places"].shape[1]] += moments
-        if len(sums["blocks"]):
-            block = (place + self._begins[of]) // BLOCK
-            counted = there & (block < len(sums["blocks"]))
-            sums["blocks"].index_add_(0, block[counted], counted_losses[counted])
 
-    def merge(self, other: "Evaluation") -> None:
-        for name, sums in other._sums.items():
+        # Of each block of a plain text, whose last tokens may be in none.
+        if len(sums["blocks"]):
+            block = (position + self._begins[streams]) // BLOCK
+            is_in_block = is_inside & (block < len(sums["blocks"]))
+            sums["blocks"].index_add_(0, block[is_in_block], counted_losses[is_in_block])
+
+    def merge(self, part: "Evaluation") -> None:
+        for name, sums in part._sums.items():
             self._sums[name] = self._sums[name] + sums
 
     @property
@@ -134,14 +151,15 @@ class Evaluation:
         means of blocks, since neighbouring tokens are similarly difficult. NaN for fewer than two."""
         return self._half_width(self._sums["streams"], self._sums["blocks"])
 
-    def minus(self, other: "Evaluation") -> Mean:
-        """By how many nats per token the loss is above that of an ``other`` evaluation of the same reading,
+    def minus(self, base: "Evaluation") -> Mean:
+        """By how many nats per token the loss is above that of a ``base``, an evaluation of the same reading,
         with the interval of the paired differences over documents or blocks."""
-        (nats, counts), (nats_of_other, _) = self._sums["streams"], other._sums["streams"]
-        streams = torch.stack((nats - nats_of_other, counts))
-        blocks = self._sums["blocks"] - other._sums["blocks"]
+        nats, counts = self._sums["streams"]
+        nats_of_base, _ = base._sums["streams"]
+        streams = torch.stack((nats - nats_of_base, counts))
+        blocks = self._sums["blocks"] - base._sums["blocks"]
         n = int((counts > 0).sum()) if self.of_documents else len(blocks)
-        return Mean(self.loss - other.loss, self._half_width(streams, blocks), n)
+        return Mean(self.loss - base.loss, self._half_width(streams, blocks), n)
 
     def over_text(self, n_parts: int) -> list[tuple[float, float]]:
         """The middle, in tokens, and the mean loss of at most ``n_parts`` consecutive parts of a plain text,
@@ -163,11 +181,14 @@ class Evaluation:
     def by_memory(self) -> list[tuple[int, float, float]]:
         """How many positions before a segment can be remembered, at most ``reach``; the mean loss of these
         segments in nats per token; and half the width of its 95 % interval over streams, NaN for one."""
-        S, filling = self._sums["places"].shape[1], self._sums["filling"].tolist()
-        means = [(i * S, mean_of_moments(*row)) for i, row in enumerate(filling) if row[0]]
+        S = self._sums["places"].shape[1]
+        means = []
+        for i, moments in enumerate(self._sums["filling"].tolist()):
+            if moments[0]:
+                means.append((i * S, mean_of_moments(*moments)))
         if self._sums["full"][1].any():
             means.append((self.reach, self._mean(self._sums["full"])))
-        return [(before, mean.mean, mean.half_width) for before, mean in means]
+        return [(n_remembered, mean.mean, mean.half_width) for n_remembered, mean in means]
 
     def _mean(self, of_streams: Tensor) -> Mean:
         sums, counts = of_streams
@@ -198,14 +219,16 @@ def read_segments(
     """
     memory = Memory(())
     for segment in segments:
-        inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+        inputs = segment.inputs.to(model.device)
+        targets = segment.targets.to(model.device)
         changes = controls if controls and segment.end > warm_up else {}
         if changes and inputs.shape[1] < 2:
             raise UserError("controls exchange memories between streams; use at least 2 streams.")
         memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
         read = model(inputs, memory, targets)
         scores = {UNTOUCHED: read.scores}
-        scores |= {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
+        for name, change in changes.items():
+            scores[name] = model(inputs, change(memory), targets).scores
         by_token = {}
         for name, token_losses in scores.items():
             assert token_losses.losses is not None  # a model in eval mode has them
@@ -296,14 +319,16 @@ def decoded_units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int]
     predicted = sum(max(length - 1, 0) for length in lengths)
     if tokenizer.name == "ids":
         return Units(predicted, 0, predicted, 0)
-    counts, end = np.zeros(4, dtype=np.int64), 0
+    counts = np.zeros(4, dtype=np.int64)
+    begin = 0
     for length in lengths:
-        begin, end = end, end + length
-        for at in range(begin + 1, end, AT_ONCE):
+        end = begin + length
+        for first in range(begin + 1, end, AT_ONCE):
             # The token before shows where a word continues, and whether a space follows it.
-            read = read_tokens(tokens, torch.arange(at - 1, min(at + AT_ONCE, end)))
+            read = read_tokens(tokens, torch.arange(first - 1, min(first + AT_ONCE, end)))
             counts += count_units(tokenizer.bytes_of(read))
             counts[:3] -= count_units(tokenizer.bytes_of(read[:1]))[:3]
+        begin = end
     n_bytes, characters, words, of_letters = counts.tolist()
     return Units(predicted, n_bytes, characters, words if of_letters >= MIN_WORDS * words else 0)
 
@@ -316,18 +341,19 @@ def count_units(raw: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return np.array([len(raw), len(raw) - continues.sum(), len(words), of_letters])
 
 
-def comparable(nats: float, of: Units, tokenizer: Tokenizer) -> dict[str, float]:
+def comparable(nats: float, predicted: Units, tokenizer: Tokenizer) -> dict[str, float]:
     """The loss of all predicted tokens together, in bits per character and per byte; where tokens are words,
     also as ``perplexity`` over all of them, ends of lines included (Dai et al. 2019, section 4.1); where they
     are subwords, as ``word_perplexity`` of the text's words (Rae et al. 2020, section 4.1). NaN for what
     doesn't apply or is not known."""
-    bits, are_words = nats / math.log(2), tokenizer.name in ("word", "wordlevel")
+    bits = nats / math.log(2)
+    are_words = tokenizer.name in ("word", "wordlevel")
     are_subwords = not are_words and tokenizer.name not in ("character", "byte", "ids")
     return {
-        "bits_per_character": bits / of.characters if of.characters else math.nan,
-        "bits_per_byte": bits / of.bytes if of.bytes else math.nan,
-        "perplexity": perplexity(nats, of.tokens * are_words),
-        "word_perplexity": perplexity(nats, of.words * are_subwords),
+        "bits_per_character": bits / predicted.characters if predicted.characters else math.nan,
+        "bits_per_byte": bits / predicted.bytes if predicted.bytes else math.nan,
+        "perplexity": perplexity(nats, predicted.tokens) if are_words else math.nan,
+        "word_perplexity": perplexity(nats, predicted.words) if are_subwords else math.nan,
     }
 
 
@@ -338,11 +364,11 @@ def perplexity(nats: float, n: int) -> float:
     return math.exp(nats / n) if nats / n < 700 else math.inf
 
 
-def summary(evaluation: Evaluation, tokenizer: Tokenizer, of: Units) -> dict[str, float]:
+def summary(evaluation: Evaluation, tokenizer: Tokenizer, predicted: Units) -> dict[str, float]:
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        **comparable(evaluation.nats, of, tokenizer),
+        **comparable(evaluation.nats, predicted, tokenizer),
         "accuracy": evaluation.accuracy,
         "tokens": evaluation.tokens,
     }

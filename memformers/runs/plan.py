@@ -33,6 +33,18 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class TaskInfo:
+    """What a report and the live page can't know of a task that is not in this package."""
+
+    results: tuple[str, ...] = ()
+    """What ``result.json`` has besides the tokens, the times and the peak of memory."""
+    memory_settings: tuple[str, ...] = ()
+    """The dotted names of settings that choose the memory: arms that differ in them are compared fairly."""
+    curves: dict[str, str] = field(default_factory=dict)
+    """What the task's metrics are, by their names in ``metrics.jsonl``, the most telling one first."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """All runs of an experiment, finished or not."""
 
@@ -46,6 +58,7 @@ class Plan:
     commands: tuple[str, ...] = ()
     scale: float = 1.0
     """The fraction of the usual number of tokens; below 1, the experiment is a trial."""
+    task_info: TaskInfo = field(default_factory=TaskInfo)
 
     @property
     def seeds(self) -> int:

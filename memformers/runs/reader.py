@@ -99,7 +99,10 @@ class Run:
 
     @property
     def task(self) -> str:
-        return next((task for task in RESULTS_HAVE if task in self.config), "text")
+        for task in RESULTS_HAVE:
+            if task in self.config:
+                return task
+        return "text"
 
     @property
     def budget(self) -> float:
@@ -154,7 +157,9 @@ class Run:
         """Its settings by their dotted names, None for those that its model doesn't use, without those that
         only a run that has started can know."""
         settings = dict(flatten(self.config))
-        if not self.facts:  # it hasn't started
+
+        # Before a run starts, open settings aren't resolved yet.
+        if not self.facts:
             settings = {name: value for name, value in settings.items() if value is not None}
             settings.pop("model.vocab_size", None)
         resolved = self.facts.get("resolved_settings")
@@ -221,6 +226,7 @@ class Runs:
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
     """The runs in ``folder`` that have started; UserError for what a report of this ``task`` can't read."""
     read_plan(folder)
+    # Planned runs that haven't started have no facts.
     runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
     if not runs:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
@@ -236,8 +242,10 @@ def read_runs(folder: Path, task: str = "text") -> list[Run]:
 
 def find_runs(folder: Path) -> list[Path]:
     """The folders of all runs with metrics in ``folder``, a run, a comparison, or several, by their start."""
-    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
-    runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
+    # A run, the runs of a comparison, and those of several.
+    runs = []
+    for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
+        runs += [path.parent for path in sorted(folder.glob(pattern))]
     if not runs:
         raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
     started = {}
@@ -271,7 +279,9 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
 
 def newest_checkpoint(folder: Path) -> str:
     """The name of a run's newest checkpoint; empty if there is none."""
-    return next((path.name for path in numbered(folder / CHECKPOINTS)), "")
+    for path in numbered(folder / CHECKPOINTS):
+        return path.name
+    return ""
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:

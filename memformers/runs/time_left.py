@@ -18,12 +18,15 @@ def seconds_left(runs: Runs) -> float | None:
     """About how many seconds ``runs`` still take: their start-ups, training steps and evaluations. None
     before the first record, and if nothing is being trained. The probe and the report at the end of an
     experiment are not counted."""
+    # How many are trained at once
     n_at_a_time = [run.state[0] for run in runs.all].count(RUNNING)
     if n_at_a_time == 0 and in_use(runs.folder):
         n_at_a_time = 1  # an experiment is about to start its next run
     pace = measure_pace(runs.all)
     if pace is None or n_at_a_time == 0:
         return None
+
+    # What each still needs
     left = 0.0
     for run in runs.all:
         if run.state[0] != FINISHED:
@@ -51,24 +54,41 @@ class Pace:
 
 
 def measure_pace(runs: Sequence[Run]) -> Pace | None:
-    n_trained = sum(run.last(TOKENS) or 0.0 for run in runs)
+    """The pace of ``runs`` so far; None before the first record."""
+    # What has been recorded: tokens and seconds of training and of evaluations
+    n_trained = 0.0
+    training_seconds = 0.0
+    n_evaluated = 0.0
+    evaluation_seconds = 0.0
+    for run in runs:
+        n_trained += run.last(TOKENS) or 0.0
+        training_seconds += run.last(SECONDS) or 0.0
+        n_evaluated += evaluated_tokens(run)
+        evaluation_seconds += run.last("evaluation_seconds") or 0.0
     if not n_trained:
         return None
-    token = sum(run.last(SECONDS) or 0.0 for run in runs) / n_trained
-    startups = [run.startup_seconds for run in runs if run.startup_seconds is not None]
 
-    # Evaluations: what is recorded of them, and what is known of runs that have finished.
-    recorded = sum(evaluated_tokens(run) for run in runs)
-    seconds = sum(run.last("evaluation_seconds") or 0.0 for run in runs)
-    planned = [n for run in runs if (n := planned_evaluation(run))]
-    results = [finite_number((run.result or {}).get("evaluation_seconds")) for run in runs]
-    finished = [result for result in results if result is not None]
+    # What is known of a run as a whole, of runs that have started, are planned or have finished
+    startups = []
+    planned = []
+    finished = []
+    for run in runs:
+        if run.startup_seconds is not None:
+            startups.append(run.startup_seconds)
+        n_planned = planned_evaluation(run)
+        if n_planned:
+            planned.append(n_planned)
+        seconds = finite_number((run.result or {}).get("evaluation_seconds"))
+        if seconds is not None:
+            finished.append(seconds)
+
+    token = training_seconds / n_trained
     return Pace(
         startup=fmean(startups) if startups else 0.0,
         token=token,
-        evaluated_token=seconds / recorded if recorded else token,
+        evaluated_token=evaluation_seconds / n_evaluated if n_evaluated else token,
         n_evaluated=fmean(planned) if planned else 0.0,
-        evaluation_by_token=seconds / n_trained,
+        evaluation_by_token=evaluation_seconds / n_trained,
         evaluation=fmean(finished) if finished else None,
     )
 

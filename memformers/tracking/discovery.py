@@ -13,7 +13,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.network import ask_json, get
 
-AUTO, OFF = "auto", "off"
+AUTO = "auto"
+OFF = "off"
 WHO = "/memformers"
 """The path at which a dashboard returns its process."""
 TOKEN = "default"
@@ -21,14 +22,19 @@ TOKEN = "default"
 COMPARISONS = "/comparisons"
 """Where a dashboard has its pages of them."""
 ANSWER_SECONDS = 2.0
-DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
-"""Environment variables that name the dashboard of a training; the second is labml's own."""
+DASHBOARD = "MEMFORMERS_DASHBOARD"
+"""The environment variable that names the dashboard of a training."""
+LABML_URL = "labml_app_url"
+"""labml's own."""
 
 
 def find_dashboard(dashboard: str) -> str:
     """Where a run is sent: a labml server's address, ``http://host:port/api/v1/token``; "off"; or "auto", any
     dashboard on this machine. An empty ``dashboard`` means what the environment says, else "auto"."""
-    name = dashboard or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
+    name = dashboard
+    for variable in (DASHBOARD, LABML_URL):
+        name = name or os.environ.get(variable, "").strip()
+    name = name or AUTO
     if name not in (AUTO, OFF) and not name.startswith(("http://", "https://")):
         raise UserError(f"dashboard={name!r} must be auto, off or an address with http:// or https://.")
     return name
@@ -111,7 +117,8 @@ def show_comparison(folder: Path, dashboard: str) -> bool:
         return False
     with contextlib.suppress(OSError):  # where the user's own folders can't be written
         note_comparison(folder)
-    api, path = sent_to(dashboard), f"{COMPARISONS}/{comparison_id(folder)}"
+    api = sent_to(dashboard)
+    path = f"{COMPARISONS}/{comparison_id(folder)}"
     with contextlib.suppress(OSError):
         if api and get(api.partition("/api/")[0] + path, ANSWER_SECONDS)[0] == 200:
             print(f"dashboard: {page_address(api)}{path}", flush=True)

@@ -114,23 +114,21 @@ def test_train_then_generate_then_report(tmp_path):
     (("--model", "experiments/memories/infini.py:InfiniAttention"), False),
     (("--init-from", "transformer-xl-shakespeare"), False),
 ])  # fmt: skip
-def test_a_training_from_scratch_has_a_token_shift_unless_its_memory_or_its_source_has_none(
-    words, shifted, monkeypatch
-):
+def test_a_new_training_has_a_token_shift_where_it_can(words, shifted, monkeypatch):
     monkeypatch.chdir(Path(options.__file__).parents[2])
     assert parse_train([*words]).config.model.token_shift == shifted
     assert CompareConfig().train.model.token_shift
     assert not ModelConfig().token_shift
 
 
-def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):
+def test_names_are_printable_and_help_fits_a_narrow_terminal(monkeypatch):
     assert run("report", "\x1b[31mrun\a").says("\ufffd[31mrun\ufffd")
     monkeypatch.setenv("COLUMNS", "3")
     assert "--model" in run("train", "--help").out
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_others(tmp_path):
+def test_resume_takes_the_newest_run_with_its_settings(tmp_path):
     assert run("train", *SMALL_RUN, "--learning-rate", "0.01").code == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-transformer-xl")
@@ -148,7 +146,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_every_folder_that_a_program_names_may_be_below_the_home(tmp_path, monkeypatch):
+def test_every_folder_may_be_below_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     prepare_ids("~/ids", np.arange(1000) % 7, vocab_size=7)
     trained = train(small_training(model="compressive", data="~/ids", max_tokens=64), "~/run")
@@ -168,7 +166,7 @@ def test_every_folder_that_a_program_names_may_be_below_the_home(tmp_path, monke
     assert {path.name for path in (tmp_path / "home").iterdir()} >= {"ids", "run", "model", "memory"}
 
 
-def test_a_cache_that_cannot_be_written_is_one_line_with_two_ways_out(tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_one_line_with_two_ways_out(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("BANQUO: well met.\n" * 100)
     monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # no folder, for the administrator too
@@ -194,7 +192,7 @@ class Named(Two):
 """
 
 
-def test_a_memory_may_fix_its_number_of_layers_and_its_settings_have_names_that_no_option_has(tmp_path):
+def test_a_memory_may_fix_its_layers_and_name_its_settings(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     words = ["--n-layers", "2", "--model", f"{tmp_path / 'own.py'}:"]
     assert parse_train([*words[:3], f"{words[3]}Two"]).config.model.n_layers == 2
@@ -232,7 +230,7 @@ train --data builtin --d-model 4398046511104 --n-heads 1 --d-ff 8 | memory
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
-def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, trained, tmp_path):
+def test_a_mistake_gets_an_answer_before_anything_is_written(mistake, trained, tmp_path):
     words, _, word = mistake.partition(" | ")
     command, *others = words.split()
     ended = run(command, *["--checkpoint", trained] * (command in ("generate", "evaluate")), *others)
@@ -240,7 +238,7 @@ def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, train
     assert not list(tmp_path.iterdir())
 
 
-def test_generate_reads_a_book_or_a_pipe_and_answers_line_by_line(trained, tmp_path):
+def test_generate_reads_a_book_or_answers_line_by_line(trained, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("BANQUO: well met.\n" * 200)
     options = ["generate", "--checkpoint", trained, "--tokens", 12, "--temperature", 0]
@@ -255,7 +253,7 @@ def test_generate_reads_a_book_or_a_pipe_and_answers_line_by_line(trained, tmp_p
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
 @pytest.mark.parametrize("at", [1, 9])
-def test_a_signal_ends_generate_while_it_reads_and_between_two_tokens(number, code, at, trained, monkeypatch):
+def test_a_signal_ends_generate_at_any_moment(number, code, at, trained, monkeypatch):
     check, times = StopSignals.check, []
 
     def signalled(self):
@@ -309,7 +307,7 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_changed(tmp_path):
+def test_evaluate_reads_the_text_of_a_run_unless_it_has_changed(tmp_path):
     text, lines = tmp_path / "text.txt", [f"BANQUO: well met, {i}.\n" for i in range(600)]
     text.write_text("".join(lines))
     (held_out := tmp_path / "held_out.txt").write_text("".join(lines[300:]))
@@ -330,7 +328,7 @@ def test_evaluate_reads_what_a_run_was_trained_on_and_refuses_it_once_it_has_cha
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_text_and_names_that_are_not_utf8_are_trained_on_reported_and_continued(tmp_path):
+def test_text_and_names_need_not_be_utf8(tmp_path):
     texts, held_out = tmp_path / "caf\udce9", "d\udce9j\udce0 vu\n"
     texts.mkdir()
     (texts / "book.txt").write_bytes(bytes_of(f"{held_out}un caf\udce9 bien noir\n" * 400))

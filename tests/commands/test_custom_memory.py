@@ -34,7 +34,7 @@ def suggestions(printed):
     ]
 
 
-def test_the_commands_that_a_training_suggests_work_in_its_folder(forget):
+def test_commands_that_a_training_suggests_work(forget):
     trained = run("train", "--model", "a b/my.memory.py:Mine", *SMALL_RUN, "--out", "run")
     suggested = suggestions(trained.out)
     assert [command[0] for command in suggested] == ["generate", "evaluate"]

@@ -94,7 +94,7 @@ def test_an_interrupted_comparison_continues_as_advised(tmp_path, monkeypatch):
     assert (folder / "report.html").is_file()
 
 
-def test_an_interrupted_experiment_of_the_repository_names_its_module(tmp_path, monkeypatch):
+def test_an_interrupted_experiment_names_its_module(tmp_path, monkeypatch):
     arguments = ["--quick", "--only", "recall", "--arms", "max", "mean", "--out", tmp_path / "all"]
     ended = interrupted(monkeypatch, run_module, "experiments.ablation", *arguments)
     options = shlex.join(map(str, [*arguments[:-2], "--resume", *arguments[-2:]]))

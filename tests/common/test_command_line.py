@@ -87,7 +87,7 @@ def test_a_file_gets_utf8_where_a_terminal_would_be_narrow(monkeypatch):
     assert sys.stdout.buffer.getvalue() == "Ω\n".encode()
 
 
-def test_a_command_line_is_nested_configs_with_switches_and_whole_numbers_in_any_form(monkeypatch):
+def test_a_command_line_is_nested_configs(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     for word, bound in {"--bound": True, "--bound=True": True, "--bound=false": False}.items():
         made = parse_arguments(Outer, ["--folder=~/x", word, "--name=True"])
@@ -117,7 +117,7 @@ def test_what_is_no_whole_number_is_said_and_an_example_given(words, capsys):
     assert "not a whole number; write one such as 1000" in " ".join(capsys.readouterr().err.split())
 
 
-def test_help_shows_all_options_in_groups_each_with_what_is_first_in_front(monkeypatch):
+def test_help_shows_the_first_options_of_each_group_first(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     shown = ended(lambda: parse_arguments(Outer, ["--help"], prog="it")).out
     assert re.search(

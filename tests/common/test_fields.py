@@ -51,9 +51,7 @@ def test_values_in_their_range_are_taken_and_read_back():
      (Config, "inner", {"width": 3}, "of type Inner"), (Config, "text", 3, "a text"),
      (Config, "bound", 1, "True or False")],
 )  # fmt: skip
-def test_any_other_value_is_an_error_that_says_what_was_expected_and_what_came(
-    kind, setting, value, expected
-):
+def test_a_wrong_value_is_an_error_with_what_was_expected(kind, setting, value, expected):
     with pytest.raises(UserError, match=f"^expected {setting} to be {expected}") as error:
         kind(**{setting: value})
     assert f"got {setting}={value!r}" in str(error.value)

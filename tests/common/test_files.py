@@ -21,7 +21,7 @@ from memformers.common.intervals import mean_of
 from memformers.runs.plan import PlannedArm
 
 
-def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them_and_links_stay(tmp_path):
+def test_new_files_have_the_mode_of_the_umask_and_links_stay(tmp_path):
     before = os.umask(0o027)
     try:
         with atomic_write(tmp_path / "new") as temporary:
@@ -39,7 +39,7 @@ def test_new_files_have_the_mode_of_the_umask_whoever_wrote_them_and_links_stay(
     assert (tmp_path / "new").read_text() == "text"
 
 
-def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replaces(tmp_path):
+def test_json_holds_dataclasses_and_names_that_are_not_utf8(tmp_path):
     written = {"arm": PlannedArm("a", {"seeds": (mean_of([1.0, 1.0]),)}), "caf\udce9": "\ud800\\ é"}
     write_json(tmp_path / "x.json", written)
     settings = {"seeds": [{"mean": 1.0, "half_width": 0.0, "n": 2}]}
@@ -51,7 +51,7 @@ def test_json_holds_dataclasses_and_names_that_are_not_utf8_which_a_text_replace
     assert (tmp_path / "x.txt").read_text() == "caf\ufffd \ufffd\n"
 
 
-def test_a_lock_is_refused_while_it_is_held_and_missing_ones_are_said(tmp_path, monkeypatch, capsys):
+def test_a_held_lock_is_refused(tmp_path, monkeypatch, capsys):
     with locked(tmp_path / ".lock"), pytest.raises(Timeout):
         locked(tmp_path / ".lock")
     monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=NotImplementedError))
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_said(file, content, word, tmp_path):
         check_manifest(tmp_path / "7", ("a.txt", "b.bin"))
 
 
-def test_a_failure_leaves_what_was_there_and_what_was_being_replaced_comes_back(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_folder(tmp_path, monkeypatch):
     folder = written(tmp_path / "deep" / "7")
     assert is_whole(written(folder, "new"), "new")
     assert is_whole(written(folder))

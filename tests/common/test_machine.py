@@ -16,14 +16,14 @@ from memformers.common.machine import choose_device, git_commit
     [("meta", "on meta tensors"), ("xla", "'XLA' backend"), ("hpu", "No module"), ("warp", "Expected one of"),
      ("", "empty")],
 )  # fmt: skip
-def test_a_device_that_holds_no_numbers_here_is_one_line_that_says_what_to_do(name, reason):
+def test_an_unusable_device_is_one_line_with_advice(name, reason):
     with pytest.raises(UserError, match=rf"device={name!r} .*{reason}.*; use auto") as error:
         choose_device(name)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_the_commit_is_that_of_the_package_and_says_if_files_differ_from_it(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)

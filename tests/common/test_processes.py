@@ -53,7 +53,7 @@ def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     wait_for(lambda: not any(map(is_running, children)), 20 if code < 0 else 0.02)  # else it has waited
 
 
-def test_a_process_imports_the_package_of_its_parent_although_another_one_is_installed(tmp_path):
+def test_a_process_imports_the_package_of_its_parent(tmp_path):
     """``ours`` is imported from the current folder, ``installed`` is on the path of every process."""
     for version in ("ours", "installed"):
         package = tmp_path / version / "memformers"
@@ -69,7 +69,7 @@ def test_a_process_imports_the_package_of_its_parent_although_another_one_is_ins
     assert ended.stdout == "ours None\n", ended.stderr
 
 
-def test_a_name_and_a_password_in_the_address_are_sent_as_the_web_does():
+def test_a_login_in_the_address_is_sent():
     with Server(lambda handler, body: (200, b"{}")) as server:
         assert get(f"http://ada:se%3Acret@{server.host}/api", 5.0) == (200, b"{}")
         get(f"http://{server.host}/api", 5.0)

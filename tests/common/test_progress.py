@@ -36,7 +36,7 @@ def clocks(terminal):
     return list(dict.fromkeys(times))
 
 
-def test_a_bar_moves_at_least_once_a_second_while_its_work_says_nothing(monkeypatch):
+def test_a_bar_moves_every_second_without_progress(monkeypatch):
     terminal = open_terminal(monkeypatch)
     with Progress(total=100, desc="a slow step"):
         time.sleep(3.3)
@@ -89,7 +89,7 @@ def test_the_bar_of_a_training_moves_after_each_step(monkeypatch, tmp_path):
     assert {*range(64, 641, 64)} <= shown
 
 
-def test_an_exception_while_a_bar_is_drawn_does_not_block_other_bars(monkeypatch):
+def test_an_exception_in_a_bar_does_not_block_other_bars(monkeypatch):
     """Ctrl-C comes at any moment, also while a bar holds the lock that all bars share."""
     open_terminal(monkeypatch)
 
@@ -113,7 +113,7 @@ def test_an_exception_while_a_bar_is_drawn_does_not_block_other_bars(monkeypatch
     assert finished.wait(10)
 
 
-def test_a_training_that_can_not_write_its_metrics_leaves_no_bar_that_moves(monkeypatch, tmp_path):
+def test_a_training_without_metrics_leaves_no_moving_bar(monkeypatch, tmp_path):
     terminal = open_terminal(monkeypatch)
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "missing" / "metrics.jsonl")
     with pytest.raises(OSError, match="metrics"):

@@ -54,7 +54,7 @@ def test_another_model_keeps_only_settings_that_it_uses():
     assert with_settings(config, model="compressive", compression="mean", mem_len=16) == base
 
 
-def test_an_arm_without_a_model_may_have_another_one_than_the_base():
+def test_an_arm_without_a_model_may_have_a_usual_one():
     assert parse_arm("a: mem_len=7", BASE, model="transformer-xl").config.model.model == "transformer-xl"
 
 

@@ -54,7 +54,7 @@ def pretended(compared, monkeypatch):
     return begun, failing
 
 
-def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_again(compared, small):
+def test_a_comparison_trains_each_model_once_and_reports(compared, small):
     for model in COMPARED:
         assert read_json(compared / model / "result.json")["tokens"] == 1_024
     assert "| Compressive Transformer | 1 |" in (compared / "report.md").read_text()
@@ -80,7 +80,7 @@ def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
     assert steps[0] == steps[1] == steps[2]
 
 
-def test_a_comparison_whose_keys_differ_says_so_before_the_training_and_in_its_report(
+def test_unequal_keys_are_named_before_training_and_in_the_report(
     pretended, small, compared, tmp_path, capsys
 ):
     """Groups of c = 3 leave after segments of 16: 16, 15 or 14 positions stay, beside 4 slots."""
@@ -101,9 +101,7 @@ def test_a_comparison_whose_keys_differ_says_so_before_the_training_and_in_its_r
      {"train": {"compression_rate": 4}}, {"models": ("transformer-xl", "selective")},
      {"models": ("transformer",), "arms": ("c2: compression_rate=2",)}],
 )  # fmt: skip
-def test_a_comparison_of_equal_keys_or_of_chosen_ones_says_nothing_about_them(
-    changes, small, tmp_path, capsys
-):
+def test_equal_or_chosen_keys_are_not_mentioned(changes, small, tmp_path, capsys):
     experiment = small(**changes).experiment()
     print_unequal_keys(experiment.task, experiment.arms)
     assert capsys.readouterr().out == ""
@@ -114,7 +112,7 @@ def test_a_comparison_of_equal_keys_or_of_chosen_ones_says_nothing_about_them(
     [({}, 20), ({"equal_keys": False}, 16), ({"models": ("transformer", "transformer-xl")}, 16),
      ({"models": ("transformer-xl",), "arms": ("c2: model=compressive",)}, 20)],
 )  # fmt: skip
-def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed(changes, mem_len, small):
+def test_keys_are_equal_only_beside_a_compressive_model(changes, mem_len, small):
     experiment = small(scale=0.25, **changes).experiment()
     config = {arm.name: arm.config for arm in experiment.arms}["transformer-xl"]
     assert (config.model.mem_len, config.max_tokens) == (mem_len, 256)
@@ -134,9 +132,7 @@ def test_a_run_that_fails_does_not_take_the_others_down(pretended, small, tmp_pa
     assert "| Transformer-XL | 2 |" in (tmp_path / "report.md").read_text()
 
 
-def test_seeds_and_arms_are_added_to_those_that_a_comparison_has_each_beside_its_baseline(
-    pretended, small, tmp_path
-):
+def test_seeds_and_arms_are_added_to_a_comparison(pretended, small, tmp_path):
     begun, _ = pretended
     xl = {"models": ("transformer-xl",), "train": {"seed": 3}}
     compare(small(**xl, arms=("long: model=transformer-xl mem_len=32",)), tmp_path)
@@ -160,9 +156,7 @@ def test_seeds_and_arms_are_added_to_those_that_a_comparison_has_each_beside_its
      ({"equal_keys": False}, "arm transformer-xl .* model.mem_len 20 → 16"),
      ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long .* model.mem_len")],
 )  # fmt: skip
-def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(
-    changes, message, compared, small, tmp_path
-):
+def test_a_comparison_of_other_settings_is_refused(changes, message, compared, small, tmp_path):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     plan = read_json(folder / "experiment.json")
     long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
@@ -201,7 +195,7 @@ def test_an_arm_with_another_document_separator_is_resumed(small, tmp_path):
     assert (tmp_path / "run/docs/result.json").exists()
 
 
-def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):
+def test_a_folder_of_another_task_is_left_alone(compared, tmp_path):
     with pytest.raises(ValueError, match="is an experiment on text, not on recall"):
         run_experiment(RecallConfig().experiment(), compared, resume=True)
     (tmp_path / "mean").mkdir()
@@ -245,7 +239,7 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     [(os.kill, signal.SIGKILL, -9), (os.kill, signal.SIGTERM, 143), (os.kill, signal.SIGINT, 130),
      (os.killpg, signal.SIGINT, 130)],
 )  # fmt: skip
-def test_a_signal_to_the_comparison_ends_its_training_with_a_checkpoint(send, number, code, tmp_path):
+def test_a_signal_ends_a_comparison_with_a_checkpoint(send, number, code, tmp_path):
     """To it alone, or as a terminal sends Ctrl-C, to its training too."""
     command = program("compare", *SMALL_RUN, "--max-tokens", 10_000_000, "--out", tmp_path)
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)

@@ -26,7 +26,7 @@ def forget(monkeypatch):
     return forget
 
 
-def test_memories_in_any_folder_are_compared_and_resumed_from_elsewhere(forget, tmp_path, monkeypatch):
+def test_memories_in_any_folder_are_compared_and_resumed(forget, tmp_path, monkeypatch):
     folder = tmp_path / "thesis.v2"
     write_memory(folder / "mine.py")
     write_memory(folder / "a b" / "my.memory.py")

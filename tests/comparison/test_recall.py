@@ -63,7 +63,7 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
+def test_an_arm_trains_in_a_process_from_its_config_alone(tmp_path):
     run = tiny_recall().run("mean")
     write_json(tmp_path / "config.json", asdict(run))
     ended = run_module("memformers.comparison.recall", tmp_path)
@@ -74,7 +74,7 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     assert run_module("memformers.comparison.recall", tmp_path).says("expected recall to be")
 
 
-def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(done):
+def test_a_run_has_curves_and_a_frozen_compression_stays(done):
     trained = [r for r in read_metrics(done / "compressive") if "loss.train" in r]
     assert [r["tokens"] for r in trained] == [128, 256]
     (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
@@ -89,7 +89,7 @@ def test_a_run_has_its_curves_and_a_frozen_compression_stays_as_it_was_drawn(don
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
+def test_a_stopped_training_begins_again_after_its_process(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment(), tmp_path / "r")
     before = read_json(tmp_path / "r" / "compressive" / "result.json")
@@ -134,7 +134,7 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
         assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / len(shares))
 
 
-def test_runs_that_do_not_say_how_many_keys_they_hold_on_average_are_reported(done, tmp_path):
+def test_runs_without_a_mean_number_of_keys_are_reported(done, tmp_path):
     """As those of earlier versions."""
     folder = shutil.copytree(done, tmp_path / "done")
     for path in folder.glob("*/run.json"):
@@ -160,14 +160,14 @@ def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
 @pytest.mark.parametrize(
     ("reach", "keys", "farthest"), [("near", 128, (192, 384)), ("far", 256, (320, 2112))]
 )
-def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
+def test_keys_are_equal_and_compressive_looks_farther(reach, keys, farthest):
     models = [SETTINGS[reach].run(name).model for name in TWO]
     assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
     assert tuple(map(layer_reach, models)) == farthest
     assert SETTINGS[reach].run("no-memory").recall.reach == farthest[1]
 
 
-def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_convolution():
+def test_only_the_memory_differs_between_arms():
     assert layer_reach(NEAR.run("ceiling").model) == NEAR.run("no-memory").recall.reach
     base = NEAR.run("no-memory", 3)
     memory = {name: getattr(base.model, name) for name in MEMORY}
@@ -185,7 +185,7 @@ def test_only_the_memory_differs_between_arms_and_only_the_compression_from_the_
         assert NEAR.run(name) == replace(conv, model=replace(conv.model, **settings))
 
 
-def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monkeypatch):
+def test_claims_are_measured_on_streams_of_their_own(monkeypatch):
     measured = []
     monkeypatch.setattr(task, "recall_segments", lambda *args: measured.append(args[-1]) or iter(()))
     monkeypatch.setattr(task, "recall_by_distance", lambda *args, **_: {})
@@ -197,7 +197,7 @@ def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monke
     assert all(seed < 2**63 for seed in measured)
 
 
-def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
+def test_arms_are_usual_named_or_described(tmp_path):
     usual = RecallConfig().experiment()
     assert list(usual.arms) == NEAR.arms
     assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.base)}
@@ -215,7 +215,7 @@ def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
     assert (quick.scale, usual.scale) == (quick.base.max_tokens / usual.base.max_tokens, 1.0)
 
 
-def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
+def test_distances_grow_from_a_segment_to_twice_the_reach():
     run = tiny_recall().run("compressive")
     S = run.model.segment_len
     half = run.max_tokens // run.batch_size // 2

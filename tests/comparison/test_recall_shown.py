@@ -34,7 +34,7 @@ def shown(done):
     return read_stream(done)
 
 
-def test_each_shown_question_asks_for_the_value_that_was_last_set_for_its_key(shown):
+def test_a_shown_question_asks_for_the_newest_value_of_its_key(shown):
     assert [model[:9] for model in shown["models"]] == ["No memory", "Transform", "Compressi"]
     assert len(shown["asks"]) > 500
     for ask in shown["asks"]:
@@ -65,7 +65,7 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
     assert (asks["slots"] > 50) == (arm == "compressive")
 
 
-def test_a_model_that_always_guesses_the_same_is_right_by_chance_however_often_it_is_asked_for(shown):
+def test_a_constant_answer_is_right_by_chance(shown):
     distances = torch.arange(1, 81)[:, None]
     values = torch.tensor([0] * 5 + [1, 2, 3] + [0] * 72)[:, None]
     constant, knows = values == 0, torch.ones_like(values, dtype=torch.bool)
@@ -102,7 +102,7 @@ def test_the_page_of_a_stream_needs_nothing_else(shown, tmp_path):
     assert json.loads(data) == json.loads(json.dumps({**shown, "places": PLACES}))
 
 
-def test_the_command_shows_what_was_trained_without_colours_where_none_can_be(done, tmp_path, capsys):
+def test_the_command_shows_no_colours_where_none_can_be(done, tmp_path, capsys):
     shutil.copytree(done, tmp_path / "here", ignore=shutil.ignore_patterns("figures", "*-seed1"))
     Recall(show=tmp_path / "here").run()
     shown = capsys.readouterr().out

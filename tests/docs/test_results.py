@@ -26,9 +26,10 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
-from docs.building.tables import KEYS, MODELS, claims, cost_of_keys, share
+from docs.building.tables import KEYS, MODELS, READINGS, claims, cost_of_keys, share
 from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
+from experiments.prompt_learning import N_PREDICTED, PROMPT_LENGTHS
 from memformers import LearnConfig
 from memformers.cli import command_class
 from memformers.common.command_line import parse_arguments
@@ -183,6 +184,30 @@ def test_no_label_of_the_verdicts_lies_on_an_interval():
         for label in axes.texts:
             box = label.get_window_extent()
             assert not [line for line in lines if box.y0 < line.y0 + 2 and line.y0 - 2 < box.y1], label
+
+
+def prose_of(page):
+    return " ".join((ROOT / "docs/how-to" / page).read_text(encoding="utf-8").split())
+
+
+def shown(value):
+    return f"{value.mean:.3f} ± {value.half_width:.3f}"
+
+
+def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
+    saved = {}
+    for n_prompt in PROMPT_LENGTHS:
+        static, learning = (seeds("prompt_learning", f"prompt-{n_prompt}", x) for x in READINGS)
+        saved[n_prompt] = paired(static, learning)
+        assert saved[n_prompt].leaves_out_zero
+    short, long = saved.values()
+    sentence = (
+        f"The loss of the next 256 characters falls by {shown(short)} nats per character after a prompt of "
+        f"256, and by {shown(long)} after one of 1,024 ({short.n} prompts"
+    )
+    assert sentence in prose_of("generate.md")
+    assert about("prompt_learning")["learn"] == json.loads(json.dumps(asdict(LearnConfig())))
+    assert about("prompt_learning")["predicted tokens"] == N_PREDICTED == 256
 
 
 def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():

@@ -85,7 +85,7 @@ def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("documents", [(), LENGTHS])
 @pytest.mark.parametrize("n", [2, 20])
-def test_shares_of_the_streams_are_together_what_one_process_reads(documents, n):
+def test_shares_of_streams_add_up_to_one_process(documents, n):
     lm, text, received = small_lm("compressive"), torch.randint(0, 11, (600,)), []
     reading = reading_of(len(text), 16, 7, documents)
     wanted = evaluate(lm, text, 16, documents=documents)
@@ -99,7 +99,7 @@ def test_shares_of_the_streams_are_together_what_one_process_reads(documents, n)
 
 
 @pytest.mark.parametrize(("lengths", "of_documents"), [((34, 34, 32), False), ((50, 0, 30, 20), True)])
-def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered(lengths, of_documents):
+def test_losses_are_grouped_by_what_is_remembered(lengths, of_documents):
     losses = torch.rand(100)
     result = evaluation_of(losses, *lengths, of_documents=of_documents)
     parts = [part.double() for part in losses.split(lengths)]
@@ -129,7 +129,7 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100(of_documents):
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positions):
+def test_memory_may_be_as_long_as_positions_reach(positions):
     lm = with_lengths(small_lm("transformer-xl", positions=positions), segment_len=4, mem_len=8)
     text = torch.randint(0, 11, (60,))
     same = small_lm("transformer-xl", positions=positions, segment_len=4, mem_len=8)
@@ -145,7 +145,7 @@ def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positio
             with_lengths(small_lm(model), **lengths)
 
 
-def test_an_evaluation_does_not_grow_with_tokens_and_little_with_documents():
+def test_an_evaluation_does_not_grow_with_tokens():
     result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
     assert sum(sums.numel() for sums in result._sums.values()) < 100_000 / BLOCK + 200
     result = evaluation_of(torch.rand(8_000), *[80] * 100, of_documents=True, segment_len=4, reach=64)
@@ -160,15 +160,13 @@ TEXTS = ["naïve kings, naïve crowns\n", "kings and  crowns\n"]
     ("raw", "characters", "words"),
     [(b"abcd", 3, 0), ("é€ b".encode(), 3, 1), ("€éb".encode()[1:], 2, 0), (b"a\xff b", 3, 1), (b"a", 0, 0)],
 )
-def test_a_character_counts_where_its_first_byte_is_predicted_and_a_word_where_it_begins(
-    raw, characters, words
-):
+def test_characters_and_words_count_where_they_begin(raw, characters, words):
     tokens = ByteTokenizer().ids("".join(bytes_as_text([raw])))
     assert units(ByteTokenizer(), tokens) == Units(len(raw) - 1, len(raw) - 1, characters, words)
 
 
 @pytest.mark.parametrize("name", ["character", "byte", "word", "bpe"])
-def test_documents_are_counted_in_the_text_without_their_first_tokens(name):
+def test_documents_count_without_their_first_tokens(name):
     tokenizer = build_tokenizer(name, "".join(TEXTS))
     parts = [tokenizer.ids(text) for text in TEXTS]
     texts = [text.replace("  ", " ") if name == "word" else text for text in TEXTS]
@@ -183,7 +181,7 @@ def test_documents_are_counted_in_the_text_without_their_first_tokens(name):
 
 
 @given(st.text(alphabet="aé \n", min_size=2, max_size=40), st.integers(1, 7))
-def test_units_are_the_same_however_many_tokens_are_decoded_at_once(text, at_once):
+def test_units_do_not_depend_on_how_many_tokens_are_decoded(text, at_once):
     for tokenizer in (ByteTokenizer(), CharacterTokenizer("aé \n"), build_tokenizer("word", text)):
         whole = units(tokenizer, tokenizer.ids(text))
         with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +194,7 @@ def test_units_are_the_same_however_many_tokens_are_decoded_at_once(text, at_onc
     [(build_tokenizer("word", "a b\n"), {"perplexity": math.exp(2.0)}), (ByteTokenizer(), {}),
      (learn_bpe(["a b"]), {"word_perplexity": math.exp(10.0)})],
 )  # fmt: skip
-def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(tokenizer, perplexities):
+def test_perplexity_is_over_words_or_over_words_of_subwords(tokenizer, perplexities):
     bits = {"bits_per_character": 0.5 / math.log(2), "bits_per_byte": 1 / 3 / math.log(2)}
     measures = comparable(100.0, Units(50, 300, 200, 10), tokenizer)
     assert {name: x for name, x in measures.items() if x == x} == pytest.approx({**bits, **perplexities})
@@ -208,7 +206,7 @@ def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(t
     ("text", "words"), [("The king's men -- all of them -- came, and 30 went. " * 9, 107),
                         ("self.x[i] = f(i, j) if i > 0 else g(x)\n" * 9, 0)],
 )  # fmt: skip
-def test_a_perplexity_per_word_is_of_texts_whose_words_are_words(text, words):
+def test_perplexity_per_word_needs_words(text, words):
     assert units(ByteTokenizer(), ByteTokenizer().ids(text)).words == words
     tokenizer = learn_bpe([text])
     measured = comparable(10.0, units(tokenizer, tokenizer.ids(text)), tokenizer)

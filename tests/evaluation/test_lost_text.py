@@ -136,7 +136,7 @@ def test_of_words_exactly_the_first_is_not_counted(n, tmp_path):
 
 @lossless
 @pytest.mark.parametrize("n", [1, 20])
-def test_a_tokenizer_that_keeps_the_text_counts_what_its_tokens_stand_for(tokenizer, n, tmp_path):
+def test_a_tokenizer_that_keeps_the_text_counts_its_tokens(tokenizer, n, tmp_path):
     split = split_of(tokenizer, tmp_path, [TEXT] * n)
     assert not split.counts.is_lossy
     size = n * len(TEXT.encode())  # the first token may be a space that the tokenizer adds
@@ -171,7 +171,7 @@ def test_of_a_part_of_a_text_that_is_lost_nothing_is_known(tokenizer, tmp_path):
 
 
 @lossless
-def test_a_part_of_a_text_that_is_kept_is_what_its_tokens_stand_for(tokenizer, tmp_path):
+def test_a_kept_part_of_a_text_is_what_its_tokens_stand_for(tokenizer, tmp_path):
     split = split_of(tokenizer, tmp_path, [TEXT])
     half = split.tokens[: len(split.tokens) // 2]
     assert units(tokenizer, half, (), split.counts) == units(tokenizer, half)
@@ -179,7 +179,7 @@ def test_a_part_of_a_text_that_is_kept_is_what_its_tokens_stand_for(tokenizer, t
 
 @lossy
 @pytest.mark.parametrize("is_list", [False, True])
-def test_evaluating_a_text_in_python_warns_once_and_counts_its_bytes(tokenizer, is_list):
+def test_evaluating_a_lost_text_in_python_warns_once(tokenizer, is_list):
     model = MemoryLM(ModelConfig(vocab_size=tokenizer.vocab_size, d_model=8, n_heads=2, n_layers=1, d_ff=8))
     with pytest.warns(UserWarning, match="loses a part of the text") as warned:
         numbers = evaluate_text(model, tokenizer, [TEXT] * 3 if is_list else TEXT)
@@ -213,7 +213,7 @@ def trained_on(text, folder, **changes):
     return read_json(folder / "result.json"), write_report(folder).page.with_suffix(".md").read_text()
 
 
-def test_a_training_divides_by_the_held_out_text_and_its_report_says_what_is_lost(text_on_disk, tmp_path):
+def test_a_training_divides_by_the_held_out_text(text_on_disk, tmp_path):
     result, report = trained_on(text_on_disk, tmp_path / "run")
     text = text_on_disk.read_text(encoding="utf-8")
     held_out = text[len(text) * 9 // 10 :]
@@ -225,7 +225,7 @@ def test_a_training_divides_by_the_held_out_text_and_its_report_says_what_is_los
     assert f"| {result['bits_per_byte']:.3f} |" in report
 
 
-def test_a_training_that_evaluates_a_part_of_a_lost_text_has_no_such_number(text_on_disk, tmp_path):
+def test_a_part_of_a_lost_text_has_no_bits_per_byte(text_on_disk, tmp_path):
     result, report = trained_on(text_on_disk, tmp_path / "run", final_tokens=200)
     assert result["evaluated_tokens"] < result["held_out_tokens"]
     assert result["bits_per_byte"] is result["bits_per_character"] is None
@@ -235,7 +235,7 @@ def test_a_training_that_evaluates_a_part_of_a_lost_text_has_no_such_number(text
 
 
 @pytest.mark.filterwarnings("default:the tokenizer loses")
-def test_the_command_says_that_a_text_is_lost_and_divides_by_its_bytes(text_on_disk, tmp_path):
+def test_the_command_names_a_lost_text(text_on_disk, tmp_path):
     trained_on(text_on_disk, tmp_path / "run")
     (tmp_path / "other.txt").write_bytes(TEXT.encode())
     shown = run("evaluate", "--checkpoint", str(tmp_path / "run"), "--text", str(tmp_path / "other.txt"),

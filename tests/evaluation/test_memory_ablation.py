@@ -42,7 +42,7 @@ class Ignores(nn.Module):
         return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
-def test_models_are_measured_on_the_same_tokens_and_only_in_the_parts_that_they_have():
+def test_models_are_measured_on_the_same_tokens():
     models = {
         "xl": Ignores("transformer-xl", 0.25, segment_len=6),
         "none": Ignores("transformer", segment_len=5),
@@ -73,9 +73,7 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
     segment_len=st.integers(1, 9), tokens=st.integers(1, 500),
 )  # fmt: skip
 @example(documents=[90] * 17, warm_up=0, segment_len=1, tokens=500)
-def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
-    documents, warm_up, segment_len, tokens
-):
+def test_a_part_begins_a_document_and_is_not_read_alone(documents, warm_up, segment_len, tokens):
     parts = choose_streams(sum(documents), warm_up, segment_len, tokens, documents)
     assert (parts is None) == (sum(length > warm_up + segment_len for length in documents) < 2)
     if parts is None:
@@ -105,7 +103,7 @@ def joined(memory, other):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("documents", "streams", "counted"), [((), 16, 10), (DOCUMENTS, 6, 20)])
-def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(documents, streams, counted):
+def test_losses_and_costs_are_those_of_streams_read_alone(documents, streams, counted):
     """A stream's memory is swapped with that of one at the same place."""
     lm, S, warm_up, received = small_lm("compressive").train(), 7, 21, []
     text = TEXT[: sum(documents) or len(TEXT)]
@@ -208,7 +206,7 @@ def measured():
     return recall_by_distance(Copies(), heard(60), EDGES, warm_up=10 * S, controls=controls)
 
 
-def test_a_model_that_copies_recalls_all_that_it_holds_and_nothing_else(measured):
+def test_a_copying_model_recalls_exactly_what_it_holds(measured):
     recall = measured["untouched"]
     assert recall.by_place == {"segment": 1.0, "memory": 1.0, "slots": 1.0, "beyond": 0.0}
     assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)  # nothing nearer than M + RATE · C is beyond
@@ -227,7 +225,7 @@ def test_a_model_that_copies_recalls_all_that_it_holds_and_nothing_else(measured
         ("memory swapped", ["segment"]),  # what another stream set later hides what slots hold
     ],
 )
-def test_a_control_loses_the_part_that_it_touches_and_nothing_else(control, kept, measured):
+def test_a_control_loses_only_the_part_that_it_touches(control, kept, measured):
     by_place = measured[control].by_place
     assert all(by_place[place] == 1.0 for place in kept)
     assert by_place[control.split()[0]] < 0.4  # what is older, or another stream's, is right by chance

@@ -28,7 +28,7 @@ def copied(compared, tmp_path_factory):
     return shutil.copytree(compared, tmp_path_factory.mktemp("copied") / "compared", symlinks=True)
 
 
-def test_terminal_page_and_report_say_the_same_of_each_part_of_each_memory(copied, capsys):
+def test_terminal_page_and_report_say_the_same_of_a_memory(copied, capsys):
     main(["probe", str(copied), "--tokens", "512"])
     ablation = read_json(copied / "probe.json")["memory_ablation"]
     assert (ablation["tokens"], ablation["streams"]) == (512, 16)
@@ -51,7 +51,7 @@ def test_terminal_page_and_report_say_the_same_of_each_part_of_each_memory(copie
         assert "Compressive Transformer makes no significant use of its slots: swapping costs " in text
 
 
-def test_the_first_seed_of_each_arm_is_probed_and_runs_that_cannot_be_are_named(copied, tmp_path):
+def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
     folder = shutil.copytree(copied, tmp_path / "again", symlinks=True)
     shutil.copytree(folder / "compressive", folder / "compressive-seed1", symlinks=True)
     plan = read_json(folder / "experiment.json")

@@ -110,7 +110,7 @@ def rows_of(folder):
      memories.Memories(quick=True, arms=("transformer-xl", "averages")),
      mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
 )  # fmt: skip
-def test_a_quick_trial_of_each_list_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
+def test_a_quick_trial_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     out = tmp_path / "run"
@@ -159,7 +159,7 @@ def test_more_seeds_of_position_features_begin_where_they_are_to(tmp_path):
     assert [task.base.seed for task in command.experiments(tmp_path).values()] == [3, 3]
 
 
-def test_each_key_of_an_episode_asks_once_for_the_value_that_follows_it():
+def test_each_key_of_an_episode_asks_once_for_its_value():
     for inputs, targets, distances, pairs in episodes_of(256, n=64):
         (asked,) = np.nonzero(targets >= 0)
         places = asked - distances[asked]
@@ -220,7 +220,7 @@ def episodes_of(length, n):
     return episodes
 
 
-def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_without_shift(monkeypatch):
+def test_a_figure_has_a_line_for_each_memory_and_shift(monkeypatch):
     drawn, shares = [], {"xl-32": (0.1, 0.3), "xl-128": (0.5, 0.5), "xl-32-shift": (0.8, 1.0)}
     arms = [
         SimpleNamespace(name=name, first=SimpleNamespace(facts={"state_bytes": 32 * int(name.split("-")[1])}),
@@ -234,7 +234,7 @@ def test_a_figure_of_associative_recall_has_a_line_of_each_memory_with_and_witho
     ]  # fmt: skip
 
 
-def test_each_arm_of_a_list_differs_from_the_others_and_is_the_same_in_both_tasks():
+def test_arms_of_a_list_differ_and_are_the_same_in_both_tasks():
     for listed in (SLOTS, recipes.ARMS):
         assert len({repr(sorted(arm.settings.items())) for arm in listed}) == len(listed)
     near, text = (
@@ -249,7 +249,7 @@ def test_each_arm_of_a_list_differs_from_the_others_and_is_the_same_in_both_task
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("pretended")
-def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
+def test_differences_whose_interval_contains_zero_are_grey(tmp_path):
     tiny_ablation(tmp_path, seeds=3)
     markdown, rows = (tmp_path / "report.md").read_text(), rows_of(tmp_path)
     assert "| mean pooling, minus conv., attention | +0.100 ± 0.000 | +9.7 ± 1.4 points |" in markdown
@@ -262,7 +262,7 @@ def test_only_a_difference_whose_interval_leaves_out_zero_is_not_grey(tmp_path):
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_training_that_fails_is_said_to_be_missing_until_it_is_resumed(tmp_path, monkeypatch):
+def test_a_failed_training_is_missing_until_it_is_resumed(tmp_path, monkeypatch):
     def fail_mean(commands, jobs, **options):
         for number, command in enumerate(commands):
             if command[1].endswith("text/mean"):
@@ -283,7 +283,7 @@ def test_a_training_that_fails_is_said_to_be_missing_until_it_is_resumed(tmp_pat
 
 
 @pytest.mark.usefixtures("pretended")
-def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_of_other_settings_is_left_alone(tmp_path):
     folder = tmp_path / "a"
     tiny_ablation(folder)
     before = (folder / "report.md").read_bytes()
@@ -301,7 +301,7 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     tiny_ablation(folder, resume=True)
 
 
-def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count_nothing():
+def test_right_answers_count_between_two_distances():
     recall = {"edges": [0, 64, 128, 192], "asks": [10, 30, 0], "accuracy": [1.0, 0.5, None]}
     assert right_between(0, 128)({"recall": recall}) == pytest.approx(25 / 40)
     assert right_between(64, 190)({"recall": recall}) == 0.5
@@ -311,10 +311,10 @@ def test_right_answers_count_in_the_bins_between_two_distances_and_guesses_count
         assert beyond_chance(64, 128).of(result | {"chance": 0.25}) == pytest.approx(share)
 
 
-def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():
+def test_a_slot_holds_bits_for_keys_and_values():
     assert bits_of(RecallStream(keys=16, values=4, set_probability=1 / 8), rate=4) == 4 / 8 * 6
 
 
-def test_rivals_lead_to_the_base_and_those_of_ones_own_arms_are_the_base():
+def test_rivals_lead_to_the_base():
     assert [*RecallGrid().rivals_of("both-losses-2")] == ["compressive-2", "transformer-xl-2", ""]
     assert [[*Slots().rivals_of(name)] for name in ("c2", "mine", "usual")] == [["usual"], ["usual"], []]

@@ -67,9 +67,7 @@ def test_runs_are_measured_and_differences_are_paired(tmp_path, text):
     assert (out / "report.md").read_text() == page
 
 
-def test_every_budget_is_trained_from_the_chosen_seed_and_without_a_rival_there_is_no_difference(
-    tmp_path, text
-):
+def test_every_budget_is_trained_from_the_chosen_seed(tmp_path, text):
     _, page, rows = measured(tmp_path / "a", text, arms=ARMS[1:], budgets=(64, 128), seed=7)
     assert "minus" not in page
     assert "\n\n\n" not in page
@@ -77,7 +75,7 @@ def test_every_budget_is_trained_from_the_chosen_seed_and_without_a_rival_there_
     assert {m for m, _, _ in rows} >= {f"bits per byte, {n} tokens" for n in (64, 128)}
 
 
-def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
+def test_arms_have_rivals_with_as_many_keys():
     def keys(arm):
         sizes = arm.arm(program.BASE).config.model.memory_sizes
         return sum(size.keys for size in sizes) / len(sizes)
@@ -92,7 +90,7 @@ def test_arms_have_rivals_down_to_no_memory_and_as_many_keys_as_it():
             assert keys(arm) == keys(arms[arm.rival]), name
 
 
-def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
+def test_all_tokens_of_a_word_have_its_distance():
     distances = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
     expected = 5 * [NEVER] + 2 * [NO_WORD] + 2 * [NEVER] + 2 * [NO_WORD] + 5 * [11] + [NO_WORD, 10, 10]
     assert distances.tolist() == expected
@@ -100,7 +98,7 @@ def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
     assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
 
 
-def test_a_subword_belongs_to_the_word_that_has_its_last_character():
+def test_a_subword_belongs_to_the_word_of_its_last_character():
     tokenizer = learn_bpe(["one two one two one two"] * 9)
     tokens = tokenizer.encode("one two (one")
     assert [tokenizer.decode(token[None]) for token in tokens] == ["one", " two", " ", "(", "one"]

@@ -41,9 +41,9 @@ class RecallByDistance:
         """The share over all asks for values that were in one of these ``places``; None for no such ask."""
         n_asks = 0
         n_right = 0.0
-        for place in places:
-            n_asks += self.asks_by_place[place]
-            n_right += (self.by_place[place] or 0.0) * self.asks_by_place[place]
+        for name in places:
+            n_asks += self.asks_by_place[name]
+            n_right += (self.by_place[name] or 0.0) * self.asks_by_place[name]
         return n_right / n_asks if n_asks else None
 
 
@@ -69,6 +69,7 @@ def recall_by_distance(
     """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
     recalls with its memory ``untouched``, and under each of the ``controls``, by name. Segments that end
     within the first ``warm_up`` positions of each stream don't count."""
+    # Whether each ask is answered, with each memory, and how far back its value was set.
     pairs = list(segments)
     bins: list[Tensor] = []
     places: list[Tensor] = []
@@ -90,9 +91,10 @@ def recall_by_distance(
     bin_of_ask = torch.cat(bins)
     place_of_ask = torch.cat(places)
 
+    # Counts by distance and by place.
     recalls = {}
     for name, of_segments in answers.items():
-        is_right = torch.cat([right for right, _ in of_segments])
+        is_right = torch.cat([is_right for is_right, _ in of_segments])
         total = sum(losses.double().sum().item() for _, losses in of_segments)
         # The first bin ends at the first edge, and the last one has no end: neither is reported.
         asks, accuracy = count_right(bin_of_ask, is_right, len(edges) + 1)
@@ -113,6 +115,6 @@ def count_right(
 ) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
     """Of each ``kind [n]``, how many there are, and the share of those that are right, ``is_right [n]``."""
     asks = kind.bincount(minlength=n_kinds).tolist()
-    right = kind[is_right].bincount(minlength=n_kinds).tolist()
-    shares = [n_right / n if n else None for n_right, n in zip(right, asks, strict=True)]
+    right_asks = kind[is_right].bincount(minlength=n_kinds).tolist()
+    shares = [n_right / n if n else None for n_right, n in zip(right_asks, asks, strict=True)]
     return tuple(asks), tuple(shares)

@@ -14,6 +14,7 @@ from memformers.data.recall_stream import RecallStream
 from memformers.models.config import Lengths, ModelConfig
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig
 
+# Enough to see that everything works, in a minute or two.
 QUICK_TOKENS = 65_536
 QUICK_EVALUATED = 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
@@ -74,6 +75,7 @@ def paper_ablation(base: RecallRun) -> list[Arm]:
     n_lower = base.model.n_layers // 2
     slots = base.model.per_layer("c_mem_len")
     upper = (*[0] * n_lower, *slots[n_lower:])
+    # The task's loss alone trains f_c in the first one, and both losses in the third.
     return [
         compressive("bptt", base, "conv. by BPTT", compression_loss="none", bptt=1),
         compressive("max", base, "max pooling", compression="max"),
@@ -97,6 +99,7 @@ class RecallSetup:
     def arms(self) -> list[Arm]:
         """The arms that are trained if none is named: memories with equal keys, and controls."""
         base = self.base
+        # Equal keys are M of Transformer-XL, and M + C of the others.
         arms = [
             Arm("no-memory", with_settings(base, model="transformer"), "No memory"),
             transformer_xl("transformer-xl", base, keys_of_layers(base.model)),
@@ -110,10 +113,10 @@ class RecallSetup:
 
     def arm(self, name: str) -> Arm:
         """The arm of this ``name``, which may be one of the paper's ablation; else UserError."""
-        known = {arm.name: arm for arm in (*self.arms, *paper_ablation(self.base))}
-        if name not in known:
-            raise UserError(f"arm {name!r} is unknown; this reach has {', '.join(known)}.")
-        return known[name]
+        arms = {arm.name: arm for arm in (*self.arms, *paper_ablation(self.base))}
+        if name not in arms:
+            raise UserError(f"arm {name!r} is unknown; this reach has {', '.join(arms)}.")
+        return arms[name]
 
     def run(self, name: str, seed: int = 0) -> RecallRun:
         """The training of the arm of this ``name``."""

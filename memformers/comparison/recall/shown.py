@@ -31,9 +31,12 @@ SHOWN = ("no-memory", "transformer-xl", "compressive")
 COLOURS = dict(zip(PLACES, (32, 166, 36, 244), strict=True))
 """Of a terminal with 256 colours: those of segment, memory and slots in every picture."""
 PAGE = "recall.html"
-POSITIONS, STREAMS, ROWS = 1024, 32, 8
-"""How many positions have questions, in how many streams, of which the first is shown; and the rows of the
-table of shares."""
+POSITIONS = 1024
+"""How many positions have questions."""
+STREAMS = 32
+"""How many streams are read, of which the first is shown."""
+ROWS = 8
+"""The rows of the table of shares."""
 
 Stream = dict[str, Any]
 """``models``: their labels. ``chance``: the share of guesses that are right. ``sets``: position, key and
@@ -47,31 +50,50 @@ the mean over values."""
 
 def read_stream(folder: Path) -> Stream:
     """Held-out streams, read by the first model of each shown arm; UserError without a trained model."""
+    # The models.
     arms = [arm for arm in arms_of(read_runs(folder, "recall")) if (arm.first.folder / MODEL).is_dir()]
-    arms = sorted((arm for arm in arms if arm.name in SHOWN), key=lambda a: SHOWN.index(a.name)) or arms[:3]
     if not arms:
-        again = command_here(shlex.join(["recall", "--resume", "--out", str(folder)]))
-        raise UserError(f"{folder} has no trained model to show; finish its training: {again}")
+        resume = command_here(shlex.join(["recall", "--resume", "--out", str(folder)]))
+        raise UserError(f"{folder} has no trained model to show; finish its training: {resume}")
+    usual = [arm for arm in arms if arm.name in SHOWN]
+    arms = sorted(usual, key=lambda arm: SHOWN.index(arm.name)) or arms[:3]
+
+    # The streams, whose first segments fill the memories.
     run = RECALL.read_config(arms[0].first.config, str(arms[0].first.folder))
-    stream, S = run.recall.stream, run.model.segment_len
-    warm_up = -(-run.recall.reach // S)
+    stream = run.recall.stream
+    S = run.model.segment_len
+    n_warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(stream, STREAMS, S, CLAIMING_SEED + run.seed)
-    pairs = list(islice(drawn, warm_up + -(-POSITIONS // S)))
-    segments, distances = [segment for segment, _ in pairs], torch.cat([ago for _, ago in pairs[warm_up:]])
-    sets, asks = questions([(s.inputs[:, 0], s.targets[:, 0], ago[:, 0], s.end) for s, ago in pairs], stream)
-    asks = [ask for ask in asks if ask["start"] >= warm_up * S]
+    pairs = list(islice(drawn, n_warm_up + -(-POSITIONS // S)))
+    segments = [segment for segment, _ in pairs]
+    first_columns = [(s.inputs[:, 0], s.targets[:, 0], ago[:, 0], s.end) for s, ago in pairs]
+    sets, asks = questions(first_columns, stream)
+    asks = [ask for ask in asks if ask["start"] >= n_warm_up * S]
+
+    # What each model answers.
     answered = []
     for arm in arms:
         model = MemoryLM.from_pretrained(arm.first.folder / MODEL)
+        memories = []
+        losses = []
+        is_right = []
         with eval_mode(model):
-            read = [(memory, scores[UNTOUCHED]) for _, memory, _, scores in read_segments(model, segments)]
-        losses, right = (torch.cat(of) for of in zip(*(scores for _, scores in read), strict=True))  # [T, B]
-        answered.append(right[warm_up * S :])
+            for _, memory, _, scores in read_segments(model, segments):
+                memories.append(memory)
+                losses.append(scores[UNTOUCHED][0])
+                is_right.append(scores[UNTOUCHED][1])
+        all_losses = torch.cat(losses)  # [T, B]
+        right_answers = torch.cat(is_right)  # [T, B]
+        answered.append(right_answers[n_warm_up * S :])
         for ask in asks:
-            at, memory = ask["at"], read[ask["start"] // S][0]
-            kept = memory.mem_len, memory.n_positions(model.config.memory_sizes)
-            ask["of"].append([bool(right[at, 0]), losses[at, 0].neg().exp().item(), *kept])
-    targets = torch.cat([segment.targets for segment in segments[warm_up:]])
+            position = ask["at"]
+            memory = memories[ask["start"] // S]
+            n_remembered = memory.n_positions(model.config.memory_sizes)
+            probability = all_losses[position, 0].neg().exp().item()
+            answer = (bool(right_answers[position, 0]), probability)
+            ask["of"].append([*answer, memory.mem_len, n_remembered])
+    targets = torch.cat([segment.targets for segment in segments[n_warm_up:]])
+    distances = torch.cat([distance for _, distance in pairs[n_warm_up:]])
     return {
         "models": [arm.label for arm in arms],
         "chance": stream.chance,
@@ -85,75 +107,110 @@ def questions(
     columns: Sequence[tuple[Tensor, Tensor, Tensor, int]], stream: RecallStream
 ) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
     """From the inputs, targets and distances ``[S]`` of a stream's segments, and where each ends."""
-    sets, asks = [], []
+    sets = []
+    asks = []
     for inputs, targets, distances, end in columns:
         start = end - len(inputs)
         rows = zip(inputs.tolist(), targets.tolist(), distances.tolist(), strict=True)
-        for at, (token, value, distance) in enumerate(rows, start):
+        for position, (token, value, distance) in enumerate(rows, start):
             if distance == NO_QUESTION:
-                sets.append((at, *divmod(token - stream.values, stream.values)))
+                key, set_value = divmod(token - stream.values, stream.values)
+                sets.append((position, key, set_value))
             else:
                 key = token - stream.values * (stream.keys + 1)
-                ask = {"at": at, "start": start, "key": key, "value": value, "distance": distance, "of": []}
-                asks.append(ask)
+                about = {"key": key, "value": value, "distance": distance, "of": []}
+                asks.append({"at": position, "start": start, **about})
     return sets, asks
 
 
-def share_rows(distances: Tensor, values: Tensor, correct: Sequence[Tensor], n: int) -> list[dict[str, Any]]:
-    """The rows of the table; tensors are ``[T, B]``. The mean over the ``n`` values makes a constant
-    answer right in 1 / n of the cases, however often each value is asked for."""
-    asked = distances != NO_QUESTION
-    order, rows = distances[asked].argsort(stable=True), []
+def share_rows(
+    distances: Tensor, values: Tensor, correct: Sequence[Tensor], n_values: int
+) -> list[dict[str, Any]]:
+    """The rows of the table; tensors are ``[T, B]``. The mean over the values makes a constant answer right
+    in 1 / ``n_values`` of the cases, however often each value is asked for."""
+    is_asked = distances != NO_QUESTION
+    distances = distances[is_asked]
+    values = values[is_asked]
+    rows = []
+    order = distances.argsort(stable=True)
     for part in order.split(-(-len(order) // ROWS)):
-        ago, value = distances[asked][part], values[asked][part]
-        counts = value.bincount(minlength=n).double()
-        of_values = [value.bincount(right[asked][part].double(), n) / counts for right in correct]
-        means = [share[counts > 0].mean().item() for share in of_values]
-        rows.append({"from": int(ago[0]), "to": int(ago[-1]), "questions": len(part), "correct": means})
+        counts = values[part].bincount(minlength=n_values).double()
+        means = []
+        for is_right in correct:
+            n_right = values[part].bincount(is_right[is_asked][part].double(), n_values)
+            means.append((n_right / counts)[counts > 0].mean().item())
+        span = {"from": int(distances[part[0]]), "to": int(distances[part[-1]])}
+        rows.append({**span, "questions": len(part), "correct": means})
     return rows
 
 
 def place_of(position: int, ask: Mapping[str, Any], model: int) -> str:
-    """Where a model has ``position`` when it is asked."""
-    *_, held, reach = ask["of"][model]
-    before = ask["start"] - position
-    limits = (0, held, reach)
-    return next((place for place, limit in zip(PLACES, limits, strict=False) if before <= limit), PLACES[-1])
+    """Where a model has ``position`` when it is asked: one of ``PLACES``."""
+    *_, mem_len, reach = ask["of"][model]
+    age = ask["start"] - position  # 0 or less in the segment
+    for name_of_place, limit in zip(PLACES, (0, mem_len, reach), strict=False):
+        if age <= limit:
+            return name_of_place
+    return PLACES[-1]
 
 
 def terminal_text(shown: Stream, *, colours: bool, width: int = 80) -> str:
     """A question, if possible one whose value is in a slot, what each model has of the stream, and what it
     answers; then the share of correct answers from near to far."""
-    asks, models, chance = shown["asks"], shown["models"], f"{shown['chance']:.0%}"
-    farthest = len(models) - 1
-    far = [ask for ask in asks if place_of(ask["at"] - ask["distance"], ask, farthest) == "slots"] or asks
-    ask = far[len(far) // 2]
-    set_at, first = ask["at"] - ask["distance"], ask["at"] - 2 * max(reach for *_, reach in ask["of"])
-    key, value = name(ask["key"]), ask["value"]
-    ago = counted(ask["distance"], "token")
-    lines = wrap(f"The stream asks {key}?, where {key}={value} was set {ago} ago. What each has:", width)
+    # The question.
+    models = shown["models"]
+    asks = shown["asks"]
+    in_slots = []
+    for ask in asks:
+        if place_of(ask["at"] - ask["distance"], ask, len(models) - 1) == "slots":
+            in_slots.append(ask)
+    asks = in_slots or asks
+    ask = asks[len(asks) // 2]
+    key = name(ask["key"])
+    value = ask["value"]
+    age = counted(ask["distance"], "token")
+    lines = wrap(f"The stream asks {key}?, where {key}={value} was set {age} ago. What each has:", width)
+
+    # What each model has of the stream, and its answer.
     for number, model in enumerate(models):
         correct, probability, *_ = ask["of"][number]
         answer = f"{model}: {answer_word(correct, probability)}, {probability:.0%} for {value}"
         lines += ["", *wrap(answer, width)]
-        parts: dict[str, list[str]] = {place: [] for place in reversed(PLACES)}
-        for position, set_key, set_value in shown["sets"]:
-            if first <= position < ask["at"]:
-                token = f"{name(set_key)}={set_value}"
-                token = f"[{token}]" if position == set_at else token
-                parts[place_of(position, ask, number)].append(token)
-        for place, tokens in parts.items():
-            shown_tokens = wrap(
-                " ".join(tokens), width, initial_indent=f"  {place:10}", subsequent_indent=" " * 12
+        for name_of_place, tokens in remembered_tokens(shown["sets"], ask, number).items():
+            part = wrap(
+                " ".join(tokens), width, initial_indent=f"  {name_of_place:10}", subsequent_indent=" " * 12
             )
-            before, after = (f"\033[38;5;{COLOURS[place]}m", "\033[0m") if colours else ("", "")
-            lines += [f"{before}{line}{after}" for line in shown_tokens]
+            if colours:
+                part = [f"\033[38;5;{COLOURS[name_of_place]}m{line}\033[0m" for line in part]
+            lines += part
+
+    # The shares.
     rows = [["tokens ago", "questions", *models]]
     for row in shown["shares"]:
-        span = f"{row['from']} {DASH} {row['to']}"
-        rows.append([span, f"{row['questions']:,}", *(f"{share:.0%}" for share in row["correct"])])
-    about = f"Correct answers in {STREAMS} streams, the mean over values; of guesses, {chance} are correct:"
+        shares = [f"{share:.0%}" for share in row["correct"]]
+        rows.append([f"{row['from']} {DASH} {row['to']}", f"{row['questions']:,}", *shares])
+    about = (
+        f"Correct answers in {STREAMS} streams, the mean over values; of guesses, {shown['chance']:.0%} are "
+        f"correct:"
+    )
     return "\n".join([*lines, "", fill(about, width), "", text_table(rows, width)])
+
+
+def remembered_tokens(
+    sets: Sequence[tuple[int, int, int]], ask: Mapping[str, Any], model: int
+) -> dict[str, list[str]]:
+    """The tokens of the stream that a ``model`` has when it is asked, and as many before them, by where it
+    has them, from far to near; the one that is asked for is in brackets."""
+    set_position = ask["at"] - ask["distance"]
+    first = ask["at"] - 2 * max(reach for *_, reach in ask["of"])
+    parts: dict[str, list[str]] = {name_of_place: [] for name_of_place in reversed(PLACES)}
+    for position, key, value in sets:
+        if first <= position < ask["at"]:
+            token = f"{name(key)}={value}"
+            if position == set_position:
+                token = f"[{token}]"
+            parts[place_of(position, ask, model)].append(token)
+    return parts
 
 
 def name(key: int) -> str:
@@ -163,7 +220,9 @@ def name(key: int) -> str:
 
 def answer_word(correct: bool, probability: float) -> str:
     """The word for an answer; the right value has this ``probability``."""
-    return "wrong" if not correct else "right" if probability >= 0.5 else "a guess"
+    if not correct:
+        return "wrong"
+    return "right" if probability >= 0.5 else "a guess"
 
 
 def write_stream_page(shown: Stream, folder: Path) -> Path:
