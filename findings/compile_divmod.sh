@@ -6,12 +6,13 @@
 # 'int'", although both are integers; without fullgraph the graph breaks there, silently. len(x) // 3 and
 # len(x) % 3 compile for all lengths. So a model that splits segments by divmod passes a test with one length,
 # and fails, or becomes slower, with the next one.
+# Guess: divmod of two integers compiles like // and %.
 # Output seen: first divmod ok, second divmod Unsupported, second // and % ok.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.3.5
+"$folder/venv/bin/pip" install --quiet --no-compile torch==2.13.0 numpy==2.3.5
 "$folder/venv/bin/python" - <<'PYTHON'
 import torch
 
