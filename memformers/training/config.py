@@ -43,6 +43,8 @@ class TextConfig(Checked):
     """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
+    document_end: NonNegativeInt | None = None
+    """The token id that ends each document, for files of token ids."""
 
 
 @dataclass(frozen=True)
