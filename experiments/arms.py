@@ -87,7 +87,7 @@ class Variant:
 
 
 Pairs = Sequence[tuple[str, str]]  # arms and their rivals
-Drawn = tuple[Figure, str] | None  # a figure and what is said below it
+Drawn = tuple[Figure, str] | None  # a figure and the text below it
 Parts = Mapping[str, Sequence[Column]]  # the columns of each table, by its title; the first one has none
 
 
@@ -217,7 +217,7 @@ class ArmsCommand(ExperimentCommand):
         return write_files(data, folder)
 
     def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
-        """A panel for each column, in which each pair has its difference, and what is said below."""
+        """A panel for each column, in which each pair has its difference, and the text below."""
         differences = {pair: row for pair in pairs if any(row := [c.difference(*pair) for c in columns])}
         if not differences:
             return None

@@ -56,7 +56,7 @@ class Sampling(Checked):
         if self.top_p is not None:
             descending, order = logits.sort(stable=True, dim=-1, descending=True)
             probs = descending.softmax(-1)
-            is_outside = probs.cumsum(-1) - probs >= self.top_p  # likelier ones reach it already
+            is_outside = probs.cumsum(-1) - probs >= self.top_p  # more likely tokens reach top_p already
             is_outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
             logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -math.inf)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)

@@ -166,7 +166,7 @@ def plain_attention_backward(
     workspace = query.new_empty(0) if kept else new_workspace(query, K)
     gradient_workspace = new_workspace(query, K)
     for streams, heads in pair_groups(B, H, S, K):
-        # In half precision, scores and what is summed to them are exact; products with gradients are rounded.
+        # In half precision, scores and their sums are exact; products with gradients are rounded.
         exact_keys = concat_table(key[streams, heads].to(query.dtype), table)  # [n, K, E + P]
         rounded_keys = exact_keys.to(key.dtype)
         exact_values = value[streams, heads].flatten(0, 1).to(query.dtype)  # [n, K, E]

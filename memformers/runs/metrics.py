@@ -33,7 +33,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 class Metrics:
-    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds what is new. A line without its
+    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds the new ones. A line without its
     end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left out.
     A file that was shortened or replaced is read again from its start."""
 

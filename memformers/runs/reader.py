@@ -47,7 +47,7 @@ STOPPED = "stopped"
 
 
 class Run:
-    """A run's folder, read; ``update`` reads what is new. What is missing or broken there is empty."""
+    """A run's folder, read; ``update`` reads what is new. Missing or broken files count as empty."""
 
     def __init__(self, folder: Path):
         self.folder = folder

@@ -88,7 +88,7 @@ class Tracking:
             folder = self.folder / name
             try:
                 tracker = TRACKERS[name](run.name, run.parent.name, card.run, card.config, folder)
-            except Exception as error:  # whatever a tracker or its server does
+            except Exception as error:  # a tracker or its server may raise anything
                 warn(f"{name} can't start ({error}); the training continues without it.")
                 continue
             self.trackers[name] = tracker
@@ -100,7 +100,7 @@ class Tracking:
         for name, tracker in list(self.trackers.items()):
             try:
                 call(tracker)
-            except Exception as error:  # whatever a tracker or its server does
+            except Exception as error:  # a tracker or its server may raise anything
                 del self.trackers[name]
                 warn(f"{name} stopped ({error}); the training continues without it.")
 

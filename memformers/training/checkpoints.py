@@ -65,7 +65,7 @@ def save_checkpoint(
     """Write a checkpoint, which appears whole. All ``ranks`` must call this."""
     assert not state.pending  # losses of these steps haven't been checked yet
 
-    # What each rank has of its own
+    # State of each rank
     memory = {}
     for name, tensor in state.memory.tensors().items():
         memory[name] = ranks.all_streams(tensor).cpu()

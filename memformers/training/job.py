@@ -306,7 +306,7 @@ def build_model(
                 f"c_mem_len as they are. {' '.join(str(error).split())}"
             ) from None
     model.to(device)
-    if ranks.size > 1:  # each rank has dropout of its own
+    if ranks.size > 1:  # each rank has its own dropout
         torch.manual_seed(config.seed + ranks.rank)
     return model
 

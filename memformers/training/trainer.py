@@ -46,7 +46,7 @@ class Trainer:
         model: The model, on the device to train on.
         segments: The text, ``[S, B]`` for each step, in the streams of all ``ranks``; it must begin at the
             position of ``state``.
-        config: How to train, with a precision other than auto.
+        config: How to train, with any precision but auto.
         monitor: What watches the training; by default nothing.
         state: Where the training is; by default at its start.
         ranks: The processes that train together.
@@ -77,7 +77,7 @@ class Trainer:
             # memory's parameters may have none while the memory is empty.
             may_be_idle = bool(model.transformer.compressions) or ":" in config.model.model
             self.forward = DistributedDataParallel(self.forward, find_unused_parameters=may_be_idle)
-        # An extended training has a schedule of its own, over what is left.
+        # An extended training has its own schedule, over the remaining tokens.
         self.learning_rate = learning_rate_schedule(config, config.max_tokens - self.state.extended_at)
 
     def fit(self) -> TrainingState:
