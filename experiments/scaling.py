@@ -91,7 +91,7 @@ def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of matrix products, without hooks as of PyTorch's FlopCounterMode."""
+    """Counts operations of matrix products, without the hooks of PyTorch's FlopCounterMode."""
 
     total = 0
 

@@ -362,6 +362,14 @@ def position_features() -> str:
     return markdown_table(head, body, numbers=True)
 
 
+def flash_steps() -> str:
+    """CPU time of a training step with 16 position features, by what computes their attention and by size."""
+    rows_of_file = table_of("flash_steps")
+    _, *sizes = rows_of_file[0]
+    head = ["attention with 16 position features", *(f"{size}, ms" for size in sizes)]
+    return markdown_table(head, [[*row.values()] for row in rows_of_file], numbers=True)
+
+
 def large_text() -> str:
     return markdown_table(
         ["what", "measured", "goal"], [[*row.values()] for row in rows("large_text")], numbers=True
@@ -647,8 +655,8 @@ COMPARISONS: dict[str, Sequence[Any]] = {
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
-                 learning_worth, learning_distances)
+                 recipes, position_features, flash_steps, large_text, data, commands, memory_ideas,
+                 memory_costs, learning_worth, learning_distances)
 }  # fmt: skip
 TABLES["file"] = of_file
 for name, arguments in COMPARISONS.items():

@@ -254,7 +254,7 @@ class TrainConfig:
 
     @property
     def resolved(self) -> dict[str, float | str]:
-        """What is used for the settings that may be left open, by their dotted names."""
+        """The values of the settings that may be left open, by their dotted names."""
         return {
             "memory_warmup": self.memory_growth,
             "evaluation.evaluation_tokens": self.evaluation_tokens,

@@ -210,6 +210,46 @@ def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
     assert about("prompt_learning")["predicted tokens"] == N_PREDICTED == 256
 
 
+def test_the_guide_to_evaluation_says_what_memory_still_saves_when_weights_learn():
+    def of(arm, measure):
+        return seeds("learning_worth", arm, f"{measure} (nats)")
+
+    text = "training text"
+    saved = [
+        paired(of("none", "static"), of("xl", "static")),
+        paired(of("none", "learning"), of("xl", "learning")),
+        mean(of("none", "learning saves")),
+        mean(of("xl", "learning saves")),
+        paired(of("xl", "static"), of("none", "learning")),
+        paired(of("xl", f"{text}, after learning"), of("xl", f"{text}, static")),
+    ]
+    assert all(value.leaves_out_zero and value.mean > 0 for value in saved)
+    static, learning, none, xl, better, forgotten = map(shown, saved)
+    guide = prose_of("evaluate.md")
+    assert f"saves {static} nats per character without learning and {learning} with it" in guide
+    assert f"learning saves {none} without memory and {xl} with it" in guide
+    assert f"better than memory without learning, by {better}." in guide
+    assert f"the loss of the training text rises by {forgotten}." in guide
+
+
+def test_the_guide_to_evaluation_says_which_words_learning_helps():
+    def saved(group):
+        losses = [seeds("learning_worth", "xl", f"{group}, {reading}") for reading in READINGS]
+        return paired(*losses)
+
+    groups = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047", "2,048 or more")
+    gains = {group: saved(group) for group in groups}
+    assert all(gain.leaves_out_zero for gain in gains.values())
+    best = sorted(groups, key=lambda group: -gains[group].mean)[:3]
+    assert {*best} == {"64 – 127", "128 – 255", "256 – 511"}
+    means = [gains[group].mean for group in best]
+    new = saved("first")
+    assert new.mean < -new.half_width
+    guide = prose_of("evaluate.md")
+    assert f"64 to 511 characters ago, {min(means):.2f} to {max(means):.2f} nats per character" in guide
+    assert f"become harder, by {-new.mean:.3f} ± {new.half_width:.3f}." in guide
+
+
 def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
     names = {memory.name for memory in ALL_MEMORIES}
     for (name, _), claim in claims().items():
