@@ -53,7 +53,8 @@ test-long: .venv/ready-for-tests ## Run the tests that take minutes
 
 # The adapters to other libraries and their guide, with these libraries; test and test-long skip them without.
 test-integrations: .venv/ready-for-integrations ## Test the adapters to other libraries
-	$(PYTEST) tests/integrations tests/docs/test_code_blocks.py -k "integrations or in_other_libraries"
+	$(PYTEST) tests/integrations tests/data/test_tables.py tests/docs/test_code_blocks.py \
+		-k "integrations or tables or in_other_libraries"
 
 # The documentation, into site/. Its pages and its search work when they are opened as files.
 docs: .venv/ready-for-tests ## Build the documentation, into site/
@@ -115,6 +116,6 @@ clean: ## Remove .venv
 # lm-eval only for its test and guide: it takes the Hugging Face model as it is. The others only for tests: what
 # quantizes a model, and what computes an exported one.
 .venv/ready-for-integrations: .venv/ready-for-tests
-	$(PIP) --editable '.[hf,torchrl]' 'lm-eval>=0.4.13,<0.5' 'torchao==0.18.*' 'optimum-quanto==0.2.*' \
+	$(PIP) --editable '.[hf,torchrl,data]' 'lm-eval>=0.4.13,<0.5' 'torchao==0.18.*' 'optimum-quanto==0.2.*' \
 		'onnx>=1.23,<2' 'onnxscript>=0.7,<0.8'
 	@touch $@

@@ -18,7 +18,7 @@ from memformers.comparison.recall.task import RECALL, layer_reach
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.models.config import ModelConfig
 from memformers.report.arms import BITS, Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.training.config import TrainConfig
 
 TEXT = TrainConfig(

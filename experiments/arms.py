@@ -17,12 +17,17 @@ from memformers.comparison.arms import Arm, read_arms, with_settings
 from memformers.comparison.experiment import Experiment, run_experiments
 from memformers.comparison.recall.setup import USUAL_JOBS
 from memformers.comparison.task import Task
-from memformers.data.sources import PYTHON_SOURCE, CorpusSpec
+from memformers.data.benchmarks import PYTHON_SOURCE
+from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
 from memformers.report import plotting
 from memformers.report.arms import ArmRuns, Measure, Quantity, arms_of
-from memformers.report.markdown import DASH, Report, claim_report, table, write_page
-from memformers.report.sections import costs_table, facts_of, facts_table, warnings
+from memformers.report.claims import warnings
+from memformers.report.data import Block, Cell, ReportData, Section, Table, Text, prose
+from memformers.report.made import facts_of, facts_table
+from memformers.report.numbers import DASH
+from memformers.report.rendering import Report, claim_report, write_files
+from memformers.report.sections import costs_table
 from memformers.runs.folder import EXPERIMENT, FACTS, RESULTS, TABLE
 from memformers.runs.plan import read_plan
 from memformers.runs.reader import Run, read_runs
@@ -189,22 +194,27 @@ class ArmsCommand(ExperimentCommand):
         about = {"made": facts_of(arms, places[-1]), "arms": {arm.label: self.about(arm) for arm in arms}}
         claim_report(folder)
         write_results([c for columns in parts.values() for c in columns], pairs, labels, folder, about)
-        page = [f"# {self.title}"]
-        for place, (task, arms) in zip(places, tasks.items(), strict=True):
-            page += [f"> {warning} ({task})" for warning in warnings(arms, arms[0], place)]
+        notes: list[Text] = []
+        for place, (name, of_task) in zip(places, tasks.items(), strict=True):
+            for warning in warnings(of_task, of_task[0], place):
+                notes.append(prose("in_task", warning=warning, task=name))
+        tables: list[Block] = []
+        figures: list[Block] = []
+        sections: list[Section] = []
         for title, columns in parts.items():
-            means = [[label, *(c.measure.shown(c.mean(n)) for c in columns)] for n, label in labels.items()]
-            differences = [
-                [f"{labels[a]}, minus {labels[b]}", *(c.measure.cell(c.difference(a, b)) for c in columns)]
-                for a, b in pairs
-            ]
-            page += [f"## {title}"] * bool(title) + [rows_table("arm", columns, means)]
-            page.append(rows_table("difference", columns, differences))
-            if not title and (drawn := self.figure(columns, pairs, labels)):
-                page.append(plotting.save_figure(drawn[0], folder, self.name, self.title, drawn[1]))
-        page += [f"## What each arm costs: {task}", costs_table(arms)]
-        page += ["## How it was made", f"{self.method} {METHOD}", facts_table(arms, places[-1])]
-        return write_page([part for part in page if part], folder)
+            shown = rows_tables(columns, pairs, labels)
+            if title:
+                sections.append(Section(title, shown))
+                continue
+            tables += shown
+            if drawn := self.figure(columns, pairs, labels):
+                figure, caption = drawn
+                figures.append(plotting.save_figure(figure, folder, self.name, self.title, [caption]))
+        sections.append(Section(f"What each arm costs: {task}", [costs_table(arms)]))
+        made = [f"{self.method} {METHOD}", *facts_table(arms, places[-1])]
+        sections.append(Section("How it was made", made))
+        data = ReportData(self.title, notes, [], None, tables, figures, sections, tables[:1])
+        return write_files(data, folder)
 
     def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
         """A panel for each column, in which each pair has its difference, and what is said below."""
@@ -246,10 +256,22 @@ def correct(label: str, share: Quantity) -> Measure:
     return Measure(label, share, ".1f", " %", " points", 100, 1)
 
 
-def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """A table of the ``rows``, each its name and its cells, that have a value; empty without."""
+def rows_tables(columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> list[Block]:
+    """The means of all arms, and the differences of all pairs."""
+    means: list[list[str | Cell]] = []
+    for name, label in labels.items():
+        means.append([label, *(c.measure.shown(c.mean(name)) for c in columns)])
+    differences: list[list[str | Cell]] = []
+    for name, rival in pairs:
+        cells = [c.measure.cell(c.difference(name, rival)) for c in columns]
+        differences.append([f"{labels[name]}, minus {labels[rival]}", *cells])
+    return [*rows_table("arm", columns, means), *rows_table("difference", columns, differences)]
+
+
+def rows_table(head: str, columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> list[Table]:
+    """A table of the ``rows``, each its name and its cells, that have a value; none without."""
     rows = [row for row in rows if set(row[1:]) - {DASH}]
-    return table([head, *(column.name for column in columns)], rows, numbers=True) if rows else ""
+    return [Table([head, *(c.name for c in columns)], rows, has_numbers=True)] if rows else []
 
 
 def write_results(

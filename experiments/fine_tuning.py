@@ -1,7 +1,7 @@
 """The package's model begun on another text, beside the same network from scratch.
 
-Run it with ``python -m experiments.fine_tuning BOOK.txt``; what the model's 65 characters don't have is left
-out. Each side takes the best of the same learning rates, chosen with another seed on the validation part.
+Run it with ``python -m experiments.fine_tuning BOOK.txt``; characters beyond the model's 65 are left out.
+Each side takes the best of the same learning rates, chosen with another seed on the validation part.
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ from memformers.data.streams import IGNORED, Segment
 from memformers.models.config import ModelConfig
 from memformers.report import plotting
 from memformers.report.arms import Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 
 SEGMENT = 64  # tokens
 KEYS = (32, 128)  # that a layer remembers

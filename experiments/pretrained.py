@@ -19,7 +19,7 @@ from memformers.data.tokenizers import save_tokenizer
 from memformers.evaluation.api import evaluate
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
-from memformers.report.markdown import TEMPLATES
+from memformers.report.rendering import PLAIN
 from memformers.runs.load import load_checkpoint
 from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_train_config
@@ -88,7 +88,7 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
 
 def card(name: str, recipe: dict[str, Any]) -> str:
     text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
-    return TEMPLATES.from_string(text).render(recipe, name=name) + "\n"
+    return PLAIN.from_string(text).render(recipe, name=name) + "\n"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from memformers.comparison.recall.setup import SETTINGS, RecallConfig
 from memformers.comparison.recall.task import RECALL
 from memformers.data.recall_stream import RecallStream
 from memformers.report.arms import Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.reader import Run
 
 STREAMS = (  # in the order of what a slot must hold

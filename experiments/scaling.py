@@ -24,7 +24,7 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import write_text
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.report.markdown import table
+from memformers.report.rendering import markdown_table as table
 from memformers.training.config import TrainConfig, preset_names, read_preset
 from memformers.training.optimizers import Muon, build_optimizers
 
@@ -91,7 +91,7 @@ def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of matrix products, without hooks as of PyTorch's FlopCounterMode."""
+    """Counts operations of matrix products, without the hooks of PyTorch's FlopCounterMode."""
 
     total = 0
 

@@ -2,7 +2,7 @@
 setting changed at a time, and Transformer-XL in the same way.
 
 Run it with ``python -m experiments.slots --out FOLDER``, and with ``--memory transformer-xl``. It measures on
-streams on which nothing is claimed later.
+streams that no later claim uses.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Slots(ArmsCommand):
 
     name: ClassVar = "slots"
     title: ClassVar = "What makes a slot hold more"
-    method: ClassVar = "The streams are others than those on which something is claimed. Chance is 25 %."
+    method: ClassVar = "Selection and reporting use disjoint streams. Chance is 25 %."
     base: ClassVar = "usual"
     known: ClassVar = ARMS
     seeds: Count = 1

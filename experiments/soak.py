@@ -35,7 +35,8 @@ from memformers.common.files import csv_text, numbered, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
 from memformers.data.builtin import write_play
-from memformers.report.markdown import TEMPLATES, table
+from memformers.report.rendering import PLAIN
+from memformers.report.rendering import markdown_table as table
 from memformers.runs.folder import CONFIG
 from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import differences
@@ -185,7 +186,7 @@ def soak(soak: Soak) -> str:
         "rows": rows, "faults": table(head, rows), "again": again, "records": read_metrics(folders[0]),
     }  # fmt: skip
     text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
-    return TEMPLATES.from_string(text).render(values) + "\n"
+    return PLAIN.from_string(text).render(values) + "\n"
 
 
 def parts_that_differ(*folders: Path) -> list[str]:

@@ -56,10 +56,15 @@ def help_of(command: str) -> str:
 
 
 def page_of(command: str, text: str) -> str:
-    usage, _, about = text.partition("╭")[0].partition("\n\nMost used")[0].partition("\n\n")
-    summary, *examples = (" ".join(part.split()) for part in about.split("Example: "))  # lines are wrapped
+    # Above the first box: the usage, what the command does, and the options that most people use
+    summary_text, _, _ = text.partition("╭")[0].partition("\n\nMost used")
+    usage, _, about = summary_text.partition("\n\n")
+    joined = " ".join(about.split())  # lines are wrapped
+    summary, *examples = map(str.strip, joined.split("Example: "))
     lines = escape("\n".join([usage.strip(), *examples]))
+    # HTML, since Markdown would read options as markup
     parts = [f"# memformers {command}", f"<p>{escape(summary)}</p>", f"<pre><code>{lines}</code></pre>"]
+    # A box is a group of options, below what the group is about.
     for title, box in BOX.findall(text):
         body = "\n".join(line[2:-1].rstrip() for line in box.splitlines())
         about_box, _, options = body.rpartition("─\n")

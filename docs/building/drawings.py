@@ -25,8 +25,10 @@ from memformers.models.rules.transformer_xl import TransformerXLRule
 from memformers.models.sizes import MemorySizes
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
-INK, FAINT = "#222222", "#9A9A9A"
-SEGMENT, SEGMENTS = 4, 6
+INK = "#222222"
+FAINT = "#9A9A9A"
+SEGMENT = 4
+SEGMENTS = 6
 """Length and number of the segments that memory rolls over."""
 LABEL = re.compile(r"(?<=>)[^<>]+(?=</text>)")
 TRANSLATIONS = Path(__file__).with_name("translations.csv")
@@ -62,28 +64,36 @@ def rolled(rule: MemoryRule, segments: int = SEGMENTS) -> list[list[Cell]]:
     memory = LayerMemory.nothing(torch.zeros(0, 1, 2))
     rows = []
     for start in range(0, segments * SEGMENT, SEGMENT):
-        row: list[Cell] = []
-        for place, kept in (("compressed memory", memory.slots), ("memory", memory.mem)):
-            row += [(first, last, place) for first, last in kept[:, 0].int().tolist()]
-        oldest = row[0][0] if row else start
-        segment = range(start, start + SEGMENT)
-        row[:0] = [(position, position, "forgotten") for position in range(oldest)]
-        rows.append(row + [(position, position, "segment") for position in segment])
-        positions = torch.arange(segment.start, segment.stop, dtype=torch.float32)
+        remembered: list[Cell] = []
+        for part, vectors in (("compressed memory", memory.slots), ("memory", memory.mem)):
+            for first, last in vectors[:, 0].int().tolist():
+                remembered.append((first, last, part))
+        oldest = remembered[0][0] if remembered else start
+        end = start + SEGMENT
+        rows.append([*single(0, oldest, "forgotten"), *remembered, *single(start, end, "segment")])
+        positions = torch.arange(start, end, dtype=torch.float32)
         inputs = positions[:, None, None].expand(-1, 1, 2)
         nobody: Any = None  # no layer: nothing is learned here
         memory, _ = rule.update(memory, inputs, UpdateContext(nobody, inputs, None))
     return rows
 
 
+def single(start: int, end: int, part: str) -> list[Cell]:
+    """Cells of one position each."""
+    return [(position, position, part) for position in range(start, end)]
+
+
 def rolling(rule: MemoryRule, title: str) -> Figure:
     """Where each position of a text is after each segment."""
-    figure, rows = Figure(figsize=(8.0, 3.7), layout="constrained"), rolled(rule)
+    figure = Figure(figsize=(8.0, 3.7), layout="constrained")
     axes = figure.add_subplot()
-    for number, row in enumerate(rows):
+    used = set()
+    # A row for each segment: the boxes of all positions, 0.1 apart
+    for number, row in enumerate(rolled(rule)):
         y = -1.3 * number
-        for first, last, place in row:
-            shape: Any = {"boxstyle": "round,pad=0,rounding_size=0.15", "facecolor": COLOURS[place]}
+        for first, last, part in row:
+            used.add(part)
+            shape: Any = {"boxstyle": "round,pad=0,rounding_size=0.15", "facecolor": COLOURS[part]}
             axes.add_patch(
                 FancyBboxPatch((first + 0.05, y), last - first + 0.9, 1, edgecolor="none", **shape)
             )
@@ -91,8 +101,11 @@ def rolling(rule: MemoryRule, title: str) -> Figure:
     for position in range(0, SEGMENTS * SEGMENT, SEGMENT):
         axes.text(position + 0.5, 1.2, str(position), ha="center", va="bottom", color=FAINT, fontsize=8)
     axes.text(-0.5, 1.2, "position", ha="right", va="bottom", color=FAINT, fontsize=8)
-    used = {place for row in rows for _, _, place in row}
-    patches = [Patch(facecolor=COLOURS[p], edgecolor="white", label=p) for p in COLOURS if p in used]
+    # The legend, in the order of the colours
+    patches = []
+    for part, colour in COLOURS.items():
+        if part in used:
+            patches.append(Patch(facecolor=colour, edgecolor="white", label=part))
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set(xlim=(-4, SEGMENTS * SEGMENT), ylim=(-1.3 * SEGMENTS + 1.1, 1.9))
@@ -102,22 +115,26 @@ def rolling(rule: MemoryRule, title: str) -> Figure:
 
 def shift() -> Figure:
     """The relative shift of 4 queries over 7 keys, as the function does it."""
-    S, K = 4, 7
+    S = 4
+    K = 7
     of_query = torch.arange(S)[:, None].expand(S, K)
     distance = torch.arange(K - 1, -1, -1).expand(S, K)
     figure = Figure(figsize=(9.0, 2.9), layout="constrained")
-    before, padded, after = figure.subplots(1, 3, width_ratios=(K, K + 1, K))
-    matrix(before, of_query, distance, [f"d={d}" for d in range(K - 1, -1, -1)], "products by distance")
+    unshifted, padded, shifted = figure.subplots(1, 3, width_ratios=(K, K + 1, K))
+    # Products as they are computed, in columns of distances
+    matrix(unshifted, of_query, distance, [f"d={d}" for d in range(K - 1, -1, -1)], "products by distance")
+    # A column of zeros before them: read on from the line, each row begins one later
     queries = torch.cat((torch.full((S, 1), -1), of_query), dim=1)
     distances = torch.cat((torch.zeros(S, 1, dtype=torch.int64), distance), dim=1)
     matrix(padded, queries, distances, [""] * (K + 1), "padded; read on from the line")
     padded.plot([S, S, S], [1, 1, 0], color=INK, linewidth=2)
-    both = relative_shift(torch.stack((of_query, distance)).float()).int()
-    matrix(after, both[0], both[1], [f"j={j}" for j in range(K)], "products by key")
+    # The same products in columns of keys; keys after the query are masked
+    shifted_queries, shifted_distances = relative_shift(torch.stack((of_query, distance)).float()).int()
+    matrix(shifted, shifted_queries, shifted_distances, [f"j={j}" for j in range(K)], "products by key")
     for i in range(S):
         for j in range(K - S + i + 1, K):
             box = Rectangle((j, i), 1, 1, facecolor="white", alpha=0.75, hatch="////", edgecolor=FAINT)
-            after.add_patch(box)
+            shifted.add_patch(box)
     return figure
 
 
@@ -153,6 +170,7 @@ def reach() -> Figure:
 def draw_reach(axes: Axes, config: ModelConfig, title: str, length: int) -> None:
     """Dots for the inputs of each layer and for the output; lines where the reached ones look."""
     levels = reached(config, length)
+    # A row of dots for each level, with lines to what it looks at below
     for level, seen in enumerate(levels):
         for i in seen if level else ():
             for j in range(max(farthest(i, config), 0), i + 1):
@@ -161,6 +179,7 @@ def draw_reach(axes: Axes, config: ModelConfig, title: str, length: int) -> None
         axes.scatter(range(length), [level] * length, s=22, c=colours, zorder=2)
         name = "tokens" if level == 0 else f"layer {level}"
         axes.text(-1, level, name, ha="right", va="center", color=INK, fontsize=9)
+    # Borders of segments
     for edge in range(0, length, config.segment_len):
         axes.axvline(edge - 0.5, color="#CCCCCC", linewidth=0.7, linestyle=":", zorder=0)
     axes.set_title(f"{title}: the last output sees {len(levels[0])} tokens", loc="left", fontsize=10)
@@ -172,8 +191,10 @@ def reached(config: ModelConfig, length: int) -> list[set[int]]:
     """For the tokens and then each layer, the positions that the last output of a text depends on."""
     levels = [{length - 1}]
     for _ in range(config.n_layers):
-        looks = (range(max(farthest(i, config), 0), i + 1) for i in levels[0])
-        levels.insert(0, {j for look in looks for j in look})
+        below: set[int] = set()
+        for i in levels[0]:
+            below.update(range(max(farthest(i, config), 0), i + 1))
+        levels.insert(0, below)
     return levels
 
 

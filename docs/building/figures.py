@@ -5,29 +5,40 @@ else is black or grey."""
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from docs.building.results import Seeds, about, mean, rows, seeds, stored, verdicts
+from docs.building.results import Seeds, Verdict, about, mean, rows, seeds, stored, verdicts
 from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
-from memformers.report.markdown import DARK
-from memformers.report.plotting import BLUE, GREEN, ORANGE
+from memformers.report.plotting import BLUE, GREEN, NO_METADATA, ORANGE
+from memformers.report.rendering import dark_rules
 
-WIDTH, NARROW = 7.5, 4.6
+WIDTH = 7.5
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
-INK, GREY = "#000000", "#666666"
+NARROW = 4.6
+"""Of a figure that fits a telephone."""
+INK = "#000000"
+GREY = "#666666"
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
            "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
+LABEL_WIDTH = 27
+"""The characters of a line of a verdict's label: half of a narrow figure."""
+FOREST_HEIGHT = 11.4
+"""Inches, so that two lines of a label fit a row."""
 STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
 """At the left of a panel, and so many points beside a value of its vertical axis."""
@@ -42,25 +53,34 @@ def curve(
     axes: Axes, values: Iterable[tuple[float, Mean | None]], arm: str, scale: float = 1, alpha: float = 1
 ) -> None:
     """A line of means with its band; places without a value are left out."""
-    colour, points = COLOURS.get(arm, INK), [(x, y) for x, y in values if y]
-    x, y = [at for at, _ in points], [scale * m.mean for _, m in points]
+    colour = COLOURS.get(arm, INK)
+    x = []
+    y = []
+    low = []
+    high = []
+    for position, value in values:
+        if value:
+            x.append(position)
+            y.append(scale * value.mean)
+            low.append(scale * (value.mean - value.half_width))
+            high.append(scale * (value.mean + value.half_width))
     axes.plot(x, y, color=colour, marker="o", markersize=3, alpha=alpha)
-    low, high = ([scale * (m.mean + sign * m.half_width) for _, m in points] for sign in (-1, 1))
     if scale == 100:  # a share
-        low, high = [max(v, 0) for v in low], [min(v, 100) for v in high]
+        low, high = np.clip([low, high], 0, 100)
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
-def bar(axes: Axes, value: Mean, at: float, arm: str, limits: tuple[float, float], scale: float = 1) -> None:
+def bar(axes: Axes, value: Mean, row: float, arm: str, limits: tuple[float, float], scale: float = 1) -> None:
     """A mean with its interval, which ends at the ``limits``."""
-    low, high = (scale * (value.mean + sign * value.half_width) for sign in (-1, 1))
-    interval(axes, (max(low, limits[0]), min(high, limits[1])), scale * value.mean, at, arm)
+    low = scale * (value.mean - value.half_width)
+    high = scale * (value.mean + value.half_width)
+    interval(axes, (max(low, limits[0]), min(high, limits[1])), scale * value.mean, row, arm)
 
 
-def interval(axes: Axes, ends: tuple[float, float], value: float, at: float, arm: str) -> None:
+def interval(axes: Axes, ends: tuple[float, float], value: float, row: float, arm: str) -> None:
     colour = COLOURS.get(arm, INK)
-    axes.plot(ends, [at, at], color=colour, linewidth=2.5)
-    axes.plot(value, at, "o", color=colour, markersize=5)
+    axes.plot(ends, [row, row], color=colour, linewidth=2.5)
+    axes.plot(value, row, "o", color=colour, markersize=5)
 
 
 def names(axes: Axes, labels: Sequence[str]) -> None:
@@ -75,54 +95,122 @@ def guesses(axes: Axes) -> None:
     axes.annotate("chance", (0, 25), (2, -9), color=GREY, **OF_ROW)
 
 
-def key(figure: Figure, arms: Iterable[str], labels: Sequence[str] = ()) -> None:
+def key(
+    figure: Figure, arms: Iterable[str], labels: Sequence[str] = (), n_columns: int | None = None
+) -> None:
     """The names of arms in their colours, or other ``labels`` of them, above all panels."""
-    arms = [*arms]
-    handles = [Line2D([], [], color=COLOURS[arm], marker="o", markersize=4) for arm in arms]
-    labels = labels or [NAMES[arm] for arm in arms]
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(arms), frameon=False)
+    handles = []
+    arm_names = []
+    for arm in arms:
+        handles.append(Line2D([], [], color=COLOURS[arm], marker="o", markersize=4))
+        arm_names.append(NAMES.get(arm, ""))
+    n_columns = n_columns or len(handles)
+    figure.legend(handles, labels or arm_names, loc="outside upper center", ncols=n_columns, frameon=False)
+
+
+# SVG
 
 
 def svg(draw: Callable[[], Figure]) -> str:
-    """A figure as SVG, the same each time: its colours are variables, which follow a light or dark page, and
-    its text is text."""
+    """A figure as SVG, the same each time: its text is text, and its colours follow a light or dark page."""
     file = io.StringIO()
     with matplotlib.rc_context(fname=STYLE):
         figure = draw()
-        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-            patch.set_alpha(0)
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = re.sub(r"<\?xml.*?<svg", "<svg", file.getvalue(), count=1, flags=re.DOTALL)
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(?<=: )#([0-9a-f]{6})\b", r"var(--c\1, #\1)", text)
-    text = re.sub(r"font-family: [^;\"]+;? ?", "", text)
-    # Names of clips are hashes of sizes that may differ in their last bit.
-    names = dict.fromkeys(re.findall(r'id="(p[0-9a-f]{10})"', text))
-    text = reduce(lambda text, name: text.replace(name[1], f"clip{name[0]}"), enumerate(names), text)
-    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
-    follows = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
-    root = 'style="fill: var(--c000000, #000000); font-family: Helvetica, Arial, sans-serif"'
-    return re.sub(r"<svg ([^>]*)>", rf"<svg {root} \1>\n {follows}", text, count=1)
+        # The ground is that of the page.
+        figure.patch.set_alpha(0)
+        for axes in figure.axes:
+            axes.patch.set_alpha(0)
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
+    text = file.getvalue()
+    root = ElementTree.fromstring(text)
+    use_plain_names(root)
+    number_clips(root)
+    remove_fonts(root)
+    let_markers_inherit(root)
+    root.set("style", f"fill: {INK}; font-family: Helvetica, Arial, sans-serif")
+    # svg:root is a file's; in a page, whose root is html, the rules of the page apply.
+    rules = []
+    for rule in f"{dark_rules('svg:root')}\n{dark_rules('svg:root ')}".splitlines():
+        _, declaration, _ = rule.split('"')
+        if declaration in text or declaration == f"fill: {INK}":
+            rules.append(rule)
+    style = ElementTree.Element("style")
+    style.text = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}"
+    root.insert(0, style)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def use_plain_names(root: ElementTree.Element) -> None:
+    """Names as they are written in a file. ElementTree would write the prefixes that it has registered, and
+    formulas need others."""
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(f"{{{SVG}}}")
+        href = element.attrib.pop(f"{{{XLINK}}}href", None)
+        if href:
+            element.set("xlink:href", href)
+    root.set("xmlns", SVG)
+    root.set("xmlns:xlink", XLINK)
+
+
+def number_clips(root: ElementTree.Element) -> None:
+    """Name clips by numbers, instead of hashes of sizes that may differ in their last bit."""
+    numbered = {}
+    for index, clip in enumerate(root.iter("clipPath")):
+        name = clip.get("id", "")
+        numbered[f"url(#{name})"] = f"url(#clip{index})"
+        clip.set("id", f"clip{index}")
+    for element in root.iter():
+        clip_path = element.get("clip-path", "")
+        if clip_path:
+            element.set("clip-path", numbered[clip_path])
+
+
+def remove_fonts(root: ElementTree.Element) -> None:
+    """Texts get the font of the whole figure instead of the one that matplotlib found here."""
+    for element in root.iter():
+        remove_declarations(element, ("font-family",))
+
+
+def let_markers_inherit(root: ElementTree.Element) -> None:
+    """Markers get the colours of the elements that use them. Rules for the dark reach these alone."""
+    for definitions in root.iter("defs"):
+        for marker in definitions.iter("path"):
+            remove_declarations(marker, ("fill: #", "stroke: #"))
+
+
+def remove_declarations(element: ElementTree.Element, beginnings: tuple[str, ...]) -> None:
+    declarations = element.get("style", "").split("; ")
+    kept = [text for text in declarations if not text.startswith(beginnings)]
+    if len(kept) < len(declarations):
+        element.set("style", "; ".join(kept))
+
+
+# Figures
 
 
 def forest() -> Figure:
     """Each verdict with its interval, so that right is better for the Compressive Transformer; narrow enough
     for a telephone."""
-    groups = {panel: [*those] for panel, those in groupby(verdicts(), key=lambda verdict: verdict.panel)}
-    heights = [len(those) + 0.5 for those in groups.values()]
-    figure, all_axes = panels(len(groups), 1, 9.7, NARROW, height_ratios=heights)
-    for axes, (panel, those) in zip(all_axes, groups.items(), strict=True):
-        scale, unit = (1, "bits per byte or character") if panel.startswith("Text") else (100, "points")
-        for i, verdict in enumerate(those):
-            bar(axes, verdict.gain, i, verdict.winner, (-scale, scale), scale)
-            axes.annotate(verdict.name, (0, i), (2, 7), **OF_ROW)
+    by_panel: dict[str, list[Verdict]] = {}
+    for verdict in verdicts():
+        by_panel.setdefault(verdict.panel, []).append(verdict)
+    heights = [len(of_panel) + 1.2 for of_panel in by_panel.values()]
+    figure, all_axes = panels(len(by_panel), 1, FOREST_HEIGHT, NARROW, height_ratios=heights)
+    # A panel for each kind of task, as high as it has verdicts
+    for axes, (panel, of_panel) in zip(all_axes, by_panel.items(), strict=True):
+        is_text = panel.startswith("Text")
+        scale = 1 if is_text else 100
+        for row, verdict in enumerate(of_panel):
+            bar(axes, verdict.gain, row, verdict.winner, (-scale, scale), scale)
         axes.axvline(0, color=INK, linewidth=0.8)
-        names(axes, [""] * len(those))
-        axes.set_ylim(len(those) - 0.5, -0.9)
-        if scale == 100:  # so that zero is in the middle
+        # The label of an interval stands on its row.
+        names(axes, [fill(verdict.name, LABEL_WIDTH) for verdict in of_panel])
+        axes.set_ylim(len(of_panel) - 0.4, -0.6)
+        if not is_text:  # so that zero is in the middle
             end = max(map(abs, axes.get_xlim()))
             axes.set_xlim(-end, end)
-        axes.set_title(f"{panel}, in {unit}")
+        unit = "bits per byte or character" if is_text else "points"
+        axes.set_title(f"{panel}, in {unit}", loc="right")
     figure.supxlabel("← Transformer-XL is better\u2003\u2003Compressive is better →", fontsize=9)
     labels = ("Compressive", "Transformer-XL", "no clear difference")
     key(figure, ("compressive", "transformer-xl", ""), labels)
@@ -131,11 +219,14 @@ def forest() -> Figure:
 
 def by_distance(experiment: str, bins_of: str, arm: str, measure: str) -> list[tuple[float, Mean | None]]:
     """The shares of correct answers in the middle of each of the bins that an experiment has."""
-    bins = {(int(row["from"]), int(row["to"])): None for row in rows(bins_of) if row["accuracy"]}
-    return [
-        ((low + high) / 2, mean(seeds(experiment, arm, measure.format(low=low, high=high))))
-        for low, high in bins
-    ]
+    shares: dict[float, Mean | None] = {}
+    for row in rows(bins_of):
+        low = int(row["from"])
+        high = int(row["to"])
+        middle = (low + high) / 2
+        if row["accuracy"] and middle not in shares:
+            shares[middle] = mean(seeds(experiment, arm, measure.format(low=low, high=high)))
+    return list(shares.items())
 
 
 def reach() -> Figure:
@@ -146,10 +237,11 @@ def reach() -> Figure:
     for axes, (title, experiment, end) in zip(all_axes, networks, strict=True):
         for arm in MODELS:
             points = by_distance(experiment, experiment, arm, "correct, {low} – {high}")
-            curve(axes, [(x, y) for x, y in points if x <= end], arm, scale=100)
+            curve(axes, [point for point in points if point[0] <= end], arm, scale=100)
         guesses(axes)
         axes.set(ylim=(0, 101), xlim=(0, end), title=title)
-        axes.set_xticks(range(0, end, end // 3), [f"{x:,}" for x in range(0, end, end // 3)])
+        ticks = range(0, end, end // 3)
+        axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
     all_axes[0].set_ylabel("correct answers, %")
     all_axes[1].set_xlabel("tokens since the value was set")
     key(figure, MODELS)
@@ -166,11 +258,13 @@ def mqar() -> Figure:
         "mean": "",
         "selective": "selective",
     }
-    for (kind, arm), pale in product(kinds.items(), (False, True)):
-        of = [x for x in arms_of("mqar") if x["arm"].startswith(kind) and ("shift" not in x["arm"]) == pale]
-        size = [about("mqar")["arms"][x["label"]]["state per stream"] / 1024 for x in of]
-        shares = [mean(seeds("mqar", x["arm"], "correct")) for x in of]
-        curve(axes, sorted(zip(size, shares, strict=True)), arm, 100, 0.3 if pale else 1)
+    for (kind, model), is_pale in product(kinds.items(), (False, True)):
+        points = []
+        for row in arms_of("mqar"):
+            if row["arm"].startswith(kind) and ("shift" not in row["arm"]) == is_pale:
+                kibibytes = about("mqar")["arms"][row["label"]]["state per stream"] / 1024
+                points.append((kibibytes, mean(seeds("mqar", row["arm"], "correct"))))
+        curve(axes, sorted(points), model, 100, 0.3 if is_pale else 1)
     level = 100 * level_without_association(SHORTEST)
     axes.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("without association", (0, level), (30, 4), color=GREY, **OF_ROW)
@@ -184,15 +278,17 @@ def slots() -> Figure:
     figure, all_axes = panels(1, 2, 3.0, sharey=True)
     titles = ("after 3 million tokens (three seeds)", "after 12 million tokens (one seed)")
     for axes, title in zip(all_axes, titles, strict=True):
+        # The points of both models stand beside each other.
         for shift, arm in ((-0.06, "transformer-xl"), (0.06, "compressive")):
-            for i, (_, bits) in enumerate(STREAMS):
-                value = mean(in_slots(arm, i, longer=title == titles[1]))
+            for index, (_, size) in enumerate(STREAMS):
+                value = mean(in_slots(arm, index, longer=title == titles[1]))
                 if value is None:
                     continue
-                low, high = max(value.mean - value.half_width, 0), min(value.mean + value.half_width, 1)
                 if value.n > 1:
-                    axes.plot([bits + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
-                axes.plot(bits + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
+                    low = max(value.mean - value.half_width, 0)
+                    high = min(value.mean + value.half_width, 1)
+                    axes.plot([size + shift] * 2, [100 * low, 100 * high], color=COLOURS[arm], linewidth=2)
+                axes.plot(size + shift, 100 * value.mean, "o", color=COLOURS[arm], markersize=5)
         axes.set(ylim=(0, 102), title=title, xlim=(1, 6.5))
         axes.set_xlabel("bits that a four-token slot must hold")
     all_axes[0].set_ylabel("correct beyond chance, %")
@@ -202,56 +298,73 @@ def slots() -> Figure:
 
 def long_text() -> Figure:
     """What memories save by the budget of the training, and by how far back a word last began."""
-    figure, (left, right) = panels(1, 2, 3.0)
+    figure, (upper, lower) = panels(2, 1, 5.4, NARROW)
     budgets = (400_000, 1_600_000, 6_400_000)
-    for arm, like in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
-
-        def saved(measure: str, arm: str = arm) -> Mean | None:
-            return paired(seeds("text", "none", measure), seeds("text", arm, measure))
-
-        curve(left, [(tokens, saved(f"bits per byte, {tokens:,} tokens")) for tokens in budgets], like)
-        curve(right, [(i, saved(d)) for i, d in enumerate(DISTANCES)], like)
-    left.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
-    left.set_xlabel("training tokens, millions")
-    left.set_xticks(budgets, ["0.4", "1.6", "6.4"])
-    left.minorticks_off()
-    right.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
-    right.set_xlabel("tokens since the word last began")
-    right.set_xticks(range(len(DISTANCES)), [d.split(" ")[0] for d in DISTANCES])
-    for axes in (left, right):
+    for arm, model in (("xl-256", "transformer-xl"), ("slots-64-192", "compressive")):
+        by_budget = [(n_tokens, saved(arm, f"bits per byte, {n_tokens:,} tokens")) for n_tokens in budgets]
+        by_octave = [(index, saved(arm, distance)) for index, distance in enumerate(DISTANCES)]
+        curve(upper, by_budget, model)
+        curve(lower, by_octave, model)
+    # The axes
+    upper.set(xscale="log", title="over the whole text", ylabel="bits per byte saved")
+    upper.set_xlabel("training tokens, millions")
+    upper.set_xticks(budgets, ["0.4", "1.6", "6.4"])
+    upper.minorticks_off()
+    lower.set(title="by distance, after 6.4 million", ylabel="nats per token saved")
+    lower.set_xlabel("tokens since the word last began")
+    lower.set_xticks(range(len(DISTANCES)), [distance.split(" ")[0] for distance in DISTANCES])
+    for axes in (upper, lower):
         axes.axhline(0, color=GREY, linewidth=0.8)
-    key(figure, MODELS, ["Transformer-XL, 256 positions", "Compressive, 64 positions and 192 slots"])
+    # Below each other, so that the legend fits a telephone.
+    labels = ["Transformer-XL, 256 positions", "Compressive, 64 positions, 192 slots"]
+    key(figure, MODELS, labels, n_columns=1)
     return figure
 
 
+def saved(arm: str, measure: str) -> Mean | None:
+    """What an arm saves on a long text compared with no memory."""
+    return paired(seeds("text", "none", measure), seeds("text", arm, measure))
+
+
 def tiny_shakespeare() -> Figure:
-    figure, (left, right) = panels(1, 2, 3.0)
-    of = "tiny_shakespeare"
+    figure, (curves, bars) = panels(1, 2, 3.0)
+    experiment = "tiny_shakespeare"
+    # The curves of the training
     for arm in NAMES:
-        measures = [row["measure"] for row in rows(of) if row["arm"] == arm]
-        after = (re.fullmatch(r"curve: bits per character after (\d+) tokens", name) for name in measures)
-        curve(left, [(int(name[1]) / 1e6, stored(of, arm, name[0])) for name in after if name], arm)
-    left.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
-    shown = (("transformer-xl", "memory", "Transformer-XL: positions"),
+        points = []
+        for row in rows(experiment):
+            name = re.fullmatch(r"curve: bits per character after (\d+) tokens", row["measure"])
+            if name and row["arm"] == arm:
+                points.append((int(name[1]) / 1e6, stored(experiment, arm, name[0])))
+        curve(curves, points, arm)
+    curves.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
+    # What the memories are worth
+    parts = (("transformer-xl", "memory", "Transformer-XL: positions"),
              ("compressive", "memory", "Compressive: positions"),
              ("compressive", "compressed memory", "Compressive: slots"))  # fmt: skip
-    for i, (arm, part, _) in enumerate(shown):
-        if rise := stored(of, arm, SWAPPED, f"{part} swapped"):
-            bar(right, rise, i, arm, (-1, 1))
-    names(right, [label for *_, label in shown])
-    right.axvline(0, color=INK, linewidth=0.8)
-    right.set(title="cost of another stream's memory", xlabel="nats per token")
+    labels = []
+    for row_number, (arm, part, label) in enumerate(parts):
+        labels.append(label)
+        if rise := stored(experiment, arm, SWAPPED, f"{part} swapped"):
+            bar(bars, rise, row_number, arm, (-1, 1))
+    names(bars, labels)
+    bars.axvline(0, color=INK, linewidth=0.8)
+    bars.set(title="cost of another stream's memory", xlabel="nats per token")
     key(figure, NAMES)
     return figure
 
 
 def compression() -> Figure:
     figure, axes = panels(1, 1, 3.2)
-    arms = arms_of("compression")
-    for i, arm in enumerate(row["arm"] for row in arms):
+    labels = []
+    for row_number, row in enumerate(arms_of("compression")):
+        arm = row["arm"]
+        label, _, _ = row["shown"].partition(" (removed")
+        labels.append(label)
         if value := mean(seeds("ablation", arm, "answers about values set 192 to 384 tokens ago")):
-            bar(axes, value, i, arm if arm == "transformer-xl" else "compressive", (0, 100), 100)
-    names(axes, [arm["shown"].partition(" (removed")[0] for arm in arms])
+            model = arm if arm == "transformer-xl" else "compressive"
+            bar(axes, value, row_number, model, (0, 100), 100)
+    names(axes, labels)
     axes.axvline(25, color=GREY, linewidth=0.8, linestyle=":")
     axes.annotate("chance", (25, 0), (3, 0), textcoords="offset points", color=GREY, va="center")
     axes.set(xlim=(0, 100), xlabel="correct answers about values that are only in slots, %")
@@ -262,8 +375,9 @@ def agents() -> Figure:
     figure, all_axes = panels(1, 4, 3.0, sharey=True)
     for axes, arm in zip(all_axes, arms_of("agents")[:4], strict=True):
         by_maze: list[Seeds] = [seeds("agents", arm["arm"], maze) for maze in MAZES]
+        style: Any = {"color": COLOURS.get(arm["arm"], INK), "markersize": 4, "linewidth": 0.8}
+        # A line for each seed
         for seed in by_maze[0]:
-            style: Any = {"color": COLOURS.get(arm["arm"], INK), "markersize": 4, "linewidth": 0.8}
             axes.plot(range(3), [100 * solved[seed] for solved in by_maze], "o-", alpha=0.8, **style)
         axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
         axes.set(ylim=(0, 102), xlim=(-0.3, 2.3), title=arm["shown"])
@@ -289,13 +403,15 @@ def memories() -> Figure:
 
 def speed() -> Figure:
     figure, axes = panels(1, 1, 2.8)
-    lines = of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]
-    table = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines]
-    cases = [*dict.fromkeys(row[0] for row in table)]
-    for case, model, *_, ratios in table:
+    cases: list[str] = []
+    for line in of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]:
+        case, model, _, _, ratios = map(str.strip, line.split("|")[1:6])
+        if case not in cases:
+            cases.append(case)
         ratio, low, high = map(float, re.findall(r"\d+\.\d+", ratios))
-        at = cases.index(case) + (0.15 if model == "compressive" else -0.15)
-        interval(axes, (low, high), ratio, at, model)
+        # The models of a case stand below each other.
+        shift = 0.15 if model == "compressive" else -0.15
+        interval(axes, (low, high), ratio, cases.index(case) + shift, model)
     names(axes, cases)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set(xlim=(0, 3.1), xlabel="times as fast as labml-nn (lines: quartiles)")

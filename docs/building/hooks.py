@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from docs.building.markdown import COMMENT, relinked
 from docs.building.pages import finished, of_notebook, with_figures
 from docs.building.results import ROOT
 from memformers.cli import COMMANDS
+from memformers.report.rendering import dark_rules
 
+FIGURE_STYLE = "stylesheets/figures.css"
+"""The colours of figures on a dark page."""
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the commands, and the reference: a page for each public name, and one for each module among
     the internals."""
+    config.extra_css.append(FIGURE_STYLE)
     for entry in config.nav or []:
         if "Commands" in entry:
             entry["Commands"] += [{name: f"commands/{name}.md"} for name in COMMANDS]
@@ -39,27 +44,30 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 @event_priority(100)  # before mkdocs-jupyter looks for notebooks
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is drawn, what lies elsewhere, the notebooks and the reference's pages."""
+    # Pages and drawings that are made from the source
     pages = reference.pages() | command_pages()
+    pages[FIGURE_STYLE] = dark_rules('[data-md-color-scheme="slate"] .figure ')
     for name, draw in DRAWINGS.items():
         pages[f"drawings/{name}.svg"] = svg(draw())
         for page, language in config.extra["languages"].items():
             pages[f"drawings/{name}.{page.removesuffix('.md')}.svg"] = svg(draw(), language)
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))
+    # Pages of the repository outside of docs/
     for uri, path in config.extra["elsewhere"].items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for notebook in NOTEBOOKS:
-        uri, folder = f"notebooks/{notebook.name}", str(ROOT / "experiments")
-        files.append(File(uri, folder, config.site_dir, config.use_directory_urls))
+        folder = str(ROOT / "experiments")
+        files.append(File(f"notebooks/{notebook.name}", folder, config.site_dir, config.use_directory_urls))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -> str:
     """Put in the public names that a page asks for, leave out what it asked for in comments, and weigh it for
     the search."""
-    uri, elsewhere = page.file.src_uri, config.extra["elsewhere"]
-    boosts = [boost for beginning, boost in config.extra["boosts"].items() if uri.startswith(beginning)]
-    page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
+    uri = page.file.src_uri
+    elsewhere = config.extra["elsewhere"]
+    page.meta.setdefault("search", {"boost": boost_of(uri, config.extra["boosts"])})
     if uri.endswith(".ipynb") or uri.startswith(tuple(config.extra["wide"])):
         page.meta["hide"] = ["toc"]  # without it, the longest lines of code and most tables fit the page
     pages = {path: site for site, path in elsewhere.items()}
@@ -68,6 +76,14 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -
         return relinked(markdown, elsewhere.get(uri, f"docs/{uri}"), pages)
     except ValueError as error:
         raise PluginError(f"{uri}: {error}") from None
+
+
+def boost_of(uri: str, boosts: Mapping[str, float]) -> float:
+    """The weight of a page in the search: that of the first beginning of its path that is listed."""
+    for beginning, boost in boosts.items():
+        if uri.startswith(beginning):
+            return boost
+    return 1
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -97,8 +113,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     site = Path(config.site_dir)
     for notebook in NOTEBOOKS:
         shutil.copyfile(notebook, site / "notebooks" / notebook.name)
+    # No plugin replaces the lunr in the theme's minified worker, so its text is replaced.
     (worker,) = site.glob("assets/javascripts/workers/search.*.js")
-    ambiguous, separated = "e=e+s+o.id}", 'e=e+s+o.id+","}'
+    ambiguous = "e=e+s+o.id}"
+    separated = 'e=e+s+o.id+","}'
     code = worker.read_text(encoding="utf-8")
     if ambiguous not in code:
         raise PluginError(f"{worker.name} has no {ambiguous} to fix; see whether its lunr still needs it")

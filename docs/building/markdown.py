@@ -32,7 +32,7 @@ SOURCE = re.compile(r'(\S+)(?:\s+from "([^"]+)")?(?:\s+to "([^"]+)")?((?:\s+\S+ 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 MARKS = "①②③④⑤⑥⑦⑧⑨"
 MARK = re.compile(r'(\S+) "([^"]+)"')
-BESIDE = re.compile(r'^<div class="beside" markdown>\n.*?^</div>\n</div>$', re.MULTILINE | re.DOTALL)
+PAIR = re.compile(r'^<div class="beside" markdown>\n.*?^</div>\n</div>$', re.MULTILINE | re.DOTALL)
 
 
 sys.path.append(str(ROOT / "docs/plain"))  # whose files import each other by name
@@ -40,21 +40,30 @@ sys.path.append(str(ROOT / "docs/plain"))  # whose files import each other by na
 
 def filled(markdown: str) -> str:
     """The page with everything that it asks for, anew. Raises ValueError for what is not there."""
-
-    def block(asking: re.Match[str]) -> str:
-        kind, asked = asking.groups()
-        write = {"table": table, "run": command, "source": source}[kind]
-        return f"{asking[0].partition('-->')[0]}-->\n\n{write(asked)}\n\n<!-- end -->"
-
     unfilled = re.search(r"^<!-- (?:table|run|source) .*", BLOCK.sub("", markdown), re.MULTILINE)
     if unfilled:
         raise ValueError(f"{unfilled[0]!r} has no end; add a line: <!-- end -->")
-    for beside in BESIDE.findall(markdown):
-        text, asked = BLOCK.sub("", beside), " ".join(asked for _, asked in BLOCK.findall(beside))
-        if alone := {*MARKS} & ({*text} ^ {*asked}):
-            place = f"beside {asked.split(maxsplit=1)[0]!r}"
-            raise ValueError(f'{min(alone)} needs both a text and a line, {min(alone)} "its code", {place}.')
-    return BLOCK.sub(block, markdown)
+    for pair in PAIR.findall(markdown):
+        check_marks(pair)
+    return BLOCK.sub(filled_block, markdown)
+
+
+def filled_block(block: re.Match[str]) -> str:
+    kind, asked = block.groups()
+    write = {"table": table, "run": command, "source": source}[kind]
+    comment, _, _ = block[0].partition("-->")
+    return f"{comment}-->\n\n{write(asked)}\n\n<!-- end -->"
+
+
+def check_marks(pair: str) -> None:
+    """ValueError for a mark in a text without a mark in the code beside it, or the other way round."""
+    text = BLOCK.sub("", pair)
+    asked = " ".join(asked for _, asked in BLOCK.findall(pair))
+    unpaired = {*MARKS} & ({*text} ^ {*asked})
+    if unpaired:
+        mark = min(unpaired)
+        source_name = asked.split(maxsplit=1)[0]
+        raise ValueError(f'{mark} needs both a text and a line, {mark} "its code", beside {source_name!r}.')
 
 
 def table(asked: str) -> str:
@@ -75,17 +84,23 @@ def source(asked: str) -> str:
     parts = SOURCE.fullmatch(asked)
     if parts is None:
         raise ValueError(f'{asked!r} is not understood; write: source NAME from "text" to "text" ① "text"')
+    # The lines
     name, first, last, asked_marks = parts.groups()
     path, lines = excerpt(name, first or "", last or "")
+    # A mark is at the one line that has its text.
     marks = [""] * len(lines)
     for mark, text in MARK.findall(asked_marks):
-        numbers = [n for n, line in enumerate(lines) if text in line]
+        numbers = [number for number, line in enumerate(lines) if text in line]
         if mark not in MARKS:
             raise ValueError(f'{mark!r} is not understood; write ① "text in the line", with ① to ⑨.')
         if len(numbers) != 1:
             raise ValueError(f"{name} has {text!r} in {len(numbers)} lines; {mark} needs a text of one line.")
         marks[numbers[0]] += mark
-    code = "\n".join(f"{line}  # {note}" if note else line for line, note in zip(lines, marks, strict=True))
+    # The code, with marks as comments
+    marked = []
+    for line, note in zip(lines, marks, strict=True):
+        marked.append(f"{line}  # {note}" if note else line)
+    code = "\n".join(marked)
     return f'```python title="{path}"\n{code}\n```'
 
 
@@ -102,6 +117,7 @@ def excerpt(name: str, first: str = "", last: str = "") -> tuple[str, list[str]]
     shown = shown.fget if isinstance(shown, property) else shown
     if not (inspect.isclass(shown) or inspect.isroutine(shown)):
         raise ValueError(f"{name} is no function and no class; name one.")
+    # The source, without docstring and decorators
     code = textwrap.dedent(inspect.getsource(shown))
     [node] = ast.parse(code).body
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -109,6 +125,7 @@ def excerpt(name: str, first: str = "", last: str = "") -> tuple[str, list[str]]
     if ast.get_docstring(node) is not None:
         del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
     lines = lines[node.lineno - 1 :]  # without decorators
+    # The lines that are asked for
     if first:
         start = index_of(first, lines, name)
         lines = lines[start : start + index_of(last or first, lines[start:], name) + 1]

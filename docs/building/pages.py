@@ -11,7 +11,6 @@ from latex2mathml.converter import convert
 
 from docs.building.markdown import MARKS
 from docs.building.results import ROOT
-from memformers.report.markdown import DARK, inline_svg
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
 ElementTree.register_namespace("", MATHML)
@@ -63,33 +62,37 @@ def mathml(tex: re.Match[str]) -> str:
 
 def with_marks(page: str) -> str:
     """The page where a mark in a text leads to its first line, and a mark at a line to its text."""
-    before, *blocks = re.split(r'(?=<div class="beside">)', page)
-    return before + "".join(linked(block, number) for number, block in enumerate(blocks, 1))
+    first, *blocks = re.split(r'(?=<div class="beside">)', page)
+    return first + "".join(map(linked, blocks, range(1, len(blocks) + 1)))
 
 
 def linked(block: str, number: int) -> str:
     """The ``number``-th of a page's texts with the code beside it, with links between them."""
     ids = set[str]()
 
-    def link(mark: str, side: str, other: str) -> str:
+    def link(mark: str, side: str, opposite: str) -> str:
         n = MARKS.index(mark) + 1
         name = f"{side}-{number}-{n}"
-        attribute = "" if name in ids else f' id="{name}"'
+        attribute = "" if name in ids else f' id="{name}"'  # of several lines, the first is linked to
         ids.add(name)
-        return f'<a class="mark mark-{n}"{attribute} href="#{other}-{number}-{n}">{mark}</a>'
+        return f'<a class="mark mark-{n}"{attribute} href="#{opposite}-{number}-{n}">{mark}</a>'
 
     def line_with_links(line: str) -> str:
         comment = MARKED_LINE.search(line)
         if comment is None:
             return f"{line}\n"
-        links = "".join(link(mark, "lines", "text") for mark in comment["marks"])
-        classes = " ".join(f"mark-{MARKS.index(mark) + 1}" for mark in comment["marks"])
+        links = ""
+        classes = ""
+        for mark in comment["marks"]:
+            links += link(mark, "lines", "text")
+            classes += f" mark-{MARKS.index(mark) + 1}"
         rest = line[: comment.start()] + ("" if comment["own"] else "</span>")
-        return f'<span class="marked {classes}"><span class="marks">{links}</span>{rest}\n</span>'
+        return f'<span class="marked{classes}"><span class="marks">{links}</span>{rest}\n</span>'
 
     def code_with_links(code: re.Match[str]) -> str:
         return code["head"] + "".join(map(line_with_links, code["lines"].split("\n"))) + code["end"]
 
+    # The text comes first; the marks of its formulas lie inside of MathML.
     text, *codes = re.split(r'(?=<div class="highlight">)', block)
     text = FORMULA.sub(lambda math: with_terms(math[0]) if MARK_HERE.search(math[0]) else math[0], text)
     text = MARK_HERE.sub(lambda mark: link(mark[0], "text", "lines"), text)
@@ -100,13 +103,14 @@ def with_terms(formula: str) -> str:
     """MathML in which each term that has a mark below or above it gets the mark's class. The mark becomes a
     text, since MathML can contain links only there."""
     math = ElementTree.fromstring(formula)
-    for pair in (pair for name in ("munder", "mover") for pair in math.iter(f"{{{MATHML}}}{name}")):
-        term, label = pair
+    pairs = [*math.iter(f"{{{MATHML}}}munder"), *math.iter(f"{{{MATHML}}}mover")]
+    for term, label in pairs:
         mark = "".join(label.itertext())
         if MARK_HERE.fullmatch(mark):
             term.set("class", f"term mark-{MARKS.index(mark) + 1}")
             label.clear()
-            label.tag, label.text = f"{{{MATHML}}}mtext", mark
+            label.tag = f"{{{MATHML}}}mtext"
+            label.text = mark
     return ElementTree.tostring(math, encoding="unicode")
 
 
@@ -120,8 +124,8 @@ def unbroken(code: re.Match[str]) -> str:
 
 def narrow(table: re.Match[str]) -> str:
     """A table of results that breaks no name, and whose numbers a search doesn't show."""
-    whole = table[0].replace("Transformer-XL", "Transformer\u2011XL")
-    return whole.replace("<table", "<table data-search-exclude", 1)
+    unbroken_names = table[0].replace("Transformer-XL", "Transformer\u2011XL")
+    return unbroken_names.replace("<table", "<table data-search-exclude", 1)
 
 
 def with_figures(page: str) -> str:
@@ -130,22 +134,25 @@ def with_figures(page: str) -> str:
 
 
 def figure(image: re.Match[str]) -> str:
-    svg = (ROOT / f"docs/results/figures/{image[2]}.svg").read_text(encoding="utf-8")
-    dark = "".join(f"--c{light[1:]}:{colour};" for light, colour in DARK.items())
-    style = f'<style>[data-md-color-scheme="slate"] .figure {{ {dark} }}</style>'
-    svg = re.sub("<style>@media.*?</style>", style, svg, count=1)
+    """A figure in the page, where its colours follow the reader's choice: see the rules of the site."""
+    title, name = image.groups()
+    svg = (ROOT / f"docs/results/figures/{name}.svg").read_text(encoding="utf-8")
     width = float(svg.partition('width="')[2].partition("pt")[0])
-    return f'<div class="figure{" wide" * (width > WIDE_FIGURE)}">{inline_svg(svg, image[1])}</div>'
+    classes = "figure wide" if width > WIDE_FIGURE else "figure"
+    return f'<div class="{classes}" role="img" aria-label="{title}">{svg}</div>'
 
 
 def of_notebook(page: str, path: Path) -> str:
     """What mkdocs-jupyter leaves to do: links to other notebooks lead to their pages, figures are described
     by the comments that begin their cells, and the notebook at ``path`` can be downloaded. Raises ValueError
     for a figure whose cell doesn't begin with a comment."""
+    # A page of a notebook is named like it.
     page = re.sub(r'(href="\w+)\.ipynb(?=")', r"\1.html", page)
     for cell in nbformat.read(path, as_version=4).cells:
         first = cell.source.partition("\n")[0]
-        for _ in (output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})):
+        for output in cell.get("outputs", []):
+            if "image/png" not in output.get("data", {}):
+                continue
             if not first.startswith("# "):
                 raise ValueError(f"the cell of a figure must begin with a comment, not with {first!r}.")
             page = page.replace(UNDESCRIBED, f'alt="{html.escape(first.removeprefix("# "))}"', 1)

@@ -29,22 +29,27 @@ def first_sentence(name: str) -> str:
     """That of a public name's docstring, without the source in brackets."""
     if name not in memformers.__all__:
         raise ValueError(f"memformers has no public {name!r}; change the line that asks for it.")
+    # The first paragraph, without the source in brackets
     text = " ".join((getattr(memformers, name).__doc__ or "").split("\n\n")[0].split())
     text = re.sub(r" \(\w+ et al\. \d+, \[arXiv [\d.]+\]\([^)]*\)[^)]*\)", "", text)
+    # Its first sentence, in which links become code
     sentence = re.split(r"(?<=[.:])\s+(?=[A-Z])", text)[0].rstrip(".:")
     return re.sub(r"\[`(\w+)`\]\[[\w.]*\]", r"`\1`", sentence.replace("``", "`"))
 
 
 def pages() -> dict[str, str]:
     """The pages of the public names and of the modules, by their paths; the search shows their titles."""
-    texts = {name: public_page(name) for name in memformers.__all__}
-    texts |= {name: module_page(name) for name in modules()}
+    texts = dict(zip(memformers.__all__, map(public_page, memformers.__all__), strict=True))
+    for name in modules():
+        texts[name] = module_page(name)
     return {f"api/{name}.md": f"---\ntitle: {name}\n---\n\n{text}" for name, text in texts.items()}
 
 
 def public_page(name: str) -> str:
     """How a public name is imported, where its source is, and its entry."""
-    module, fields = home(name), fields_of(name)
+    module = home(name)
+    # Fields are in the table of parameters.
+    fields = fields_of(name)
     options = f"show_root_full_path: false, inherited_members: true, filters: [{without(fields)}]"
     return (
         f"::: {module}.{name}\n    options: {{{options}}}\n\n"
@@ -72,22 +77,28 @@ def fields_of(name: str) -> tuple[str, ...]:
 
 
 def without(names: Any) -> str:
-    return ", ".join(f'"{pattern}"' for pattern in ("!^_", *(f"!^{name}$" for name in names)))
+    patterns = ["!^_", *(f"!^{name}$" for name in names)]
+    return ", ".join(f'"{pattern}"' for pattern in patterns)
 
 
 def modules() -> list[str]:
     """All public modules by name, packages before what is in them."""
-    paths = [path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("memformers/**/*.py")]
-    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
-    return sorted(name for name in names if "._" not in name)
+    names = []
+    for path in ROOT.glob("memformers/**/*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        if "._" not in name:
+            names.append(name)
+    return sorted(names)
 
 
 def public_navigation() -> list[Any]:
     """The public names in the site's menu, in the order and the groups of the page that lists them."""
     menu: list[Any] = [INDEX]
     for part in (ROOT / "docs" / INDEX).read_text(encoding="utf-8").split("\n## ")[1:]:
-        names = [name for line in PUBLIC.findall(part) for name in line.split()]
-        menu.append({part.partition("\n")[0]: [{name: f"api/{name}.md"} for name in names]})
+        title, _, _ = part.partition("\n")
+        names = " ".join(PUBLIC.findall(part)).split()
+        menu.append({title: [{name: f"api/{name}.md"} for name in names]})
     return menu
 
 
@@ -95,7 +106,8 @@ def module_navigation() -> list[Any]:
     """The modules in the site's menu, those of a package together."""
     rooms: dict[str, list[Any]] = {}
     for module in modules():
-        room, page = ".".join(module.split(".")[:2]), f"api/{module}.md"
+        room = ".".join(module.split(".")[:2])
+        page = f"api/{module}.md"
         rooms.setdefault(room, []).append(page if module == room else {module.removeprefix(f"{room}."): page})
     return [{room: menu if len(menu) > 1 else menu[0]} for room, menu in rooms.items()]
 
@@ -121,6 +133,7 @@ class Constructors(griffe.Extension):
             elif isinstance(member, griffe.Module | griffe.Class):
                 self.complete(member)
                 if isinstance(member, griffe.Class):
+                    # griffe makes constructors of dataclasses only.
                     if "NamedTuple" in map(str, member.bases):
                         member.set_member("__init__", constructor_of_fields(member))
                     if member.name in memformers.__all__:
@@ -138,14 +151,18 @@ class Constructors(griffe.Extension):
         return expression
 
 
-def tell_fields(of: griffe.Class) -> None:
+def tell_fields(cls: griffe.Class) -> None:
     """Add what the fields of a class, also inherited ones, say of themselves to its docstring, as
     arguments."""
-    fields = {name: of.all_members[name].docstring for name in fields_of(of.name)}
-    arguments = [f"    {name}: {' '.join(text.value.split())}" for name, text in fields.items() if text]
-    if arguments and of.docstring:
-        before, _, after = of.docstring.value.partition("\n\n")
-        of.docstring.value = "\n".join([f"{before}\n\nArgs:", *arguments, f"\n{after}"])
+    arguments = []
+    for name in fields_of(cls.name):
+        text = cls.all_members[name].docstring
+        if text:
+            arguments.append(f"    {name}: {' '.join(text.value.split())}")
+    if arguments and cls.docstring:
+        # Arguments stand below the first paragraph.
+        summary, _, rest = cls.docstring.value.partition("\n\n")
+        cls.docstring.value = "\n".join([f"{summary}\n\nArgs:", *arguments, f"\n{rest}"])
 
 
 def constructor_of_fields(named_tuple: griffe.Class) -> griffe.Function:

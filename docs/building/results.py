@@ -39,23 +39,34 @@ def seeds(experiment: str, arm: str, measure: str) -> Seeds:
     ``memformers recall``, ``correct, 192 – 384`` is the share of correct answers about values that were set
     so many tokens ago."""
     of_arm = [row for row in rows(experiment) if row["arm"] == arm]
-    if of_arm and "asks" in of_arm[0]:
-        low, high = (int(edge) for edge in measure.removeprefix("correct, ").split(" – "))
-        return _correct(of_arm, low, high)
-    if of_arm and "measure" in of_arm[0]:
-        return {int(row["seed"]): float(row["value"]) for row in of_arm if row["measure"] == measure}
-    return {int(row["seed"]): float(row[measure.replace(" ", "_")]) for row in of_arm}
-
-
-def _correct(of_arm: list[dict[str, str]], low: int, high: int) -> Seeds:
-    counts: dict[int, tuple[float, int]] = {}
+    if not of_arm:
+        return {}
+    # A row is a bin in files of recall, a measure in those of experiments, and a run in others.
+    if "asks" in of_arm[0]:
+        low, high = map(int, measure.removeprefix("correct, ").split(" – "))
+        return correct_shares(of_arm, low, high)
+    has_measures = "measure" in of_arm[0]
+    values = {}
     for row in of_arm:
-        inside = low <= int(row["from"]) and int(row["to"]) <= high
-        if inside and row["control"] == "untouched" and row["accuracy"]:
-            right, asked = counts.get(int(row["seed"]), (0.0, 0))
+        if not has_measures:
+            values[int(row["seed"])] = float(row[measure.replace(" ", "_")])
+        elif row["measure"] == measure:
+            values[int(row["seed"])] = float(row["value"])
+    return values
+
+
+def correct_shares(of_arm: list[dict[str, str]], low: int, high: int) -> Seeds:
+    """The shares of correct answers in the bins from ``low`` to ``high``, with the unchanged memory."""
+    n_correct: Seeds = {}
+    n_asked: dict[int, int] = {}
+    for row in of_arm:
+        is_inside = low <= int(row["from"]) and int(row["to"]) <= high
+        if is_inside and row["control"] == "untouched" and row["accuracy"]:
+            seed = int(row["seed"])
             asks = int(row["asks"])
-            counts[int(row["seed"])] = right + asks * float(row["accuracy"]), asked + asks
-    return {seed: right / asked for seed, (right, asked) in counts.items()}
+            n_correct[seed] = n_correct.get(seed, 0.0) + asks * float(row["accuracy"])
+            n_asked[seed] = n_asked.get(seed, 0) + asks
+    return {seed: n_correct[seed] / n_asked[seed] for seed in n_correct}
 
 
 def mean(values: Seeds) -> Mean | None:
@@ -98,14 +109,18 @@ class Verdict(NamedTuple):
 
 def verdicts() -> list[Verdict]:
     """Those that ``verdicts.csv`` names, with what they are computed from."""
-    rows = []
+    read = []
     for row in table_of("verdicts"):
-        data, ours, measure = row["data"], row["ours"], row["measure"]
+        experiment = row["data"]
+        measure = row["measure"]
         if row["base"]:
-            gain = paired(seeds(data, ours, measure), seeds(data, row["base"], measure))
+            base = seeds(experiment, row["base"], measure)
+            difference = paired(seeds(experiment, row["ours"], measure), base)
         else:
-            gain = stored(data, ours, measure)
-        assert gain is not None
+            difference = stored(experiment, row["ours"], measure)
+        assert difference is not None
+        # Fewer bits are better, and more correct answers.
         sign = -1 if "bits" in measure else 1
-        rows.append(Verdict(row["panel"], row["name"], Mean(sign * gain.mean, gain.half_width, gain.n)))
-    return rows
+        gain = Mean(sign * difference.mean, difference.half_width, difference.n)
+        read.append(Verdict(row["panel"], row["name"], gain))
+    return read

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from docs.building.results import ROOT, Seeds, about, experiments, kib, mean, rows, seeds, stored, table_of
@@ -11,13 +12,19 @@ from experiments.memories import ALL_MEMORIES, ListedMemory
 from memformers.common.intervals import Mean, paired
 from memformers.models.config import ModelConfig
 from memformers.models.facts import memory_facts
+from memformers.report.data import Cell
 from memformers.report.keys import keys_text
-from memformers.report.markdown import DASH, Markup, number, table
+from memformers.report.numbers import DASH, number
+from memformers.report.rendering import markdown_table
 
-COST, SMALL_COST = "keys · state · operations", "keys · state"
+COST = "keys · state · operations"
+SMALL_COST = "keys · state"
 """Keys per layer beside the segment's, bytes kept for each stream, operations of attention for each token."""
-KEYS, OPERATIONS = "keys per layer, without the segment's", "attention operations per token"
+KEYS = "keys per layer, without the segment's"
+OPERATIONS = "attention operations per token"
 MODELS = ("transformer-xl", "compressive")
+MEMORY_FIELDS = ("model", "d_model", "n_layers", "segment_len", "mem_len", "c_mem_len", "compression_rate")
+"""The settings on which the cost of a memory depends."""
 POSITION_ARMS = {
     "all": "P = D, wavelengths up to 10,000 · 2π",
     "p16": "16, the same wavelengths",
@@ -33,6 +40,10 @@ Arm = Mapping[str, str]
 its experiment."""
 
 
+Row = list[str | Cell]
+"""Of a table in Markdown."""
+
+
 def share(value: Mean | None) -> str:
     return number(value, ".1f", " %", scale=100)
 
@@ -41,10 +52,10 @@ def bits(value: Mean | None) -> str:
     return number(value, ".3f")
 
 
-def more(value: Mean | None, *, points: bool = False) -> str:
+def more(value: Mean | None, *, points: bool = False) -> str | Cell:
     """A difference, in bits or nats or in points; bold if its interval leaves out zero."""
     text = number(value, ".1f" if points else ".3f", scale=100 if points else 1, signed=True)
-    return Markup(f"**{text}**") if value and value.leaves_out_zero else text
+    return Cell(text, is_strong=True) if value and value.leaves_out_zero else text
 
 
 class Column(NamedTuple):
@@ -60,14 +71,17 @@ class Column(NamedTuple):
         unit = "" if "bits" in self.measure else ", points"
         return [self.head, f"vs. {self.minus}{unit}"] if self.minus else [self.head]
 
-    def cells(self, arm: Arm, base: Arm) -> list[str]:
-        ours, theirs = (
-            seeds(self.experiment or x["experiment"], x["arm"], self.measure) for x in (arm, base)
-        )
-        points = "bits" not in self.measure
-        cells = [share(mean(ours)) if points else bits(mean(ours))]
-        difference = DASH if arm is base else more(paired(ours, theirs), points=points)
-        return [*cells, difference] if self.minus else cells
+    def cells(self, arm: Arm, base: Arm) -> Row:
+        values = self.values_of(arm)
+        is_share = "bits" not in self.measure
+        cells: Row = [share(mean(values)) if is_share else bits(mean(values))]
+        if self.minus:
+            difference = paired(values, self.values_of(base))
+            cells.append(DASH if arm is base else more(difference, points=is_share))
+        return cells
+
+    def values_of(self, arm: Arm) -> Seeds:
+        return seeds(self.experiment or arm["experiment"], arm["arm"], self.measure)
 
 
 def arms_of(table: str) -> list[Arm]:
@@ -79,20 +93,32 @@ def comparison(
 ) -> str:
     """The table of the arms that ``arms.csv`` has for it, in parts with a title. Differences are to ``base``,
     the first arm of a part if not given; the last column is what a ``paper`` has."""
-    heads = [head, costs, *(name for column in columns for name in column.heads()), *filter(None, [paper])]
-    body = []
+    # The head
+    heads = [head, costs]
+    for column in columns:
+        heads += column.heads()
+    if paper:
+        heads.append(paper)
+
+    # A part for each group of rows that are compared
+    body: list[Row] = []
     for title, part in groupby(arms_of(name), key=lambda arm: arm["title"]):
-        arms = [*part]
-        first = next(arm for arm in arms if arm["arm"] == base or not base)
-        body += [titled(title, heads)] if title else []
+        arms = list(part)
+        base_arm = next(arm for arm in arms if arm["arm"] == base or not base)
+        if title:
+            body.append(titled(title, heads))
         for arm in arms:
-            cells = [cell for column in columns for cell in column.cells(arm, first)]
-            body.append([arm["shown"], cost(arm), *cells, *filter(None, [arm["paper"]])])
-    return table(heads, body, numbers=True)
+            row: Row = [arm["shown"], cost(arm)]
+            for column in columns:
+                row += column.cells(arm, base_arm)
+            if arm["paper"]:
+                row.append(arm["paper"])
+            body.append(row)
+    return markdown_table(heads, body, numbers=True)
 
 
-def titled(title: str, heads: Sequence[str]) -> list[str]:
-    return [Markup(f"**{title}**"), *[""] * (len(heads) - 1)]
+def titled(title: str, heads: Sequence[str]) -> Row:
+    return [Cell(title, is_strong=True), *[""] * (len(heads) - 1)]
 
 
 def cost(arm: Arm) -> str:
@@ -119,16 +145,11 @@ def cost_of_settings(experiment: str, label: str) -> str:
 def facts_of_settings(experiment: str, label: str) -> dict[str, Any]:
     settings = about(experiment)["settings"]
     stored = {**settings["all"], **settings[label]}
-    names = (
-        "model",
-        "d_model",
-        "n_layers",
-        "segment_len",
-        "mem_len",
-        "c_mem_len",
-        "compression_rate",
-    )
-    return memory_facts(ModelConfig(**{n: stored[f"model.{n}"] for n in names if f"model.{n}" in stored}))
+    fields = {}
+    for name in MEMORY_FIELDS:
+        if f"model.{name}" in stored:
+            fields[name] = stored[f"model.{name}"]
+    return memory_facts(ModelConfig(**fields))
 
 
 # Recall
@@ -144,15 +165,19 @@ REACH_HEADS = ("", "Transformer-XL", "Compressive", "vs. Transformer-XL, points"
 
 
 def reach() -> str:
-    body = []
+    body: list[Row] = []
     for title, experiment, bands in REACHES:
+        body.append(titled(title, REACH_HEADS))
         costs = [cost_of_settings(experiment, label) for label in about(experiment)["arms"]]
-        body += [titled(title, REACH_HEADS), [COST, *costs, ""]]
+        body.append([COST, *costs, ""])
         for low, high in bands:
-            xl, slots = (seeds(experiment, arm, f"correct, {low} – {high}") for arm in MODELS)
-            name, less = f"set {low:,} to {high - 1:,} tokens ago", more(paired(slots, xl), points=True)
-            body.append([name, share(mean(xl)), share(mean(slots)), less])
-    return table(REACH_HEADS, body, numbers=True)
+            measure = f"correct, {low} – {high}"
+            xl = seeds(experiment, "transformer-xl", measure)
+            compressive = seeds(experiment, "compressive", measure)
+            name = f"set {low:,} to {high - 1:,} tokens ago"
+            gain = more(paired(compressive, xl), points=True)
+            body.append([name, share(mean(xl)), share(mean(compressive)), gain])
+    return markdown_table(REACH_HEADS, body, numbers=True)
 
 
 STREAMS = (("16, 4, 1/16", 1.5), ("8, 2, 1/8", 2.0), ("16, 4, 1/8", 3.0), ("24, 5, 1/8", 3.5),
@@ -163,122 +188,146 @@ STREAMS = (("16, 4, 1/16", 1.5), ("8, 2, 1/8", 2.0), ("16, 4, 1/8", 3.0), ("24, 
 def in_slots(arm: str, stream: int, *, longer: bool = False) -> Seeds:
     """Correct answers beyond chance about values set 192 to 383 tokens ago, on a stream of the grid, after
     3 or, if ``longer``, 12 million tokens."""
-    places = ("recall_grid_longer", "recall_grid_longer_both_losses") if longer else ("recall_grid",)
-    measured = [seeds(place, f"{arm}-{stream}", "set 192 to 384 tokens ago") for place in places]
-    return next(filter(None, measured), {})
+    experiments = ("recall_grid_longer", "recall_grid_longer_both_losses") if longer else ("recall_grid",)
+    for experiment in experiments:
+        if values := seeds(experiment, f"{arm}-{stream}", "set 192 to 384 tokens ago"):
+            return values
+    return {}
 
 
 def slots() -> str:
-    body = []
-    for i, (stream, size) in enumerate(STREAMS):
-        xl, ours = (in_slots(arm, i) for arm in MODELS)
-        longer = [share(mean(in_slots(arm, i, longer=True))) for arm in (*MODELS, "both-losses")]
-        short = [share(mean(xl)), share(mean(ours)), more(paired(ours, xl), points=True)]
-        body.append([f"{size:g}", stream, *short, *longer])
+    body: list[Row] = []
+    for index, (stream, size) in enumerate(STREAMS):
+        xl = in_slots("transformer-xl", index)
+        compressive = in_slots("compressive", index)
+        gain = more(paired(compressive, xl), points=True)
+        row: Row = [f"{size:g}", stream, share(mean(xl)), share(mean(compressive)), gain]
+        for arm in (*MODELS, "both-losses"):
+            row.append(share(mean(in_slots(arm, index, longer=True))))
+        body.append(row)
     head = ["bits in a slot", "keys, values, share of tokens that set a key", "Transformer-XL", "Compressive",
             "vs. Transformer-XL, points", "4 × the training: Transformer-XL", "Compressive",
             "Compressive, both losses"]  # fmt: skip
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
 
 
 def slot_settings() -> str:
     """One setting changed at a time, for slots and for Transformer-XL."""
-    theirs = {row["variant"]: row for row in rows("slots_transformer_xl")}
-    body = []
+    of_xl = {row["variant"]: row for row in rows("slots_transformer_xl")}
+    body: list[Row] = []
     for row in rows("slots"):
-        shares = [row.get(f"correct {place}") for place in ("in memory", "in slots", "beyond")]
-        shares += [
-            theirs.get(row["variant"], {}).get(f"correct {place}") for place in ("in memory", "beyond")
-        ]
+        xl = of_xl.get(row["variant"], {})
+        shares = [row.get(f"correct {part}") for part in ("in memory", "in slots", "beyond")]
+        shares += [xl.get("correct in memory"), xl.get("correct beyond")]
         body.append([row["variant"], *(f"{percent} %" if percent else DASH for percent in shares)])
     head = ["setting that differs", "Compressive: in positions", "in slots", "beyond",
             "Transformer-XL: in positions", "beyond"]  # fmt: skip
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
 
 
 def both_losses() -> str:
-    body = []
+    body: list[Row] = []
     for title, experiment, base, band in (
         ("slots of 4 positions", "recall_both_losses", "recall_both_losses", "192 – 384"),
         ("slots of 9 positions", "recall_far_both_losses", "recall_far", "512 – 2048"),
     ):
-        both = seeds(experiment, "task", f"correct, {band}")
-        usual = seeds(base, "compressive", f"correct, {band}")
-        shares = [share(mean(usual)), share(mean(both)), more(paired(both, usual), points=True)]
-        body.append([title, f"{band} tokens ago", *shares, str(len(both))])
+        values = seeds(experiment, "task", f"correct, {band}")
+        base_values = seeds(base, "compressive", f"correct, {band}")
+        gain = more(paired(values, base_values), points=True)
+        shares = [share(mean(base_values)), share(mean(values)), gain]
+        body.append([title, f"{band} tokens ago", *shares, str(len(values))])
     head = ["Compressive with", "set", "attention reconstruction", "both losses", "gain, points", "seeds"]
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
 
 
 # Texts
 
-PER_CHARACTER, PER_BYTE = "bits per character", "bits per byte, 6,400,000 tokens"
+PER_CHARACTER = "bits per character"
+PER_BYTE = "bits per byte, 6,400,000 tokens"
 DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047")
+
+
+FAR_PAIRS = (
+    ("text_heads", "xl-last", "xl-256"),
+    ("text_shift_python", "last-256-shift", "last-256"),
+    ("text_shift_rfc", "last-256-shift", "last-256"),
+    ("text_selective_python", "last-128-selective-shift", "last-256-shift"),
+    ("text_selective_rfc", "last-128-selective-shift", "last-256-shift"),
+)
+"""Experiments, with an arm and the one that it is compared with."""
 
 
 def far_memory() -> str:
     """What a long memory for the last layer and a token shift save, by how far back a word last began."""
-    body, compared = list[list[str]](), (
-        ("text_heads", "xl-last", "xl-256"), ("text_shift_python", "last-256-shift", "last-256"),
-        ("text_shift_rfc", "last-256-shift", "last-256"),
-        ("text_selective_python", "last-128-selective-shift", "last-256-shift"),
-        ("text_selective_rfc", "last-128-selective-shift", "last-256-shift"),
-    )  # fmt: skip
+    body: list[Row] = []
     for measure in (PER_BYTE, *DISTANCES):
-        pairs = (
-            (seeds(name, ours, measure), seeds(name, theirs, measure)) for name, ours, theirs in compared
-        )
-        what = "bits per byte" if measure == PER_BYTE else f"nats, {measure} back"
-        body.append([what, *(more(paired(*pair)) for pair in pairs)])
+        row: Row = ["bits per byte" if measure == PER_BYTE else f"nats, {measure} back"]
+        for experiment, arm, base in FAR_PAIRS:
+            difference = paired(seeds(experiment, arm, measure), seeds(experiment, base, measure))
+            row.append(more(difference))
+        body.append(row)
     head = ["", "832 in one layer vs. 256 in all", "shift, Python", "shift, RFCs",
             "selective, Python", "selective, RFCs"]  # fmt: skip
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
 
 
 def text_distances() -> str:
     """Nats per token by how far back a word last began."""
-    body = []
-    for d in DISTANCES:
-        none, exact, mixed = (seeds("text", arm, d) for arm in ("none", "xl-256", "slots-64-192"))
-        upper, same = (seeds("text_upper", arm, d) for arm in ("most-positions-upper", "xl-upper"))
-        swapped = mean(seeds("text", "slots-64-192", f"{d}, slots swapped"))
-        saved = [bits(paired(none, exact)), bits(paired(none, mixed))]
-        body.append([d, *saved, *map(more, (paired(mixed, exact), paired(upper, same), swapped))])
+    body: list[Row] = []
+    for distance in DISTANCES:
+        none = seeds("text", "none", distance)
+        positions = seeds("text", "xl-256", distance)
+        mixed = seeds("text", "slots-64-192", distance)
+        upper_slots = seeds("text_upper", "most-positions-upper", distance)
+        upper_positions = seeds("text_upper", "xl-upper", distance)
+        row: Row = [distance, bits(paired(none, positions)), bits(paired(none, mixed))]
+        row.append(more(paired(mixed, positions)))
+        row.append(more(paired(upper_slots, upper_positions)))
+        row.append(more(mean(seeds("text", "slots-64-192", f"{distance}, slots swapped"))))
+        body.append(row)
     head = ["tokens since the word last began", "256 positions save", "64 positions, 192 slots save",
             "these slots vs. 256 positions", "slots vs. positions in the upper layers",
             "64 positions, 192 slots: slots swapped"]  # fmt: skip
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
 
 
 SWAPPED = "loss minus that with unchanged memory (nats per token)"
 
 
 def tiny_shakespeare() -> str:
-    body, of = [], "tiny_shakespeare"
-    for arm in arms_of(of):
-        losses = [bits(stored(of, arm["arm"], PER_CHARACTER))]
-        losses.append(more(stored(of, arm["arm"], f"{PER_CHARACTER} minus transformer-xl")))
+    experiment = "tiny_shakespeare"
+    body: list[Row] = []
+    for arm in arms_of(experiment):
+        name = arm["arm"]
+        row: Row = [arm["shown"], cost(arm), about(experiment)["arms"][arm["label"]]["training time"]]
+        row.append(bits(stored(experiment, name, PER_CHARACTER)))
+        row.append(more(stored(experiment, name, f"{PER_CHARACTER} minus transformer-xl")))
         for part in ("memory", "compressed memory"):
-            rise = stored(of, arm["arm"], SWAPPED, f"{part} swapped")
-            losses.append(number(rise, ".4f", signed=True))
-        body.append([arm["shown"], cost(arm), about(of)["arms"][arm["label"]]["training time"], *losses])
+            rise = stored(experiment, name, SWAPPED, f"{part} swapped")
+            row.append(number(rise, ".4f", signed=True))
+        body.append(row)
     head = ["model", COST, "training", PER_CHARACTER, "vs. Transformer-XL"]
-    return table([*head, "positions swapped, nats", "slots swapped, nats"], body, numbers=True)
+    return markdown_table([*head, "positions swapped, nats", "slots swapped, nats"], body, numbers=True)
 
 
 def recipes(search: str) -> str:
     """Losses of the recipes of a ``search`` in 125 seconds."""
+    body: list[Row] = []
+    for row in rows("recipes"):
+        if row["search"] == search:
+            loss = stored_number(row["loss (nats)"], row["half width"])
+            difference = stored_number(row["minus default"], row["half width of the difference"], "+")
+            body.append([row["recipe"], f"{row['million tokens']} M", loss, difference, row["seeds"]])
+    head = ["recipe", "tokens", "held-out loss, nats", "vs. default", "seeds"]
+    return markdown_table(head, body, numbers=True)
 
-    def shown(value: str, half_width: str, sign: str = "") -> str:
-        interval = f" ± {float(half_width):.3f}" if half_width else ""
-        return f"{float(value):{sign}.3f}{interval}".replace("-", "−") if value else DASH
 
-    body = [
-        [row["recipe"], f"{row['million tokens']} M", shown(row["loss (nats)"], row["half width"]),
-         shown(row["minus default"], row["half width of the difference"], "+"), row["seeds"]]
-        for row in rows("recipes") if row["search"] == search
-    ]  # fmt: skip
-    return table(["recipe", "tokens", "held-out loss, nats", "vs. default", "seeds"], body, numbers=True)
+def stored_number(value: str, half_width: str, sign: str = "") -> str:
+    """A number of a file with its interval, if it has one."""
+    if not value:
+        return DASH
+    interval = f" ± {float(half_width):.3f}" if half_width else ""
+    return f"{float(value):{sign}.3f}{interval}".replace("-", "−")
 
 
 # All experiments, and comparisons of arms
@@ -287,47 +336,67 @@ def recipes(search: str) -> str:
 def position_features() -> str:
     """Losses with several numbers of position features, and the difference from P = D, by text, and the share
     of correct answers on the recall stream."""
+    # Experiments measure different texts.
     measured = []
-    for name in POSITIONS:
-        measured += [(name, measure) for measure in dict.fromkeys(row["measure"] for row in rows(name))]
+    for experiment in POSITIONS:
+        for measure in dict.fromkeys(row["measure"] for row in rows(experiment)):
+            measured.append((experiment, measure))
+
     head = ["position features"]
     for _, measure in measured:
         text = measure.removeprefix("held-out loss, ").removesuffix(" (nats)")
-        head += [text, "vs. P = D"] if "correct" in text else [f"held-out loss, {text}, nats", "vs. P = D"]
-    body = []
+        head.append(text if "correct" in text else f"held-out loss, {text}, nats")
+        head.append("vs. P = D")
+
+    body: list[Row] = []
     for arm, shown in POSITION_ARMS.items():
-        cells = [shown]
-        for name, measure in measured:
-            ours, theirs = (seeds(name, x, measure) for x in (arm, "all"))
-            points = "correct" in measure
-            cells.append(share(mean(ours)) if points else bits(mean(ours)))
-            cells.append(DASH if arm == "all" or not ours else more(paired(ours, theirs), points=points))
-        body.append(cells)
-    return table(head, body, numbers=True)
+        row: Row = [shown]
+        for experiment, measure in measured:
+            values = seeds(experiment, arm, measure)
+            base = seeds(experiment, "all", measure)
+            is_share = "correct" in measure
+            row.append(share(mean(values)) if is_share else bits(mean(values)))
+            is_compared = values and arm != "all"
+            row.append(more(paired(values, base), points=is_share) if is_compared else DASH)
+        body.append(row)
+    return markdown_table(head, body, numbers=True)
+
+
+def flash_steps() -> str:
+    """CPU time of a training step with 16 position features, by what computes their attention and by size."""
+    rows_of_file = table_of("flash_steps")
+    _, *sizes = rows_of_file[0]
+    head = ["attention with 16 position features", *(f"{size}, ms" for size in sizes)]
+    return markdown_table(head, [[*row.values()] for row in rows_of_file], numbers=True)
 
 
 def large_text() -> str:
-    return table(["what", "measured", "goal"], [[*row.values()] for row in rows("large_text")], numbers=True)
+    return markdown_table(
+        ["what", "measured", "goal"], [[*row.values()] for row in rows("large_text")], numbers=True
+    )
 
 
-def of_file(path: str, which: str) -> str:
-    """A table of a Markdown file: the ``which``-th, or the first with this word in its head."""
+def of_file(path: str, table: str) -> str:
+    """A table of a Markdown file: the one with this number, or the first with this word in its head."""
     tables = re.findall(r"(?:^\|.*\n?)+", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-    if which.isdigit():
-        return str(tables[int(which) - 1]).strip()
+    if table.isdigit():
+        return str(tables[int(table) - 1]).strip()
     for lines in tables:
-        if which in lines.splitlines()[0]:
+        head, _, _ = lines.partition("\n")
+        if table in head:
             return str(lines).strip()
-    raise ValueError(f"{path} has no table with {which!r} in its head.")
+    raise ValueError(f"{path} has no table with {table!r} in its head.")
 
 
 def data() -> str:
     """All experiments: what was trained, how often, on how much, when, and where its numbers are."""
-    body = []
+    body: list[Row] = []
     for name, row in experiments().items():
-        numbers = Markup(f"[{name}](data/{name}/results.csv)")
+        numbers = Cell(name, link=f"data/{name}/results.csv")
         body.append([*(row[x] for x in ("what", "seeds", "tokens", "date", "machine")), numbers])
-    return table(["experiment", "seeds", "tokens of each run", "trained", "machine", "numbers"], body)
+    return markdown_table(
+        ["experiment", "seeds", "tokens of each run", "trained", "machine", "numbers"], body
+    )
 
 
 def commands() -> str:
@@ -361,50 +430,59 @@ def learning_worth() -> str:
     """Losses as trained and with learning, what memory saves in both, and what is forgotten."""
     head = ["memory", "static", "with learning", "learning saves", "memory saves, static",
             "memory saves, with learning", "training text, afterwards"]  # fmt: skip
-    body = []
+    body: list[Row] = []
     for name, text in learned_texts():
         body.append(titled(text, head))
         for arm, shown in LEARNED_ARMS.items():
-            if not seeds(name, arm, "static (nats)"):
-                continue
-            row = [shown]
-            row += [bits(mean(seeds(name, arm, f"{reading} (nats)"))) for reading in READINGS]
-            row.append(more(mean(seeds(name, arm, "learning saves (nats)"))))
-            for reading in READINGS:
-                measure = f"{reading} (nats)"
-                saved = paired(seeds(name, "none", measure), seeds(name, arm, measure))
-                row.append(DASH if arm == "none" else more(saved))
-            before = seeds(name, arm, "training text, static (nats)")
-            after = seeds(name, arm, "training text, after learning (nats)")
-            row.append(more(paired(after, before)))
-            body.append(row)
-    return table(head, body, numbers=True)
+            if seeds(name, arm, "static (nats)"):
+                body.append([shown, *learning_cells(name, arm)])
+    return markdown_table(head, body, numbers=True)
+
+
+def learning_cells(experiment: str, arm: str) -> Row:
+    cells: Row = []
+    for reading in READINGS:
+        cells.append(bits(mean(seeds(experiment, arm, f"{reading} (nats)"))))
+    cells.append(more(mean(seeds(experiment, arm, "learning saves (nats)"))))
+    # What memory saves in both readings
+    for reading in READINGS:
+        measure = f"{reading} (nats)"
+        saved = paired(seeds(experiment, "none", measure), seeds(experiment, arm, measure))
+        cells.append(DASH if arm == "none" else more(saved))
+    # What is forgotten of the text of the training
+    static = seeds(experiment, arm, "training text, static (nats)")
+    learned = seeds(experiment, arm, "training text, after learning (nats)")
+    cells.append(more(paired(learned, static)))
+    return cells
 
 
 def learning_distances() -> str:
     """What learning and memory save, by the characters since a word last began."""
     head = ["characters since the word last began", "learning saves: no memory", "Transformer-XL",
             "Transformer-XL saves: static", "with learning"]  # fmt: skip
-    body = []
+    body: list[Row] = []
     for name, text in learned_texts():
         body.append(titled(text, head))
-        groups = [
-            row["measure"].removesuffix(", static")
-            for row in rows(name)
-            if row["measure"].endswith(", static") and row["arm"] == "none"
-        ]
-        for group in dict.fromkeys(groups):
+        for group in learned_groups(name):
             losses = {}
-            for arm in ("none", "xl"):
-                for reading in READINGS:
-                    losses[arm, reading] = seeds(name, arm, f"{group}, {reading}")
-            row = [GROUP_NAMES.get(group, group)]
+            for arm, reading in product(("none", "xl"), READINGS):
+                losses[arm, reading] = seeds(name, arm, f"{group}, {reading}")
+            row: Row = [GROUP_NAMES.get(group, group)]
             for arm in ("none", "xl"):
                 row.append(more(paired(losses[arm, "static"], losses[arm, "learning"])))
             for reading in READINGS:
                 row.append(more(paired(losses["none", reading], losses["xl", reading])))
             body.append(row)
-    return table(head, body, numbers=True)
+    return markdown_table(head, body, numbers=True)
+
+
+def learned_groups(experiment: str) -> list[str]:
+    """The distances by which losses were measured."""
+    groups: dict[str, None] = {}
+    for row in rows(experiment):
+        if row["arm"] == "none" and row["measure"].endswith(", static"):
+            groups[row["measure"].removesuffix(", static")] = None
+    return list(groups)
 
 
 GROUP_NAMES = {"first": "a word that had not occurred", "no word": "no word"}
@@ -415,23 +493,23 @@ GROUP_NAMES = {"first": "a word that had not occurred", "no word": "no word"}
 
 def memory_ideas() -> str:
     """What each built-in memory keeps, and the names of the others."""
-    body = []
+    body: list[Row] = []
     in_files = []
     for memory in ALL_MEMORIES:
         if ":" in memory.model:
             in_files.append(memory.name)
         else:
             body.append([linked_name(memory), memory.idea])
-    ideas = table(["memory", "what each layer remembers"], body)
+    ideas = markdown_table(["memory", "what each layer remembers"], body)
     *names, last = in_files
     return f"{ideas}\n\nOthers, [one file each](experiments/memories): {', '.join(names)} and {last}."
 
 
-def linked_name(memory: ListedMemory) -> Markup | str:
+def linked_name(memory: ListedMemory) -> str | Cell:
     """The name of a memory, with a link to its paper, if it has one."""
     if not memory.arxiv:
         return memory.name
-    return Markup(f"[{memory.name}](https://arxiv.org/abs/{memory.arxiv})")
+    return Cell(memory.name, link=f"https://arxiv.org/abs/{memory.arxiv}")
 
 
 COMPARE_KEYS = 64
@@ -471,7 +549,7 @@ OF_MQAR = {
 
 def claims() -> dict[tuple[str, str], Claim]:
     """What was measured with three seeds, by the name of the memory and the column."""
-    known = {}
+    known: dict[tuple[str, str], Claim] = {}
     for name, arm in OF_FILES.items():
         for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
             known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
@@ -485,22 +563,23 @@ def claims() -> dict[tuple[str, str], Claim]:
 
 def memory_costs() -> str:
     """Each memory's name, how it is named, what it costs, and its results minus Transformer-XL's."""
-    known = claims()
+    measured = claims()
     columns = (TEXT, RECALL, ASSOCIATION)
-    body = []
+    body: list[Row] = []
     for memory in ALL_MEMORIES:
-        model = Markup(f"`{memory.model}`")
-        row = [memory.name, model, source_of(memory), memory.idea, formula(memory.keys), state_of(memory)]
+        row: Row = [memory.name, Cell(memory.model, is_code=True), source_of(memory), memory.idea]
+        row += [formula(memory.keys), state_of(memory)]
         for column in columns:
-            claim = known.get((memory.name, column))
+            claim = measured.get((memory.name, column))
             if claim is not None:
                 row.append(difference_of(claim))
             else:
                 row.append(DASH if memory.name == BASE else UNTESTED)
         body.append(row)
-    option = Markup("`--model`")
+    option = Cell("--model", is_code=True)
     costs = ["keys per layer", "bytes per stream"]
-    return table(["memory", option, "source", "what each layer remembers", *costs, *columns], body)
+    head: Row = ["memory", option, "source", "what each layer remembers", *costs, *columns]
+    return markdown_table(head, body)
 
 
 def state_of(memory: ListedMemory) -> str:
@@ -513,21 +592,22 @@ def state_of(memory: ListedMemory) -> str:
     return f"{n_bytes} = {kib(memory_facts(config)['state_bytes'])}"
 
 
-def difference_of(claim: Claim) -> Markup:
+def difference_of(claim: Claim) -> Cell:
     """The paired difference of a ``claim``, with a link to its page."""
-    ours = seeds(claim.experiment, claim.arm, claim.measure)
-    theirs = seeds(claim.experiment, claim.rival, claim.measure)
-    difference = more(paired(ours, theirs), points="bits" not in claim.measure)
-    return Markup(f"[{difference}](results/{claim.page}.md)")
+    values = seeds(claim.experiment, claim.arm, claim.measure)
+    rival_values = seeds(claim.experiment, claim.rival, claim.measure)
+    shown = more(paired(values, rival_values), points="bits" not in claim.measure)
+    difference = shown if isinstance(shown, Cell) else Cell(shown)
+    return replace(difference, link=f"results/{claim.page}.md")
 
 
-def source_of(memory: ListedMemory) -> str:
+def source_of(memory: ListedMemory) -> str | Cell:
     """A link to the paper of a memory, if it has one."""
     if not memory.paper:
         return DASH
     if not memory.arxiv:
         return memory.paper
-    return Markup(f"[{memory.paper}](https://arxiv.org/abs/{memory.arxiv})")
+    return Cell(memory.paper, link=f"https://arxiv.org/abs/{memory.arxiv}")
 
 
 def formula(code: str) -> str:
@@ -541,7 +621,8 @@ OF_ABLATION = (
     ("correct within", "answers about values set 0 to 192 tokens ago"),
     (PER_CHARACTER, PER_CHARACTER),
 )
-BASES, PER_GROUP = ("the default", "", "the default"), "first row of the group"
+BASES = ("the default", "", "the default")
+PER_GROUP = "first row of the group"
 OF_MEMORIES = (
     ("recall, set 192 to 383 tokens ago", "recall, set 192 to 384 tokens ago"),
     ("Tiny Shakespeare, bits per character", "bits per character, tiny-shakespeare"),
@@ -553,10 +634,11 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         Column("set 0 to 255 tokens ago", "correct, 0 – 256", PER_GROUP),
         Column("set 512 to 2,047 tokens ago", "correct, 512 – 2048", PER_GROUP)]),
     "compression": ("compression, and what trains it", SMALL_COST,
-                    [Column(*of, base) for of, base in zip(OF_ABLATION, BASES, strict=True)],
+                    [Column(*named, base) for named, base in zip(OF_ABLATION, BASES, strict=True)],
                     "", "paper: enwik8"),
-    "gates": ("default compression", SMALL_COST, [Column(*of, "no gates") for of in OF_ABLATION]),
+    "gates": ("default compression", SMALL_COST, [Column(*named, "no gates") for named in OF_ABLATION]),
     "long_text": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
+    "long_text_removed": ("memory", COST, [Column("bits per byte", PER_BYTE, PER_GROUP)]),
     "subwords": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte", PER_GROUP)]),
     "text_variants": ("memory", SMALL_COST, [Column("bits per byte", PER_BYTE, "256 positions")]),
     "longer_training": ("memory", SMALL_COST, [Column("bits per byte", "bits per byte, 24,000,000 tokens")]),
@@ -565,14 +647,17 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         *(Column(f"{maze.removeprefix('t-maze-')} steps", maze) for maze in MAZES[:2]),
         Column("80 steps", MAZES[2], "Transformer-XL"),
         Column("MiniGrid-MemoryS7", "MiniGrid-MemoryS7-v0", experiment="agents_minigrid")], "transformer-xl"),
-    "memories": ("memory", COST, [Column(*of, "Transformer-XL") for of in OF_MEMORIES], "transformer-xl"),
+    "memories": ("memory", COST,
+                 [Column(*named, "Transformer-XL") for named in OF_MEMORIES], "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""
 
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
-                 recipes, position_features, large_text, data, commands, memory_ideas, memory_costs,
-                 learning_worth, learning_distances)
+                 recipes, position_features, flash_steps, large_text, data, commands, memory_ideas,
+                 memory_costs, learning_worth, learning_distances)
 }  # fmt: skip
-TABLES |= {name: partial(comparison, name, *of) for name, of in COMPARISONS.items()} | {"file": of_file}
+TABLES["file"] = of_file
+for name, arguments in COMPARISONS.items():
+    TABLES[name] = partial(comparison, name, *arguments)

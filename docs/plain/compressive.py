@@ -1,7 +1,12 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch>=2.10", "numpy"]
+# ///
 """The Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): transformer_xl.py, and slots.
 
 python compressive.py              trains on Tiny Shakespeare for about a minute and prints a sample
 python compressive.py novel.txt    trains on this text instead
+uv run compressive.py              does so in an environment with PyTorch, which uv makes
 
 C slots, each compressed from c vectors, come before the M vectors of the memory: K = C + M + S keys.
 """

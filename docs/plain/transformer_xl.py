@@ -1,7 +1,12 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch>=2.10", "numpy"]
+# ///
 """Transformer-XL in plain PyTorch (Dai et al. 2019, arXiv 1901.02860), to read in one sitting.
 
 python transformer_xl.py              trains on Tiny Shakespeare for about a minute and prints a sample
 python transformer_xl.py novel.txt    trains on this text instead
+uv run transformer_xl.py              does so in an environment with PyTorch, which uv makes
 
 S tokens in a segment, M in the memory, K = M + S keys; B streams, H heads, D = d_model, E = D / H.
 """

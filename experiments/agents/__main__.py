@@ -15,7 +15,7 @@ from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
 from memformers.report.arms import MEASURES, Measure
-from memformers.report.markdown import Report
+from memformers.report.rendering import Report
 
 NETWORK = ModelConfig(
     "compressive", d_model=32, n_heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,

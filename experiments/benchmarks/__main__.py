@@ -23,7 +23,9 @@ from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.files import read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.kernels import blocked
-from memformers.report.markdown import DASH, TEMPLATES, number, table
+from memformers.report.numbers import DASH, number
+from memformers.report.rendering import PLAIN
+from memformers.report.rendering import markdown_table as table
 
 HERE = Path(__file__).parent
 milliseconds = partial(spread, scale=1e3)
@@ -98,7 +100,7 @@ def measure_kernels(*, quick: bool) -> Result:
 
 def write_page(name: str, folder: Path, values: dict[str, Any]) -> None:
     text = (HERE / name).with_suffix(".in.md").read_text(encoding="utf-8")
-    write_text(folder / name, TEMPLATES.from_string(text).render(values).rstrip() + "\n")
+    write_text(folder / name, PLAIN.from_string(text).render(values).rstrip() + "\n")
 
 
 def packages_of(environment: Result) -> str:

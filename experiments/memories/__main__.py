@@ -15,7 +15,7 @@ from memformers.comparison.recall.setup import RecallConfig
 from memformers.comparison.recall.task import RECALL
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.report.arms import BITS, Measure
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048

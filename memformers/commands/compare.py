@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from memformers.commands.options import FIRST_OF_TRAINING, ExperimentCommand
 from memformers.comparison.text import CompareConfig, compare
-from memformers.report.markdown import Report
+from memformers.report.rendering import Report
 
 
 @dataclass(frozen=True)

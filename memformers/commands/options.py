@@ -22,7 +22,7 @@ from memformers.runs.folder import is_experiment, new_folder, newest_experiment
 from memformers.tracking.trackers import TRACK, tracker_names
 
 if TYPE_CHECKING:
-    from memformers.report.markdown import Report
+    from memformers.report.rendering import Report
 
 FIRST_OF_TRAINING = (
     "data", "tokenizer", "vocab_size", "max_tokens", "batch_size", "seed", "learning_rate", "model",

@@ -8,9 +8,10 @@ import tyro
 
 from memformers.common.console import counted
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count
+from memformers.common.fields import Checked, Count, NonNegativeInt
+from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
-from memformers.data.sources import PYTHON_SOURCE, Benchmark, CorpusSpec, benchmark, find
+from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenize_corpus import check_is_new, prepare
 
 
@@ -28,10 +29,10 @@ class Prepare(Checked):
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """A text file, - for standard input; or documents, as a folder of texts, a .jsonl file, or a .parquet or
-    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these.
-    Files that end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and then its
-    file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and
-    its packages."""
+    .csv table; or token ids, as .npy, .bin or .ds; or a folder with train.*, valid.* and perhaps test.* of
+    these. Files that end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and
+    then its file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this
+    Python and its packages."""
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = ""
     """The file or the folder of a named corpus, as it is published, decompressed."""
     validation: str = ""
@@ -52,6 +53,8 @@ class Prepare(Checked):
     different ones."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
+    document_end: NonNegativeInt | None = None
+    """The token id that ends each document, for files of token ids."""
 
     def run(self) -> None:
         if not self.text:
@@ -63,14 +66,15 @@ class Prepare(Checked):
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
         data = self.file or ("" if corpus else self.text)
         spec = CorpusSpec(
-            data,
-            self.validation,
-            self.test,
-            self.document_separator,
-            self.text_field,
-            tokenizer,
-            vocab_size,
-            corpus,
+            data=data,
+            validation=self.validation,
+            test=self.test,
+            document_separator=self.document_separator,
+            text_field=self.text_field,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            corpus=corpus,
+            document_end=self.document_end,
         )
         sources = find(spec)
         kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer

@@ -10,7 +10,7 @@ from memformers.commands.options import ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall.setup import RecallConfig
 from memformers.comparison.recall.shown import read_stream, terminal_text, write_stream_page
-from memformers.report.markdown import Report
+from memformers.report.rendering import Report
 
 
 @dataclass(frozen=True)

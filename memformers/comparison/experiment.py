@@ -22,7 +22,7 @@ from memformers.models.config import SHARED_SETTINGS, applies_to
 from memformers.models.facts import memory_facts
 from memformers.models.registry import check_importable, import_path, lookup
 from memformers.report.keys import unequal_keys
-from memformers.report.markdown import in_terminal
+from memformers.report.rendering import in_terminal, text_of
 from memformers.runs.card import RunCard, known_card, note_launch
 from memformers.runs.folder import (
     CARD,
@@ -42,7 +42,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
 
 if TYPE_CHECKING:
-    from memformers.report.markdown import Report
+    from memformers.report.rendering import Report
 
 ENDING_SECONDS = 20.0
 """How long a training run may outlive the experiment that started it."""
@@ -287,7 +287,7 @@ def print_unequal_keys(task: Task[Any], arms: Sequence[Arm]) -> None:
         if network:
             facts[arm.label or arm.name] = memory_facts(network)
     for warning in unequal_keys(facts):
-        print(in_terminal([f"NOTE: {warning.text}"]), flush=True)
+        print(in_terminal([f"NOTE: {text_of(warning)}"]), flush=True)
 
 
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> None:

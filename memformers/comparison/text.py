@@ -26,7 +26,7 @@ from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.job import find_text, spec_of
 
 if TYPE_CHECKING:
-    from memformers.report.markdown import Report
+    from memformers.report.rendering import Report
 
 PROBED = 12_288
 """Tokens that are predicted with each part of the memory changed when a comparison ends, so that this takes

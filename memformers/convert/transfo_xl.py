@@ -1,6 +1,6 @@
 """Weights and words of the original Transformer-XL (repository kimiyoung/transformer-xl) and of Hugging
-Face's, in which names begin with ``transformer.`` and the softmax's rows for rare clusters are reversed. As a
-pickle can run code while it is loaded, only tensors and plain containers are read from one."""
+Face's, in which names begin with ``transformer.`` and the softmax's rows for rare clusters are reversed. A
+pickle can run code while it is loaded, so only tensors and plain containers are read from one."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -77,8 +77,8 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def load_plain(path: Path, content: str) -> Any:
-    """The tensors and plain containers in a file of safetensors or ``torch.save``; UserError, which says what
-    ``content`` was expected, for code in it and for a missing or broken file."""
+    """The tensors and plain containers in a file of safetensors or ``torch.save``; UserError, with the
+    expected ``content``, for code in it and for a missing or broken file."""
     if not path.is_file():
         raise UserError(f"expected {path} to be a file of {content}, but it is missing.")
     try:
@@ -87,7 +87,7 @@ def load_plain(path: Path, content: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
-    except Exception as error:  # whatever a broken or hostile pickle may end in
+    except Exception as error:  # a broken or hostile pickle may raise anything
         if code := re.search(r"GLOBAL (\S+)", str(error)):
             raise UserError(
                 f"{path} is refused: loading it would run code ({code[1]}). Ask for safetensors; or, if you "
@@ -125,8 +125,8 @@ def load_vocabulary(folder: Path) -> WordTokenizer:
 
 def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | None = None) -> MemoryLM:
     """The language model of a published Transformer-XL, in eval mode: same outputs, same memories (Dai et al.
-    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)). Hugging Face's starts with a memory of zeros,
-    which it attends to, as to such a [`memformers.Memory`][] here.
+    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)). Hugging Face's starts with a memory of zeros
+    and attends to it; ours attends to zeros only in such a [`memformers.Memory`][].
 
     The weights don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and
     ``dropout``, which have our defaults; ``pre_lnorm``, required with the original's layout and false by
@@ -205,9 +205,9 @@ def has_name(state: State, pattern: str) -> bool:
 
 
 def merge_shared(state: State) -> dict[str, bool]:
-    """Remove what the softmax shares with the embedding, which is equal or, in transformers' safetensors, not
-    there. Returns what is tied ([`memformers.AdaptiveConfig`][]). A u and v for all layers become those of
-    every layer."""
+    """Remove the weights that the softmax shares with the embedding: they are equal or, in transformers'
+    safetensors, missing. Returns the ties ([`memformers.AdaptiveConfig`][]). If all layers share one u and v,
+    every layer gets a copy."""
     n_tables = len(table_names(state))
     tables = []
     for i in range(n_tables):

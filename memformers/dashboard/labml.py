@@ -44,7 +44,8 @@ RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
 """A run's id as labml's clients make it, followed by the rank of a process after the first."""
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
 """The paths of the views of labml's page, such as /run/1234/compare."""
-SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
+SETTING = {"name": Any, "computed": Any}
+SERIES = {"step": list[float], "value": list[float]}
 STATUS = {"status": Any, "details": Any, "time": Any}
 PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
 """What a packet of a run may have, by the kind of each."""
@@ -94,13 +95,16 @@ def use_records(folder: Path) -> None:
     (folder / "indexes").mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*/.*"):  # of a dashboard that was killed
         unfinished.unlink(missing_ok=True)
+    # labml's models and indexes are read and written here
     drivers = [RecordDriver(folder, model) for model in db.models]
     Model.set_db_drivers(drivers)
     indexes = {index.__name__: IndexDriver(folder, index) for index in db.indexes}
     Index.set_db_drivers(list(indexes.values()))
+    # A record that can't be read is found now, and not when a page asks for it.
     for driver in drivers:
         for key in driver.get_all():
             driver.load_dict(key)
+    # The user and the projects that labml's handlers assume
     project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
     project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
     local = user.get_or_create_user("local", is_local_user=True)
@@ -111,13 +115,15 @@ def use_records(folder: Path) -> None:
         local.save()
         project.ProjectIndex.set(new.labml_token, new.key)
     project.ProjectIndex.set(TOKEN, local.projects[0])
+    # Runs of which a kill left only a part are sent again
     home = project.get_project(TOKEN)
     folders = [key.load().run_uuids for key in home.folders.values()]
     for run_id in list(indexes["RunIndex"].entries):
-        one = run.get(run_id)
-        state = one and one.status and one.status.load()
-        listed = run_id in home.runs and any(run_id in ids for ids in folders)
-        if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
+        record = run.get(run_id)
+        state = record and record.status and record.status.load()
+        is_listed = run_id in home.runs and any(run_id in ids for ids in folders)
+        has_status = state and state.run_status and state.run_status.load()
+        if not has_status or (record.rank == 0 and not is_listed):
             home.runs.pop(run_id, None)
             run.RunIndex.delete(run_id)
     home.save()
@@ -168,7 +174,10 @@ class IndexDriver(FileIndexDbDriver):
 def add_labml(app: FastAPI) -> None:
     """Serve labml's page and its API at all addresses that ``app`` doesn't have yet."""
     static = Path(labml_app.__file__).parent / "static"
-    files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
+    files = {}
+    for path in static.rglob("*"):
+        if path.is_file():
+            files[f"/{path.relative_to(static).as_posix()}"] = path
     html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)
     app.add_api_route(WHO, lambda: {"process": os.getpid()})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
@@ -190,11 +199,12 @@ def is_known(run_id: str) -> bool:
 
 
 def is_packet(packet: Any) -> bool:
-    return (
-        isinstance(packet, dict)
-        and all(matches(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
-        and all(len(one["step"]) == len(one["value"]) for one in packet.get("track", {}).values())
-    )
+    if not isinstance(packet, dict):
+        return False
+    for name, kind in PACKET_HAS.items():
+        if name in packet and not matches(packet[name], kind):
+            return False
+    return all(len(series["step"]) == len(series["value"]) for series in packet.get("track", {}).values())
 
 
 async def track(request: Request, labml_token: str) -> Response:
@@ -208,10 +218,12 @@ async def track(request: Request, labml_token: str) -> Response:
     if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
-    before = list(tracked(run_id))
+    # Without its start, a run is sent again.
+    metrics_so_far = list(tracked(run_id))
     if not is_known(run_id) and not any("name" in packet for packet in packets):
         missing = "the start of the run is missing here; the run sends all of it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
+    # What labml stores: all settings, but no step twice
     for packet in packets:
         if "configs" in packet and not (is_known(run_id) and run.get(run_id).configs):  # the user's choice
             packet["selected_configs"] = [setting["name"] for setting in packet["configs"].values()]
@@ -222,8 +234,9 @@ async def track(request: Request, labml_token: str) -> Response:
         if "started" in packet and (one := run.get(run_id)):
             one.start_time = packet["started"]
             one.save()
-    if (after := list(tracked(run_id))) != before:
-        choose_losses(run_id, before, after)
+    metrics = list(tracked(run_id))
+    if metrics != metrics_so_far:
+        choose_losses(run_id, metrics_so_far, metrics)
     return JSONResponse(answer)
 
 
@@ -234,24 +247,34 @@ def tracked(run_id: str) -> dict[str, Any]:
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
     """Remove steps that the run has from a packet."""
-    known = tracked(run_id)
+    stored = tracked(run_id)
     for name, series in list(packet.get("track", {}).items()):
-        last = known[name]["last_step"][-1] if name in known else -math.inf
-        pairs = [(s, v) for s, v in zip(series["step"], series["value"], strict=True) if s > last]
-        if pairs:
-            series["step"], series["value"] = map(list, zip(*pairs, strict=True))
+        last = stored[name]["last_step"][-1] if name in stored else -math.inf
+        steps = []
+        values = []
+        for step, value in zip(series["step"], series["value"], strict=True):
+            if step > last:
+                steps.append(step)
+                values.append(value)
+        if steps:
+            series["step"] = steps
+            series["value"] = values
         else:
             del packet["track"][name]
 
 
-def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
+def choose_losses(run_id: str, metrics_so_far: list[str], metrics: list[str]) -> None:
     """Draw the losses of a run, and other metrics as the user chose. labml stores this choice by position,
     so a new metric would move it to others."""
     if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
-        choice = dict(zip(after, preferences.series_preferences, strict=False))  # 1 for one that is drawn
-        marks = {name: choice.get(name, -1) for name in before}
-        losses = {name: 1 for name in after if name.startswith("loss.")}
-        preferences.series_preferences = [(losses | marks).get(name, -1) for name in after]
+        choice = dict(zip(metrics, preferences.series_preferences, strict=False))
+        marks = []  # 1 for a metric that is drawn, otherwise -1
+        for name in metrics:
+            if name in metrics_so_far:
+                marks.append(choice.get(name, -1))
+            else:
+                marks.append(1 if name.startswith("loss.") else -1)
+        preferences.series_preferences = marks
         preferences.save()
 
 
@@ -270,4 +293,5 @@ def quiet_labml(log: Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("LabML logger", "memformers.dashboard", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False

@@ -4,18 +4,22 @@ import hashlib
 import html
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from memformers.common.console import duration
 from memformers.common.errors import UserError
-from memformers.common.intervals import mean_of_known
-from memformers.report.arms import ArmRuns, Column, arms_of, base_of, measure_of
-from memformers.report.markdown import DARK, DASH, Markup, html_of, number, plain, prose, table
-from memformers.report.plotting import line_styles
-from memformers.report.sections import bars, claims, results_table, setting_text, tokens_of_losses, trial
+from memformers.common.intervals import Mean, mean_of_known
+from memformers.report.arms import ArmRuns, Column, Measure, arms_of, base_of, labels_of, measure_of
+from memformers.report.claims import claims, trial
+from memformers.report.data import Block, Cell, Details, Notice, Table, prose
+from memformers.report.made import setting_text
+from memformers.report.numbers import DASH, number
+from memformers.report.plotting import LineStyle, styles_of
+from memformers.report.rendering import DARK, html_of
+from memformers.report.sections import chart_of, results_table, tokens_of_losses
 from memformers.runs.folder import PAGE, short_names
 from memformers.runs.metrics import SECONDS, TOKENS
 from memformers.runs.reader import (
@@ -54,6 +58,7 @@ SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v"
            "P": "cross", "X": "x"}  # fmt: skip
 """plotly's names for matplotlib's lines and markers."""
 MAX_MARKED = 40  # the most points of a curve of which each has its marker
+BAND_ALPHA = "2e"  # how opaque a band is, from 00 to ff: what lies below stays visible
 MAX_SHOWN = 200  # the most arms that are drawn and listed, and the most runs
 Knows = Callable[[str], bool]  # whether labml's pages have a run, by its id
 
@@ -63,8 +68,7 @@ def describe(
     knows: Knows = lambda run: False,
 ) -> dict[str, Any]:  # fmt: skip
     """What the page shows: curves of ``metric``, or of another one that has points, and all else as HTML."""
-    names = sorted({name for run in runs.all for name in run.metrics.names})
-    metrics = [name for name in names if any(run.last(name) is not None for run in runs.all)]
+    metrics = metrics_of(runs.all)
     if metric not in metrics:
         metric = next((name for name in (*FIRST, *metrics) if name in metrics), "")
     arms = arms_of(runs.all)[:MAX_SHOWN]
@@ -80,106 +84,208 @@ def describe(
     }
 
 
+def metrics_of(runs: Sequence[Run]) -> list[str]:
+    """The metrics that have a value, in alphabetical order."""
+    names: set[str] = set()
+    for run in runs:
+        for name in run.metrics.names:
+            if run.last(name) is not None:
+                names.add(name)
+    return sorted(names)
+
+
 def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What is above the chart, and what below it, as HTML."""
     base = base_of(arms)
-    measure = measure_of(arms)
-    measured = str(measure.of)  # a name, as all measures of tasks have
-    measure = replace(measure, of=lambda result: finite_number(result.get(measured)))
-    finished = [run.state[0] for run in runs.all].count(FINISHED)
-    above: list[str] = []
-    try:
-        above += [f"> {warning}" for warning in trial(runs.folder)]
-        if 0 < finished < len(runs.all):
-            above.append(prose("so_far", finished=finished, planned=len(runs.all)))
-        above += claims(arms, base, measure, runs.folder)[: 1 if finished < len(runs.all) else None]
-    except UserError as error:  # of a plan that is broken
-        above.append(plain(str(error)))
-    valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
-    valid_in_words = IN_WORDS.get(valid, valid) or "validation"
-
-    def last(name: str, form: str, unit: str = "") -> Column:
-        return lambda arm: number(
-            mean.mean if (mean := mean_of_known(run.last(name) for run in arm.counted)) else None, form, unit
-        )
-
-    columns: dict[str, Column] = {"state": states}
-    if valid:
-        columns[valid_in_words] = last(valid, ".3f")
-    columns |= {"tokens": last(TOKENS, ",.0f"), "time": last(SECONDS, ",.0f", " s")}
-    columns["tokens/s"] = last("tokens_per_second", ",.0f")
-    above.append(results_table(arms, base, [measure], columns))
-    if finished:  # then the table has both losses
+    measure = with_finite_values(measure_of(arms))
+    valid = validation_metric(arms)
+    # Above: what there is to know so far
+    above: list[Block] = []
+    if chart := chart_of(arms, base, measure):
+        above.append(chart)
+    above += verdict_so_far(arms, base, measure, runs)
+    above.append(results_table(arms, base, [measure], live_columns(valid)))
+    if states_of(runs.all)[FINISHED]:  # then the table has both losses
         above += tokens_of_losses(arms)
-    below, of_arms = [], [arm.first.settings for arm in arms]
-    if differing := [name for name in differing_settings(of_arms) if name not in ("seed", "label")]:
-        names = short_names(differing)
-        rows = [
-            [names[name], *(DASH if of.get(name) is None else setting_text(of[name]) for of in of_arms)]
-            for name in differing
-        ]
-        below = ["### Settings that differ", table(["setting", *(a.label for a in arms)], rows, numbers=True)]
+    # Below: what few readers want
+    below = [*settings_that_differ(arms), runs_table(runs, valid, knows)]
+    return html_of(above), html_of(below)
+
+
+def validation_metric(arms: Sequence[ArmRuns]) -> str:
+    """The metric whose last values the tables have; empty if nothing is recorded."""
+    for name in FIRST:
+        for arm in arms:
+            if arm.curves(name):
+                return name
+    return ""
+
+
+def with_finite_values(measure: Measure) -> Measure:
+    """The measure without values that are no numbers, since a file may contain anything."""
+    name = str(measure.of)  # as all measures of tasks have
+    return replace(measure, of=lambda result: finite_number(result.get(name)))
+
+
+def verdict_so_far(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, runs: Runs) -> list[Block]:
+    """What the finished runs support; of the method, nothing until all have finished."""
+    n_finished = states_of(runs.all)[FINISHED]
+    n_planned = len(runs.all)
+    blocks: list[Block] = []
+    try:
+        blocks += [Notice(warning) for warning in trial(runs.folder)]
+        if 0 < n_finished < n_planned:
+            blocks.append(prose("so_far", finished=n_finished, planned=n_planned))
+        claimed = claims(arms, base, measure, runs.folder)
+    except UserError as error:  # of a plan that is broken
+        return [*blocks, str(error)]
+    return [*blocks, *(claimed if n_finished == n_planned else claimed[:1])]
+
+
+def live_columns(valid: str) -> dict[str, Column]:
+    """The columns beside the results: the last values of the metric ``valid`` and of the training."""
+    columns: dict[str, Column] = {"state": states_in_words}
+    if valid:
+        columns[IN_WORDS.get(valid, valid)] = last_column(valid, ".3f")
+    columns["tokens"] = last_column(TOKENS, ",.0f")
+    columns["time"] = last_column(SECONDS, ",.0f", " s")
+    columns["tokens/s"] = last_column("tokens_per_second", ",.0f")
+    return columns
+
+
+def last_column(name: str, form: str, unit: str = "") -> Column:
+    """The last value of a metric, the mean over runs."""
+
+    def cell(arm: ArmRuns) -> str:
+        mean = mean_of_known(run.last(name) for run in arm.counted)
+        return number(mean and mean.mean, form, unit)
+
+    return cell
+
+
+def settings_that_differ(arms: Sequence[ArmRuns]) -> list[Block]:
+    by_arm = [arm.first.settings for arm in arms]
+    differing = [name for name in differing_settings(by_arm) if name not in ("seed", "label")]
+    if not differing:
+        return []
+    shown_names = short_names(differing)
     rows = []
+    for name in differing:
+        row = [shown_names[name]]
+        for settings in by_arm:
+            value = settings.get(name)
+            row.append(DASH if value is None else setting_text(value))
+        rows.append(row)
+    head = ["setting", *labels_of(arms)]
+    return [Details("Settings that differ", [Table(head, rows, has_numbers=True)])]
+
+
+def runs_table(runs: Runs, valid: str, knows: Knows) -> Details:
+    """Each run, with a link to labml's page of it."""
+    rows: list[list[str | Cell]] = []
     for run in runs.all[:MAX_SHOWN]:
-        name = plain(run.folder.name)
-        if run.identity.isalnum() and knows(run.identity):
-            name = Markup(f"[{name}](/run/{run.identity})")
+        is_known = run.identity.isalnum() and knows(run.identity)
+        name = Cell(run.folder.name, link=f"/run/{run.identity}" if is_known else "")
         rows.append([name, state_in_words(run), number(run.last(valid), ".3f")])
-    below += ["### Runs", table(["run", "state", valid_in_words], rows, numbers=True)]
-    return bars(arms, measure) + html_of("\n\n".join(above)), html_of("\n\n".join(below))
+    head = ["run", "state", IN_WORDS.get(valid, valid) or "validation"]
+    return Details("Runs", [Table(head, rows, has_numbers=True)])
+
+
+def states_of(runs: Sequence[Run]) -> Counter[str]:
+    """How many runs are in each state, in the order of the runs."""
+    return Counter(run.state[0] for run in runs)
 
 
 def state_in_words(run: Run) -> str:
-    state, why = run.state
+    state, reason = run.state
     if state == RUNNING and run.budget:
         share = run.tokens / run.budget
         return f"running, {100 * share:.0f} %" if share < 1 else "evaluating"
-    return f"{state}: {why}" if why else state
+    return f"{state}: {reason}" if reason else state
 
 
-def states(arm: ArmRuns) -> str:
+def states_in_words(arm: ArmRuns) -> str:
     if len(arm.runs) == 1:
-        return state_in_words(arm.first).partition(":")[0]
-    every = [run.state[0] for run in arm.runs]
-    return ", ".join(f"{every.count(state)} {state}" for state in dict.fromkeys(every))
+        state, _, _ = state_in_words(arm.first).partition(":")
+        return state
+    return ", ".join(f"{count} {state}" for state, count in states_of(arm.runs).items())
 
 
 def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
     """The curves of the arms, with bands over seeds, as plotly has them."""
-    lines, traces = line_styles([arm.name for arm in arms]), []
+    # The curves
+    lines = styles_of(arms)
+    traces = []
     for arm in arms:
         curve = arm.curve(metric, over) if metric else []
-        if not curve:
-            continue
-        style, (xs, means) = lines[arm.name], zip(*curve, strict=True)
-        color = style["color"].lower()
-        color = DARK[color] if dark else color
-        shared = {"x": [*map(finite, xs)], "legendgroup": arm.name, "mode": "lines", "hoverinfo": "skip",
-                  "showlegend": False}  # fmt: skip
-        if any(mean.n > 1 and not math.isnan(mean.half_width) for mean in means):
-            low, high = ([finite(m.mean + sign * m.half_width) for m in means] for sign in (-1, 1))
-            band = {"line": {"width": 0}, "fill": "tonexty", "fillcolor": f"{color}2e"}
-            traces += [{**shared, "y": low, "line": {"width": 0}}, {**shared, "y": high, **band}]
-        dash = DASHES.get(str(style["linestyle"]), "longdash")
-        traces.append(
-            {**shared, "y": [finite(mean.mean) for mean in means], "name": html.escape(arm.label),
-             "mode": "lines+markers" if len(curve) <= MAX_MARKED else "lines",
-             "line": {"color": color, "dash": dash, "width": 2}, "showlegend": True, "hoverinfo": "x+y+name",
-             "marker": {"symbol": SYMBOLS[style["marker"]], "size": 7}}
-        )  # fmt: skip
+        if curve:
+            traces += traces_of(arm, curve, lines[arm.name], dark)
+
+    # Both axes, and what is around them
     axis = {"gridcolor": "#80808040", "zeroline": False, "automargin": True, "exponentformat": "none"}
-    title, kind = html.escape(IN_WORDS.get(metric, metric)), "log" if log else "linear"  # plotly reads tags
+    title = html.escape(IN_WORDS.get(metric, metric))  # plotly reads tags
     layout = {
         "xaxis": {**axis, "title": {"text": AXES[over]}, "tickformat": "~s"},
-        "yaxis": {**axis, "title": {"text": title, "font": {"size": 12}}, "type": kind},
-        "uirevision": f"{metric} {over} {log}", "hovermode": "x",
+        "yaxis": {
+            **axis,
+            "title": {"text": title, "font": {"size": 12}},
+            "type": "log" if log else "linear",
+        },
+        "uirevision": f"{metric} {over} {log}",
+        "hovermode": "x",
         "font": {"color": "#e3e3e3" if dark else "#1b1b1b", "family": "system-ui, sans-serif", "size": 13},
-        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         "modebar": {"orientation": "v"},  # beside the legend and not over it
         "margin": {"l": 60, "r": 15, "t": 10, "b": 40},
-    }  # fmt: skip
+    }
     return {"data": traces, "layout": layout}
+
+
+def traces_of(
+    arm: ArmRuns, curve: Sequence[tuple[float, Mean]], style: LineStyle, dark: bool
+) -> list[dict[str, Any]]:
+    """The line of an arm, after both edges of its band if it has one."""
+    color = style["color"].lower()
+    if dark:
+        color = DARK[color]
+    shared = {
+        "x": [finite(x) for x, _ in curve],
+        "legendgroup": arm.name,
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+    traces = []
+    middle = []
+    low = []
+    high = []
+    has_band = False
+    for _, mean in curve:
+        middle.append(finite(mean.mean))
+        low.append(finite(mean.mean - mean.half_width))
+        high.append(finite(mean.mean + mean.half_width))
+        has_band = has_band or (mean.n > 1 and not math.isnan(mean.half_width))
+    if has_band:
+        # plotly fills the area between a trace and the one before it
+        fill = {"fill": "tonexty", "fillcolor": f"{color}{BAND_ALPHA}"}
+        traces.append({**shared, "y": low, "line": {"width": 0}})
+        traces.append({**shared, "y": high, "line": {"width": 0}, **fill})
+    line = {"color": color, "dash": DASHES.get(str(style["linestyle"]), "longdash"), "width": 2}
+    traces.append(
+        {
+            **shared,
+            "y": middle,
+            "name": html.escape(arm.label),
+            "mode": "lines+markers" if len(curve) <= MAX_MARKED else "lines",
+            "line": line,
+            "showlegend": True,
+            "hoverinfo": "x+y+name",
+            "marker": {"symbol": SYMBOLS[style["marker"]], "size": 7},
+        }
+    )
+    return traces
 
 
 def finite(value: float) -> float | None:
@@ -188,13 +294,18 @@ def finite(value: float) -> float | None:
 
 
 def status(runs: Runs) -> str:
-    every = [run.state[0] for run in runs.all]
-    parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
-    for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
-        parts.append(f"{every.count(state)} {state}")
+    """The line below the title: states, the share that is trained, and the time that is left."""
+    # States
+    counts = states_of(runs.all)
+    n_runs = len(runs.all)
+    parts = [f"{n_runs} run{'' if n_runs == 1 else 's'}", f"{counts[FINISHED]} finished"]
+    for state, count in counts.items():
+        if state not in (FINISHED, PLANNED):
+            parts.append(f"{count} {state}")
+    # Progress
     share = share_trained(runs.all)
     left = seconds_left(runs)
-    if share and every.count(FINISHED) < len(every):
+    if share and counts[FINISHED] < n_runs:
         parts.append(f"{100 * share:.0f} % trained")
     if left:
         parts.append(f"about {duration(left)} left")
@@ -215,12 +326,18 @@ class Comparisons:
         if folder is None or not folder.is_dir():
             self._open.pop(identity, None)
             return None
-        if runs := self._open.get(identity):
-            runs.update()
-        return self._open.setdefault(identity, runs or Runs(folder))
+        if identity not in self._open:
+            self._open[identity] = Runs(folder)
+        else:
+            self._open[identity].update()
+        return self._open[identity]
 
     def all(self) -> dict[str, Runs]:
-        return {identity: runs for identity in noted_comparisons() if (runs := self.get(identity))}
+        shown = {}
+        for identity in noted_comparisons():
+            if runs := self.get(identity):
+                shown[identity] = runs
+        return shown
 
 
 def version_of(runs: Runs, *asked: object) -> str:
@@ -229,9 +346,9 @@ def version_of(runs: Runs, *asked: object) -> str:
     return hashlib.sha256(state.encode()).hexdigest()[:16]
 
 
-def list_of(comparisons: dict[str, Runs], root: Path | str) -> str:
-    links = [
-        f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(status(runs))}'
-        for identity, runs in comparisons.items()
-    ]
-    return f"<ul>{''.join(links)}</ul>" if links else ""
+def list_of(comparisons: Mapping[str, Runs], root: str) -> list[Block]:
+    """All runs and comparisons, each with a link to its page and its state; of none, how to start one."""
+    rows: list[list[str | Cell]] = []
+    for identity, runs in comparisons.items():
+        rows.append([Cell(runs.folder.name, link=f"{root}/{identity}"), status(runs)])
+    return [Table(["folder", "state"], rows)] if rows else [prose("no_run_yet")]

@@ -34,7 +34,8 @@ from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.dashboard import labml, live
 from memformers.dashboard.labml import RUN_ID
-from memformers.report.markdown import STYLE, TEMPLATE
+from memformers.report.data import ReportData
+from memformers.report.rendering import STYLE, page_of
 from memformers.runs.card import read_card
 from memformers.runs.folder import PAGE
 from memformers.runs.metrics import read_metrics
@@ -42,7 +43,8 @@ from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import COMPARISONS, announce, api_address, note_comparison
 from memformers.tracking.relay import import_run
 
-ADDRESS, LOG_FILE = "address.json", "dashboard.log"
+ADDRESS = "address.json"
+LOG_FILE = "dashboard.log"
 CLOSE_SECONDS = 2  # how long a request may take after Ctrl-C
 LOG = logging.getLogger("memformers.dashboard")
 MAX_BYTES = 1_000_000  # the longest body of a request
@@ -57,10 +59,6 @@ HEADERS = {
 OF_REPORT = HEADERS | {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 }  # those of a report, which holds its style and its figures, and no script
-NONE_YET = (
-    "<p>No run yet. Start one with <code>memformers train</code>, or several with "
-    "<code>memformers compare --scale 0.1</code>.</p>"
-)
 OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
@@ -74,9 +72,15 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
     """Run the dashboard whose records are in ``folder``, by default in the user's folder for data, until
     Ctrl-C, and bring the runs in the ``imported`` folders to it, or to one that already runs on the folder.
     ValueError if it can't be started."""
-    runs = {run: place for place in imported for run in find_runs(place)}
-    for together in {run if run == place else run.parent for run, place in runs.items()}:
-        note_comparison(together)
+    # Runs that are imported: a run alone has a page, and so has each folder of runs.
+    runs: list[Path] = []
+    for path in imported:
+        for run in find_runs(path):
+            if run not in runs:
+                runs.append(run)
+                note_comparison(run if run == path else run.parent)
+
+    # One dashboard for a folder of records
     folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -89,13 +93,16 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
             what_to_do = "open that one, or name another folder with --folder."
             raise UserError(f"{folder} belongs to the dashboard that runs at {owner}; {what_to_do}") from None
         print(f"dashboard: {owner}")
-        bring_in(list(runs), owner)
+        bring_in(runs, owner)
         return
+
+    # The server
     labml.quiet_labml(folder / LOG_FILE)
     with lock, listen(host, port) as listener:
         (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
-        here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-        url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
+        # A browser can't open the address that stands for all of this machine's.
+        reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{listener.getsockname()[1]}"
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
         labml.use_records(folder)
         app = build(names)
@@ -106,9 +113,11 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
             app, log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )  # fmt: skip
-        threading.Thread(target=bring_in, args=(list(runs), url), daemon=True).start()
+        threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+        # Until Ctrl-C
         announce(url)
         print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
         interrupt = signal.default_int_handler
@@ -135,10 +144,10 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        why = f"host={host!r} and port={port} can't be listened on: {error}"
+        message = f"host={host!r} and port={port} can't be listened on: {error}"
         if error.errno == errno.EADDRINUSE:
-            why = f"port {port} is taken by another program; choose one with --port, or 0 for any."
-        raise UserError(why) from None
+            message = f"port {port} is taken by another program; choose one with --port, or 0 for any."
+        raise UserError(message) from None
 
 
 def bring_in(runs: list[Path], url: str) -> None:
@@ -164,7 +173,8 @@ def add_pages(app: FastAPI) -> None:
     plotly = Path((plotly_package and plotly_package.origin) or "").parent / "package_data" / "plotly.min.js"
     if not plotly.is_file():
         raise UserError("the dashboard needs plotly, which is not installed: pip install '.[dashboard]'")
-    comparisons, lock = live.Comparisons(), threading.Lock()
+    comparisons = live.Comparisons()
+    lock = threading.Lock()  # requests come from several threads
     files = {path.name: path for path in (WEB / "live.js", WEB / "labml.js", plotly)}
     style = STYLE + (WEB / "live.css").read_text(encoding="utf-8")
     nothing = Text("There is nothing at this address.", 404)
@@ -177,12 +187,12 @@ def add_pages(app: FastAPI) -> None:
     def every(run: str = "") -> Response:
         """All runs and comparisons, or the page that shows the run with this id in labml."""
         with lock:
-            known = comparisons.all()
-            for identity, runs in known.items():
-                if run and any(one.identity == run for one in runs.all):
+            all_runs = comparisons.all()
+            for identity, runs in all_runs.items():
+                if run and run in [member.identity for member in runs.all]:
                     return RedirectResponse(f"{COMPARISONS}/{identity}")
-            body = f"<h1>Runs</h1>{live.list_of(known, COMPARISONS) or NONE_YET}"
-        page = TEMPLATE.substitute(title="Runs", style=STYLE, contents="", body=body)
+            listed = live.list_of(all_runs, COMPARISONS)
+        page = page_of(ReportData("Runs", tables=listed))
         return HTMLResponse(page, headers=OF_REPORT)
 
     def page(identity: str) -> Response:
@@ -239,15 +249,10 @@ def add_guard(app: FastAPI, names: frozenset[str]) -> None:
 
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        status, why = 403, refuse(request.headers, names)
-        if not why:
-            status, why = await check_body(request)
-        if not why and (asked := OF_RUN.fullmatch(request.url.path)):
-            if not RUN_ID.fullmatch(asked["run"]):
-                status, why = 400, "That is no run's id."
-            elif not labml.is_known(asked["run"].partition("_")[0]):
-                status, why = 404, "There is no such run."
-        response = Text(why, status) if why else await answer(request)
+        refused = refuse(request.headers, names)
+        refused = refused or await check_body(request)
+        refused = refused or check_run(request.url.path)
+        response = refused or await answer(request)
         response.headers.update(SAFE_HEADERS)
         return response
 
@@ -261,17 +266,29 @@ def add_guard(app: FastAPI, names: frozenset[str]) -> None:
         app.add_exception_handler(kind, say_failed)
 
 
-def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
+def refuse(headers: Mapping[str, str], names: frozenset[str]) -> Response | None:
+    """A refusal of what this dashboard doesn't answer: another name for it, other origins, other sites."""
     host = headers.get("host", "")
     if not is_here(host, names):
-        return f"This dashboard is not called {host!r}; start it with --host to give it that name."
+        return Text(f"This dashboard is not called {host!r}; start it with --host to give it that name.", 403)
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"http://{host.lower()}":
-        return "Requests of other origins are refused."
+        return Text("Requests of other origins are refused.", 403)
     is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_opened:
-        return "Requests of other sites are refused, but for links to the page."
-    return ""
+        return Text("Requests of other sites are refused, but for links to the page.", 403)
+    return None
+
+
+def check_run(path: str) -> Response | None:
+    """A refusal of a path that asks labml about a run that there isn't."""
+    asked = OF_RUN.fullmatch(path)
+    if not asked:
+        return None
+    if not RUN_ID.fullmatch(asked["run"]):
+        return Text("That is no run's id.", 400)
+    run, _, _ = asked["run"].partition("_")  # followed by the rank of a process
+    return None if labml.is_known(run) else Text("There is no such run.", 404)
 
 
 def is_here(host: str, names: frozenset[str]) -> bool:
@@ -285,18 +302,18 @@ def is_here(host: str, names: frozenset[str]) -> bool:
         return False
 
 
-async def check_body(request: Request) -> tuple[int, str]:
-    """The status and message of a refusal, empty for a good body. One that is too long is read to its end,
-    since a program that is still sending would not read the answer."""
+async def check_body(request: Request) -> Response | None:
+    """A refusal of a body that is no JSON or too long. One that is too long is read to its end, since a
+    program that is still sending would not read the answer."""
     length = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers or not length.isdigit() or int(length) > MAX_BYTES:
         async for _ in request.stream():
             pass
-        return 413, f"A request says its length, which is at most {MAX_BYTES:,} bytes."
+        return Text(f"A request says its length, which is at most {MAX_BYTES:,} bytes.", 413)
     try:
         question = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError):
-        return 400, "A request's body is JSON, and this one is not."
+        return Text("A request's body is JSON, and this one is not.", 400)
     if not isinstance(question, dict) and not TRACK.fullmatch(request.url.path):
-        return 400, "A JSON object is expected."
-    return 200, ""
+        return Text("A JSON object is expected.", 400)
+    return None

@@ -10,7 +10,9 @@ from memformers.common.fields import Count, check_arguments
 
 T = TypeVar("T")
 
-NEAREST_OATH, FARTHEST_OATH = 64, 4096  # characters between the two occurrences of an oath
+# Characters between the two occurrences of an oath.
+NEAREST_OATH = 64
+FARTHEST_OATH = 4096
 
 SPEAKERS = ("ROSALIND", "ORSINO", "PORTIA", "BANQUO", "HERMIA", "LEONTES", "IMOGEN", "DUNCAN")
 SUBJECTS = ("the king", "my brother", "an honest man", "the moon", "this island", "the old queen")
@@ -21,15 +23,18 @@ THINGS = ("winter", "crown", "sea", "quarrel", "promise", "letter", "garden", "l
 ADJECTIVES = ("sweet", "proud", "gentle", "bold", "merry", "noble", "lonely", "wise")
 OATHS = ("I swear", "I vow", "Hear me")
 REMINDERS = ("Again", "Once more", "You said", "I still hear")
-CONSONANTS, VOWELS = "bcdfghjklmnprstv", "aeiou"
+CONSONANTS = "bcdfghjklmnprstv"
+VOWELS = "aeiou"
 
 
 @check_arguments
 def write_play(length: Count, seed: int = 0) -> str:
     """``length`` characters of the play of ``seed``, the same on every machine and Python."""
     rng = random.Random(seed)
-    parts, end = list[str](), 0
-    due: list[tuple[int, int, str]] = []  # when to say again, where it was first said, the oath
+    parts: list[str] = []
+    end = 0
+    # When to say an oath again, where it was first said, and the oath.
+    due: list[tuple[int, int, str]] = []
 
     def say(text: str) -> int:  # where it starts
         nonlocal end

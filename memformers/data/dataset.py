@@ -18,8 +18,9 @@ import numpy.typing as npt
 from memformers.common.errors import UserError
 from memformers.common.files import MANIFEST, check_manifest, config_from_dict, read_json
 from memformers.data import TRAIN, VALIDATION
-from memformers.data.files import OF_IDS, Ids, ids_in
-from memformers.data.sources import FORMAT, STORE
+from memformers.data.files import Ids
+from memformers.data.folders import FORMAT, STORE
+from memformers.data.ids import DOCUMENTS_SUFFIX, ids_in
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import load_tokenizer
 
@@ -53,8 +54,9 @@ class DatasetInfo:
     is_stand_in: bool = False  # whether it replaces Tiny Shakespeare
     format: int = FORMAT
 
-    def total(self, what: str) -> int:
-        return sum(getattr(counts, what) for counts in self.splits.values())
+    def total(self, unit: str) -> int:
+        """How many ``unit`` all splits have: a field of [`Counts`][memformers.data.dataset.Counts]."""
+        return sum(getattr(counts, unit) for counts in self.splits.values())
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ class TokenDataset:
 
 class SplitWriter:
     def __init__(self, folder: Path, split: str, vocab_size: int):
-        self.path, self.dtype = folder / f"{split}.npy", np.dtype(np.min_scalar_type(vocab_size - 1))
-        self.counts, self.begins = Counts(), array("q", [0])
+        self.path = folder / f"{split}.npy"
+        self.dtype = np.dtype(np.min_scalar_type(vocab_size - 1))
+        self.counts = Counts()
+        self.begins = array("q", [0])
         self._file = open(self.path, "wb")  # noqa: SIM115
         self._write_header()
 
@@ -99,14 +103,15 @@ class SplitWriter:
             self._file.seek(0)
             self._write_header()
         if are_documents:
-            np.save(f"{self.path.with_suffix('')}{OF_IDS}", np.array(self.begins, np.int64))
+            np.save(f"{self.path.with_suffix('')}{DOCUMENTS_SUFFIX}", np.array(self.begins, np.int64))
             self.counts.documents = len(self.begins) - 1
         return self.counts
 
     def _write_header(self) -> None:
         shape = (self.counts.tokens,)
-        about = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
-        npy.write_array_header_1_0(self._file, about)  # with room for a larger shape
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        # It leaves room for a larger shape, so that the header can be written again at the end.
+        npy.write_array_header_1_0(self._file, header)
 
 
 def is_store(folder: Path) -> bool:
@@ -130,6 +135,7 @@ def open_store(folder: Path) -> TokenDataset:
 def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
     splits = {}
     for name, counts in info.splits.items():
-        tokens, lengths = ids_in(path := folder / f"{name}.npy", str(path))
+        path = folder / f"{name}.npy"
+        tokens, lengths = ids_in(path, str(path))
         splits[name] = Split(np.array(tokens) if in_memory else tokens, counts, lengths)
     return TokenDataset(info, load_tokenizer(folder), splits)

@@ -20,7 +20,8 @@ class TextCounter:
     """Counts a text of documents in ``counts``, piece by piece, and whether its tokens lose a part of it."""
 
     def __init__(self, tokenizer: Tokenizer, counts: Counts):
-        self.tokenizer, self.counts = tokenizer, counts
+        self.tokenizer = tokenizer
+        self.counts = counts
         self._newest: Ids = np.zeros(0, np.int64)
         """The newest tokens of the document; none at its start."""
 
@@ -29,6 +30,8 @@ class TextCounter:
         self.counts.bytes += len(bytes_of(text))
         self.counts.characters += len(text)
         self.counts.words += len(text.split())
+
+        # Only a tokenizer that may lose a part of the text has its tokens decoded.
         if self.tokenizer.is_lossless:
             return
         first = ""
@@ -64,6 +67,6 @@ def count_texts(tokenizer: Tokenizer, texts: Sequence[str], tokens: Sequence[Ids
     """The size of documents with these ``tokens``, ``[n]`` each."""
     counts = Counts(tokens=sum(map(len, tokens)))
     counter = TextCounter(tokenizer, counts)
-    for text, of_text in zip(texts, tokens, strict=True):
-        counter.add(text, of_text, is_end=True)
+    for text, text_tokens in zip(texts, tokens, strict=True):
+        counter.add(text, text_tokens, is_end=True)
     return counts

@@ -54,13 +54,13 @@ def training_segments(
     tokens: Tokens,
     batch_size: int,
     segment_len: int,
-    place: tuple[int, int] = (0, 0),
+    begin: tuple[int, int] = (0, 0),
     *,
     chunk_len: int = 0,
     seed: int = 0,
     documents: Sequence[int] | Tensor = (),
 ) -> Iterator[Segment]:
-    """An endless sequence of segments of ``tokens [n]``, from ``place``: an epoch, and a position in its
+    """An endless sequence of segments of ``tokens [n]``, from ``begin``: an epoch, and a position in its
     streams. All streams of an epoch end at the same time.
 
     With ``chunk_len=0`` each stream is one part of the text, the same in every epoch. Otherwise it consists
@@ -71,20 +71,20 @@ def training_segments(
     total = int(torch.as_tensor(documents).sum())
     if len(documents) and total != len(tokens):
         raise UserError(f"expected documents of {len(tokens):,} tokens in all, got {total:,}.")
-    epoch, position = place
+    epoch, position = begin
     while True:
-        length, read = (
-            shuffled(tokens, documents, batch_size, seed, epoch)
-            if len(documents)
-            else ordered(tokens, batch_size, chunk_len, seed, epoch)
-        )
+        if len(documents):
+            length, read = shuffled(tokens, documents, batch_size, seed, epoch)
+        else:
+            length, read = ordered(tokens, batch_size, chunk_len, seed, epoch)
         if not 0 <= position <= length:
             raise UserError(f"expected position to be from 0 to {length:,}, got {position:,}.")
         for start in range(position, length, segment_len):
             end = min(start + segment_len, length)
             inputs, targets, doc_starts = read(torch.arange(start, end))
             yield Segment(inputs, targets, start == 0, end, epoch, doc_starts)
-        epoch, position = epoch + 1, 0
+        epoch += 1
+        position = 0
 
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
@@ -92,8 +92,8 @@ Read = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[int, Read]:
-    """The length of the streams of an epoch of a plain text, and what reads them. The place of the first
-    chunk is drawn, so that each epoch divides the text at other places."""
+    """The length of the streams of an epoch of a plain text, and what reads them. Where the first chunk
+    begins is drawn, so that each epoch divides the text at other positions."""
     n = len(tokens) - 1
     length = n // batch_size
     begins = (torch.arange(batch_size) * length)[None]  # [rounds, B]
@@ -102,11 +102,12 @@ def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: i
         first = int(torch.randint(min(chunk_len, n - chunk_len * batch_size + 1), (), generator=generator))
         count = (n - first) // chunk_len
         order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
-        begins, length = first + chunk_len * order.view(-1, batch_size), chunk_len
+        begins = first + chunk_len * order.view(-1, batch_size)
+        length = chunk_len
 
     def read(positions: Tensor) -> tuple[Tensor, Tensor, None]:
-        at = begins[positions // length] + (positions % length)[:, None]
-        return read_tokens(tokens, at), read_tokens(tokens, at + 1), None
+        indices = begins[positions // length] + (positions % length)[:, None]  # [S, B]
+        return read_tokens(tokens, indices), read_tokens(tokens, indices + 1), None
 
     return len(begins) * length, read
 
@@ -118,38 +119,44 @@ def shuffled(
     may begin in one stream and end in the next, with a start in both; its last token has no target."""
     lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
-    begin = (lengths.cumsum(0) - lengths)[order]  # where each began
-    end = lengths[order].cumsum(0)  # where each ends now
+    # Where each document, in the new order, begins in the text, and where it ends in the joined streams.
+    text_begin = (lengths.cumsum(0) - lengths)[order]
+    joined_end = lengths[order].cumsum(0)
     length = len(tokens) // batch_size
     streams = torch.arange(batch_size) * length
 
     def read(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         joined = positions[:, None] + streams  # [S, B]
-        document = torch.searchsorted(end, joined, right=True)
-        place = joined - end[document] + lengths[order[document]]
-        at, is_last = begin[document] + place, joined + 1 == end[document]
-        targets = read_tokens(tokens, (at + 1).where(~is_last, 0)).masked_fill(is_last, IGNORED)
-        return read_tokens(tokens, at), targets, (place == 0) | (positions == 0)[:, None]
+        document = torch.searchsorted(joined_end, joined, right=True)
+        position = joined - joined_end[document] + lengths[order[document]]
+        indices = text_begin[document] + position
+        is_last = joined + 1 == joined_end[document]
+        targets = read_tokens(tokens, (indices + 1).where(~is_last, 0)).masked_fill(is_last, IGNORED)
+        doc_starts = (position == 0) | (positions == 0)[:, None]
+        return read_tokens(tokens, indices), targets, doc_starts
 
     return length, read
 
 
-def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
-    """The tokens at these places; of a file that is mapped, no others are read, and none stay in memory."""
+def read_tokens(tokens: Tokens, indices: Tensor) -> Tensor:
+    """The tokens at these ``indices``; of a file that is mapped, no others are read, and none stay in
+    memory."""
     if isinstance(tokens, Tensor):
-        return tokens[at]
-    read = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
+        return tokens[indices]
+    read = torch.from_numpy(tokens[indices.numpy()].astype(np.int64))
     if isinstance(tokens, np.memmap):
         drop_resident_pages(tokens._mmap)  # type: ignore[attr-defined]
     return read
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
+    # 2⁶⁴ divided by the golden ratio, so that neighboring seeds and epochs share no state.
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
-    if n_tokens < (needed := batch_size * segment_len + 1):
+    needed = batch_size * segment_len + 1
+    if n_tokens < needed:
         raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
             f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or segment_len."
@@ -170,22 +177,24 @@ class Reading:
     @cached_property
     def steps(self) -> list[tuple[list[int], int]]:
         """Of each segment, in order: the numbers of the streams that are read, and its start in them."""
-        return [
-            ([n for n in group if self.lengths[n] > start or not self.of_documents], start)
-            for group in self.groups
-            for start in range(0, self.lengths[group[0]], self.segment_len)
-        ]
+        steps = []
+        for group in self.groups:
+            for start in range(0, self.lengths[group[0]], self.segment_len):
+                numbers = [n for n in group if self.lengths[n] > start or not self.of_documents]
+                steps.append((numbers, start))
+        return steps
 
     def segments(self, tokens: Tokens) -> Iterator[Segment]:
         """All steps as segments of the text ``tokens [n]``; past the end of a stream, targets are IGNORED."""
-        begins, lengths = torch.tensor(self.begins), torch.tensor(self.lengths)
+        begins = torch.tensor(self.begins)
+        lengths = torch.tensor(self.lengths)
         for numbers, start in self.steps:
             end = min(start + self.segment_len, self.lengths[numbers[0]])
-            place = torch.arange(start, end)[:, None]
-            there = place < lengths[numbers]  # [S, B]
-            at = (begins[numbers] + place).where(there, 0)
-            inputs = read_tokens(tokens, at).where(there, 0)
-            targets = read_tokens(tokens, (at + 1).where(there, 0)).where(there, IGNORED)
+            positions = torch.arange(start, end)[:, None]
+            is_inside = positions < lengths[numbers]  # [S, B]
+            indices = (begins[numbers] + positions).where(is_inside, 0)
+            inputs = read_tokens(tokens, indices).where(is_inside, 0)
+            targets = read_tokens(tokens, (indices + 1).where(is_inside, 0)).where(is_inside, IGNORED)
             yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:
@@ -213,10 +222,14 @@ def documents_reading(documents: Sequence[int], batch_size: int, segment_len: in
     similar length share a group, so that few wait for the longest one."""
     if max(documents, default=0) < 2:
         raise UserError("documents of a single token have nothing to predict; use at least 2 tokens.")
-    longest_first = sorted((n for n, d in enumerate(documents) if d > 1), key=lambda n: (-documents[n], n))
-    groups = tuple(tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size))
+    numbers = [n for n, length in enumerate(documents) if length > 1]
+    longest_first = sorted(numbers, key=lambda n: (-documents[n], n))
+    groups = []
+    for first in range(0, len(longest_first), batch_size):
+        groups.append(tuple(longest_first[first : first + batch_size]))
     begins = tuple(accumulate(documents, initial=0))[:-1]
-    return Reading(begins, tuple(max(length - 1, 0) for length in documents), groups, segment_len, True)
+    n_predicted = tuple(max(length - 1, 0) for length in documents)
+    return Reading(begins, n_predicted, tuple(groups), segment_len, True)
 
 
 def streams_and_places(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,8 @@ from memformers.common.console import Progress
 from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, locked, remove, remove_leftovers, user_path, write_json
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
-from memformers.data.corpus_reader import Text, read
+from memformers.data.benchmarks import BENCHMARKS
+from memformers.data.corpus_reader import Text, as_array, read
 from memformers.data.dataset import (
     CARD,
     Counts,
@@ -39,48 +40,55 @@ from memformers.data.dataset import (
 from memformers.data.files import CONTEXT, PIECE, WORD_END, drop_resident_pages, local, pieces
 from memformers.data.kept_text import TextCounter
 from memformers.data.sources import (
-    BENCHMARKS,
     TINY_SHAKESPEARE,
     TINY_SHAKESPEARE_SHA256,
     CorpusSpec,
+    IdDocuments,
     Part,
     Sources,
     find,
 )
+from memformers.data.tables import is_hub_name
 from memformers.data.tokenizer import IdTokenizer, Tokenizer
 from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, save_tokenizer
 
-BIG = 32 << 20  # bytes of a text from which on its tokens stay on the disk
-SMALL_JOB = 4 << 20  # bytes of text whose encoding takes so short that no bar shows it
-JOB = 2 << 20  # bytes that are encoded at once
-LEARNED_FROM = 32 << 20  # the most bytes, in pieces from all over the training part, for learning subwords
-MAX_UNCUT = (
-    32 << 20
-)  # bytes that a tokenizer may need to see at once; they take about 130 times as much memory
+# Bytes of a text from which on its tokens stay on the disk.
+BIG = 32 << 20
+# Bytes of a text whose encoding takes so short that no bar shows it.
+SMALL_JOB = 4 << 20
+# Bytes that are encoded at once, on all cores.
+JOB = 2 << 20
+# The most bytes, in pieces from all over the training part, from which subwords are learned.
+LEARNED_FROM = 32 << 20
+# Bytes that a tokenizer may need to see at once; they take about 130 times as much memory.
+MAX_UNCUT = 32 << 20
+# The file of the text while it is encoded.
 TEXT = "text"
-Job = list[tuple[int, int, int, int]]  # where pieces start and end, and where their documents do
+Job = list[tuple[int, int, int, int]]
+"""Where pieces begin and end, and where their documents do."""
 
 
 def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
     """The tokens of ``spec``; those of a large text are in the user's cache. With the ``tokenizer`` of a
     trained model, a text that has no splits is a test."""
-    path = local(spec.data)
-    if not spec.data or not is_store(path):
+    if not spec.data or is_hub_name(spec.data) or not is_store(local(spec.data)):
         return dataset_from(find(spec), spec, tokenizer)
+    path = local(spec.data)
     store = open_store(path)
     if spec.tokenizer.endswith(".json"):
         tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
     if tokenizer and store.tokenizer.to_json() != tokenizer.to_json():
         raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
-    is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
-    if is_other and not tokenizer:
-        how = f"divided by tokenizer={store.info.tokenizer!r} already"
-        raise UserError(f"{path} is {how}; omit tokenizer and document_separator.")
+    has_other_tokens = spec.tokenizer not in ("character", store.info.tokenizer)
+    has_other_documents = bool(spec.document_separator) or spec.document_end is not None
+    if (has_other_tokens or has_other_documents) and not tokenizer:
+        state = f"divided by tokenizer={store.info.tokenizer!r} already"
+        raise UserError(f"{path} is {state}; omit tokenizer, document_separator and document_end.")
     return store
 
 
 def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
-    is_large = sources.size >= BIG
+    is_large = sources.is_remote or sources.size >= BIG
     if is_large and sources.are_files and not tokenizer:
         store = open_store(in_cache(sources, spec))
         # The same file may have been prepared under another path.
@@ -113,13 +121,13 @@ def check_is_new(folder: Path) -> None:
 def preparing_in(parent: Path) -> Iterator[None]:
     """A block in which no other process prepares a text in ``parent``; it waits for one that does."""
     parent.mkdir(parents=True, exist_ok=True)
-    lock = parent / ".preparing.lock"
+    path = parent / ".preparing.lock"
     try:
-        held = locked(lock)
+        lock = locked(path)
     except Timeout:
         print(f"waiting for another process that prepares a text in {parent}", file=sys.stderr)
-        held = locked(lock, seconds=-1)
-    with held:
+        lock = locked(path, seconds=-1)
+    with lock:
         yield
 
 
@@ -141,9 +149,10 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
 
     Args:
         folder: The new folder.
-        ids: An array ``[n]`` of an integer type, or a list of such arrays, of which each is a document, such
-            as a piece of music; about the last tenth is for validation. Or a dict of these by split: train,
-            validation and, if there is one, test.
+        ids: An array ``[n]`` of an integer type; or documents, such as pieces of music, as a list, a
+            generator or any other iterable of such arrays, of which one at a time is in memory. About the
+            last tenth is for validation. Or a dict of these by split: train, validation and, if there is
+            one, test.
         vocab_size: The number of different ids; each must be below it.
 
     Returns:
@@ -157,7 +166,7 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
     Examples:
         >>> import numpy as np
         >>> from memformers import prepare_ids
-        >>> pieces = [np.arange(60) % 7, np.arange(90) % 5, np.arange(50) % 6]
+        >>> pieces = (np.arange(length) % 7 for length in (60, 90, 50))
         >>> print(prepare_ids("tokens/pieces", pieces, vocab_size=7))
         tokens/pieces
     """
@@ -166,16 +175,11 @@ def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
     by_split = ids if isinstance(ids, Mapping) else {"": ids}
     parts = []
     for split, value in by_split.items():
-        are_documents = isinstance(value, Sequence)
-        arrays = value if are_documents else [value]
-        for number, tokens in enumerate(arrays, 1):
-            array = np.asanyarray(tokens)
-            if not array.ndim:
-                raise UserError(
-                    "expected ids as an array [n], or as a list of such arrays, each a document; convert a "
-                    "list of numbers by numpy.array(ids)."
-                )
-            parts.append(Part(split, f"ids {split}:{number}", array, are_documents))
+        name = f"ids {split}".rstrip()
+        if hasattr(value, "__array__") or isinstance(value, str) or not isinstance(value, Iterable):
+            parts.append(Part(split, name, as_array(value), False))
+        else:
+            parts.append(Part(split, name, IdDocuments(value), True))
     sources = Sources(folder.name, "token ids", parts)
     return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources)
 
@@ -190,10 +194,10 @@ def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
     # text.
     learned = replace(spec, subwords=None)
     of_any_size = replace(learned, vocab_size=None)
-    for other in (of_any_size, learned):
-        other_folder = parent / sources.cache_path(other)
-        if is_store(other_folder) and has_vocabulary(other_folder, spec):
-            return other_folder
+    for similar in (of_any_size, learned):
+        similar_folder = parent / sources.cache_path(similar)
+        if is_store(similar_folder) and has_vocabulary(similar_folder, spec):
+            return similar_folder
     print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
     try:
         with preparing_in(folder.parent):
@@ -224,15 +228,23 @@ def tokenize(
     """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
     split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
+    if any(part.has_ids for part in sources.parts):
+        spec = replace(spec, vocab_size=n_ids(spec, tokenizer_given))
+
+    # Everything that is read, in one file.
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
     if tokenizer_given and tokenizer_given.name == "ids" and not text.are_ids:
         raise UserError(f"the model reads token ids; name a .npy or .bin file, not {sources.source}.")
-    known = BENCHMARKS.get(spec.corpus)
-    ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
+
+    # Where each split ends in it.
+    corpus = BENCHMARKS.get(spec.corpus)
+    ends = corpus.ends(text.bytes, text.sha256) if corpus and corpus.sizes else text.splits
     if "" in ends:
-        cut = text.place_of(split_of(text.characters, text.lengths if text.are_documents else ()))
+        cut = text.offset_of(split_of(text.characters, text.lengths if text.are_documents else ()))
         ends = {TEST: text.bytes} if tokenizer_given else {TRAIN: cut, VALIDATION: text.bytes}
+
+    # The tokens of each split.
     counts: dict[str, Counts] = {}
     names: dict[str, Sequence[str]] = {}
     begin = 0
@@ -244,19 +256,17 @@ def tokenize(
                 write_split(raw, text, begin, end, tokenizer, writer, bar)
                 counts[split] = writer.close(are_documents=text.are_documents)
                 first = bisect_right(text.ends, begin)
-                named = text.names[first : first + counts[split].documents]
-                names[split] = named if len(named) == counts[split].documents else ()
+                split_names = text.names[first : first + counts[split].documents]
+                names[split] = split_names if len(split_names) == counts[split].documents else ()
                 begin = end
     (folder / TEXT).unlink()
-    for split, size in counts.items():
-        if size.tokens < 2:
-            raise UserError(f"{sources.source} leaves {size.tokens} tokens for {split}; use a longer text.")
-    if not set(counts) <= set(SPLITS) or (TRAIN in counts) != (VALIDATION in counts):
-        raise UserError(f"expected splits train, validation and perhaps test, got {', '.join(counts)}.")
-    if known:
-        known.check(counts, spec.tokenizer)
+    check_splits(counts, sources)
+    if corpus:
+        corpus.check(counts, spec.tokenizer)
+
+    # The card. Splits that the user made are a part of what identifies the text.
     sha256 = text.sha256
-    if len(text.splits) > 1 and not known:
+    if len(text.splits) > 1 and not corpus:
         sha256 = hashlib.sha256(f"{sha256} {ends}".encode()).hexdigest()
     name = TINY_SHAKESPEARE if sha256 == TINY_SHAKESPEARE_SHA256 else sources.name
     kind = spec.tokenizer if spec.tokenizer == "frequency" else tokenizer.name
@@ -265,6 +275,26 @@ def tokenize(
     save_tokenizer(tokenizer, folder)
     write_json(folder / CARD, info)
     return info, names
+
+
+def check_splits(counts: dict[str, Counts], sources: Sources) -> None:
+    for split, size in counts.items():
+        if size.tokens < 2:
+            raise UserError(f"{sources.source} leaves {size.tokens} tokens for {split}; use a longer text.")
+    if not set(counts) <= set(SPLITS) or (TRAIN in counts) != (VALIDATION in counts):
+        raise UserError(f"expected splits train, validation and perhaps test, got {', '.join(counts)}.")
+
+
+def n_ids(spec: CorpusSpec, tokenizer: Tokenizer | None) -> int | None:
+    """How many different token ids a file may have: those of the model that reads them, of the tokenizer
+    that made them, or of the settings. So the same file is read alike by every command."""
+    if tokenizer:
+        return tokenizer.vocab_size
+    return (
+        load_tokenizer(Path(spec.tokenizer)).vocab_size
+        if spec.tokenizer.endswith(".json")
+        else spec.vocab_size
+    )
 
 
 def split_of(length: int, documents: Sequence[int] = ()) -> int:
@@ -284,13 +314,17 @@ def tokenizer_for(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec)
     places: Iterable[tuple[int, int]] = places_in(raw, text, 0, size)
     if text.are_ids:
         if spec.vocab_size is None:
-            largest = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
-            why = f"the largest is {largest:,}, so at least {largest + 1}"
-            raise UserError(f"{text.names[0]} contains token ids; give vocab_size, {why}.")
+            largest = 0
+            for start, stop in places:
+                largest = max(largest, int(np.frombuffer(raw[start:stop], "<u4").max()))
+            reason = f"the largest is {largest:,}, so at least {largest + 1}"
+            raise UserError(f"{text.names[0]} contains token ids; give vocab_size, {reason}.")
         return IdTokenizer(spec.vocab_size)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
-        random.Random(0).shuffle(every := list(places))
-        places, size = every[: LEARNED_FROM // PIECE], LEARNED_FROM
+        shuffled = list(places)
+        random.Random(0).shuffle(shuffled)
+        places = shuffled[: LEARNED_FROM // PIECE]
+        size = LEARNED_FROM
     with bytes_bar("learning tokens", size, is_slow=spec.tokenizer == "bpe") as bar:
 
         def texts() -> Iterator[str]:
@@ -306,47 +340,64 @@ def places_in(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer | None = None
 ) -> Iterator[tuple[int, int]]:
     """Where a text is cut for the ``tokenizer``, or token ids, between two bytes of a map."""
-    of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
-    for _, stop in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
-        later = WORD_END.search(raw, stop + 1, min(stop + PIECE, end)) if tokenizer else None
-        for cut in (stop, *([later.start()] if later else [])):
+    for stop in ends_of_pieces(raw, text, begin, end):
+        # Without a tokenizer, every end of a piece is a cut. With one, it is a cut where the tokens beside it
+        # depend on nothing that is farther away; else the next end of a word may be one.
+        cuts = [stop]
+        if tokenizer:
+            later = WORD_END.search(raw, stop + 1, min(stop + PIECE, end))
+            cuts += [later.start()] if later else []
+        for cut in cuts:
             if cut == end or not tokenizer or tokenizer.is_cut(*beside(raw, cut, cut, begin, end)):
                 yield begin, cut
                 begin = cut
                 break
         if stop - begin > MAX_UNCUT:
-            most = f"words, or documents, of at most {MAX_UNCUT:,} bytes"
-            raise UserError(f"expected {most}, got more; give the tokenizer a pre-tokenizer of words.")
+            limit = f"words, or documents, of at most {MAX_UNCUT:,} bytes"
+            raise UserError(f"expected {limit}, got more; give the tokenizer a pre-tokenizer of words.")
         drop_resident_pages(raw)
+
+
+def ends_of_pieces(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[int]:
+    if text.are_ids:
+        for start in range(begin, end, PIECE):
+            yield min(start + PIECE, end)
+    elif end > begin:
+        for _, stop in pieces(raw, begin, end):
+            yield stop
 
 
 def write_split(
     raw: mmap.mmap, text: Text, begin: int, end: int, tokenizer: Tokenizer, writer: SplitWriter, bar: Any
 ) -> None:
-    inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
+    ends = [end]
+    if text.are_documents:
+        ends = [*text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)], end]
     counter = TextCounter(tokenizer, writer.counts)
     job: Job = []
-    for stop in (*(inside if text.are_documents else ()), end):
-        for a, b in places_in(raw, text, begin, stop, None if text.are_ids else tokenizer):
-            job.append((a, b, begin, stop))
-            if (size := b - job[0][0]) >= JOB or b == end:
+    for document_end in ends:
+        for start, stop in places_in(raw, text, begin, document_end, None if text.are_ids else tokenizer):
+            job.append((start, stop, begin, document_end))
+            size = stop - job[0][0]
+            if size >= JOB or stop == end:
                 if text.are_ids:
                     write_ids(raw, job, tokenizer, writer)
                 else:
                     write_tokens(raw, job, counter, writer)
                 bar.update(size)
                 job = []
-        begin = stop
+        begin = document_end
 
 
 def write_ids(raw: mmap.mmap, job: Job, tokenizer: Tokenizer, writer: SplitWriter) -> None:
-    for begin, end, _, stop in job:
+    for begin, end, _, document_end in job:
         ids = np.frombuffer(raw[begin:end], "<u4")
-        if (wrong := ids >= tokenizer.vocab_size).any():
-            at = int(wrong.argmax())
-            got = f"got {ids[at]:,} at {begin // 4 + at:,}; give the right vocab_size"
+        is_wrong = ids >= tokenizer.vocab_size
+        if is_wrong.any():
+            first = int(is_wrong.argmax())
+            got = f"got {ids[first]:,} at {begin // 4 + first:,}; give the right vocab_size"
             raise UserError(f"expected token ids below vocab_size={tokenizer.vocab_size}, {got}.")
-        writer.add(ids, is_end=end == stop)
+        writer.add(ids, is_end=end == document_end)
     writer.counts.characters = writer.counts.tokens
     drop_resident_pages(raw)
 
@@ -355,11 +406,12 @@ def write_tokens(raw: mmap.mmap, job: Job, counter: TextCounter, writer: SplitWr
     tokenizer = counter.tokenizer
     texts = []
     parts = []
-    for begin, end, first, stop in job:
-        text, (before, after) = text_at(raw, begin, end), beside(raw, begin, end, first, stop)
-        is_end = end == stop
+    for begin, end, document_begin, document_end in job:
+        text = text_at(raw, begin, end)
+        left, right = beside(raw, begin, end, document_begin, document_end)
+        is_end = end == document_end
         texts.append((text, is_end))
-        parts.append((before, tokenizer.terminate(text) if is_end else text, after))
+        parts.append((left, tokenizer.terminate(text) if is_end else text, right))
     for (text, is_end), tokens in zip(texts, tokenizer.ids_within(parts), strict=True):
         counter.add(text, tokens, is_end=is_end)
         writer.add(tokens, is_end=is_end)
@@ -371,10 +423,11 @@ def text_at(raw: mmap.mmap, begin: int, end: int, errors: str = "surrogateescape
     return text
 
 
-def beside(raw: mmap.mmap, begin: int, end: int, first: int, stop: int) -> tuple[str, str]:
-    """What is before and after a piece of a document that goes from ``first`` to ``stop``."""
-    before, after = max(first, begin - CONTEXT), min(stop, end + CONTEXT)
-    return text_at(raw, before, begin, "ignore"), text_at(raw, end, after, "ignore")
+def beside(raw: mmap.mmap, begin: int, end: int, document_begin: int, document_end: int) -> tuple[str, str]:
+    """What is on the left and on the right of a piece of a document, up to ``CONTEXT`` bytes each."""
+    left = max(document_begin, begin - CONTEXT)
+    right = min(document_end, end + CONTEXT)
+    return text_at(raw, left, begin, "ignore"), text_at(raw, end, right, "ignore")
 
 
 def bytes_bar(doing: str, total: int, *, is_slow: bool = False) -> Progress:

@@ -18,9 +18,12 @@ from memformers.data.files import Ids, bytes_of
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-EOS, UNKNOWN = "<eos>", "<unk>"
+# As in the original Transformer-XL.
+EOS = "<eos>"
+UNKNOWN = "<unk>"
 FIRST_WORD = re.compile(r"[^\S\r\n]*(?:\r\n|\r|\n|\S+)")
-COUNTED = 1 << 20  # different words that are counted at once, beside those of the vocabulary
+# Different words that are counted at once, beside those of the vocabulary.
+COUNTED = 1 << 20
 
 
 class Tokenizer(ABC):
@@ -50,7 +53,7 @@ class Tokenizer(ABC):
         """The tokens of the second of each three parts of a text, which follow each other."""
         return [self.ids(text) for _, text, _ in parts]
 
-    def is_cut(self, before: str, after: str) -> bool:
+    def is_cut(self, left: str, right: str) -> bool:
         """Whether tokens beside the cut between two parts of a text don't depend on what is farther away."""
         return True
 
@@ -98,18 +101,20 @@ class CharacterTokenizer(Tokenizer):
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
             raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
-        self.vocabulary, self.vocab_size = vocabulary, len(vocabulary)
+        self.vocabulary = vocabulary
+        self.vocab_size = len(vocabulary)
         codes = code_points(vocabulary)
-        self._number = np.full(codes.max() + 2, -1)  # by code point; the last one is of all that are higher
+        # By code point; the last one is of all that are higher.
+        self._number = np.full(codes.max() + 2, -1)
         self._number[codes] = np.arange(self.vocab_size)
 
     def ids(self, text: str) -> Ids:
         numbers: Ids = self._number[np.minimum(code_points(text), len(self._number) - 1)]
         if (numbers < 0).any():
             unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
-            named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
-            known = f"known are {self.vocabulary!r}. Leave them out, or train with byte tokens"
-            raise UserError(f"characters outside the vocabulary of {self.vocab_size}: {named}; {known}.")
+            names = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
+            what_to_do = f"known are {self.vocabulary!r}. Leave them out, or train with byte tokens"
+            raise UserError(f"characters outside the vocabulary of {self.vocab_size}: {names}; {what_to_do}.")
         return numbers
 
     def bytes_of(self, tokens: "Tensor | Ids") -> bytes:
@@ -172,7 +177,8 @@ class WordTokenizer(Tokenizer):
     name = "word"
 
     def __init__(self, vocabulary: Sequence[str]):
-        self.vocabulary, self.vocab_size = list(vocabulary), len(vocabulary)
+        self.vocabulary = list(vocabulary)
+        self.vocab_size = len(vocabulary)
         self._number = {word: i for i, word in enumerate(vocabulary)}
         if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
             raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
@@ -196,9 +202,13 @@ class WordTokenizer(Tokenizer):
 
         def piece(token: int) -> str:
             nonlocal space
-            word, before = self.vocabulary[token], space
-            space = "" if word == EOS else " "
-            return "\n" if word == EOS else before + word
+            word = self.vocabulary[token]
+            if word == EOS:
+                space = ""
+                return "\n"
+            spaced = space + word
+            space = " "
+            return spaced
 
         return piece
 
@@ -219,16 +229,22 @@ def words_and_ends(text: str) -> list[str]:
 def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
     """The most frequent words of a text in ``pieces``, or all. Where more than ``COUNTED`` are different, the
     rarest are forgotten, and counted anew where they occur again."""
-    most = COUNTED + (vocab_size or 0)
+    max_counted = COUNTED + (vocab_size or 0)
     counts: Counter[str] = Counter()
     for piece in pieces:
         counts.update(words_and_ends(piece))
-        if len(counts) > most:
+        if len(counts) > max_counted:
             if vocab_size is None:
                 what_to_do = f"give vocab_size (all others become {UNKNOWN}), or use tokenizer='bpe'"
-                raise UserError(f"the training text has more than {most:,} different words; {what_to_do}.")
-            counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
+                problem = f"the training text has more than {max_counted:,} different words"
+                raise UserError(f"{problem}; {what_to_do}.")
+            counts = Counter(dict(counts.most_common(max_counted - COUNTED // 2)))
     words = [word for word, _ in counts.most_common() if word != EOS]
-    if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):
-        words = [*words[: None if vocab_size is None else max(vocab_size - 2, 0)], UNKNOWN]
+    if vocab_size is None:
+        words += [] if UNKNOWN in words else [UNKNOWN]
+        return WordTokenizer([EOS, *words])
+    # The end of a line is one of them, and so is the unknown word, unless the text has it.
+    words = words[: max(vocab_size - 1, 1)]
+    if UNKNOWN not in words:
+        words = [*words[: max(vocab_size - 2, 0)], UNKNOWN]
     return WordTokenizer([EOS, *words])

@@ -28,12 +28,19 @@ if TYPE_CHECKING:
     import tokenizers
     from torch import Tensor
 
-OWN = ("character", "frequency", "byte", "word", "bpe")  # the tokenizers that are made for a text
+OWN = ("character", "frequency", "byte", "word", "bpe")
+"""The tokenizers that are made for a text."""
 TOKENIZER = "tokenizer.json"
 DEFAULT_SUBWORDS = 8192
-LEARNED_WORDS = 2 << 20  # bytes of different words that subwords are learned from, in 120 times the memory
-LONG_WORD = re.compile(r"\S{256}(?=\S)")  # Chinese, or a genome; learning's time grows with its square
-WORD = re.compile(r"\w+|[^\w\s]+")  # about what byte-level BPE takes for a word
+# Bytes of different words that subwords are learned from, in 120 times the memory.
+LEARNED_WORDS = 2 << 20
+# Chinese, or a genome: the time of learning grows with the square of a word's length.
+LONG_WORD = re.compile(r"\S{256}(?=\S)")
+# About what byte-level BPE takes for a word.
+WORD = re.compile(r"\w+|[^\w\s]+")
+# What is compared on both sides of a cut. Shorter by a prime than what is beside it: in a run of digits,
+# tokens start at every third one, and so in others.
+COMPARED = CONTEXT // 2 - 5
 
 
 class SubwordTokenizer(Tokenizer):
@@ -44,7 +51,7 @@ class SubwordTokenizer(Tokenizer):
 
         try:
             self.inner = tokenizers.Tokenizer.from_str(source)
-        except Exception as error:  # of no class of its own
+        except Exception as error:  # tokenizers raises plain Exception
             raise UserError(f"{path} can't be read as a tokenizer of Hugging Face's: {error}") from None
         self.inner.no_truncation()
         self.inner.no_padding()
@@ -54,9 +61,11 @@ class SubwordTokenizer(Tokenizer):
         if not vocabulary:
             raise UserError(f"expected {path} to have tokens, got none.")
         self.vocab_size = max(vocabulary.values()) + 1
-        added, cuts = self._data.get("added_tokens") or (), self._data.get("pre_tokenizer") or {}
+        added = self._data.get("added_tokens") or ()
+        splitter = self._data.get("pre_tokenizer") or {}
         self._added = [token["content"] for token in added]
-        is_regex = cuts.get("type") == "ByteLevel" and cuts["use_regex"] and not cuts["add_prefix_space"]
+        is_byte_level = splitter.get("type") == "ByteLevel"
+        is_regex = is_byte_level and splitter["use_regex"] and not splitter["add_prefix_space"]
         has_strips = any(token["lstrip"] or token["rstrip"] for token in added)
         self._is_local = is_regex and not self._data.get("normalizer") and not has_strips
         """Whether no token depends on what is beyond its word, as for GPT-2."""
@@ -72,11 +81,12 @@ class SubwordTokenizer(Tokenizer):
         """The bytes of each token; None where tokens are no bytes."""
         if (self._data.get("decoder") or {}).get("type") != "ByteLevel":
             return None
-        alphabet, of_token = bytes_of_letters(), [b""] * self.vocab_size
+        alphabet = bytes_of_letters()
+        token_bytes = [b""] * self.vocab_size
         for token, number in self.inner.get_vocab(with_added_tokens=True).items():
             is_added = token in self._added or not alphabet.keys() >= set(token)
-            of_token[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
-        return of_token
+            token_bytes[number] = bytes_of(token) if is_added else bytes(alphabet[letter] for letter in token)
+        return token_bytes
 
     def ids(self, text: str) -> Ids:
         check_utf8(text, "the text")
@@ -88,42 +98,47 @@ class SubwordTokenizer(Tokenizer):
         texts = list(map("".join, parts))
         for text in texts:
             self._check_known(text)
-        try:  # the fast one knows no places
+        try:  # the fast one knows no offsets
             encoded = iter(self.inner.encode_batch_fast(texts, add_special_tokens=False))
-        except Exception as error:  # of no class of its own
-            why = "give it an unknown token, or use another tokenizer"
-            raise UserError(f"the tokenizer can't divide the text: {error}; {why}.") from None
+        except Exception as error:  # tokenizers raises plain Exception
+            what_to_do = "give it an unknown token, or use another tokenizer"
+            raise UserError(f"the tokenizer can't divide the text: {error}; {what_to_do}.") from None
+
+        # Without the tokens of what is on the left and on the right.
         result = []
-        for before, text, after in parts:
+        for left, text, right in parts:
             ids = np.array(next(encoded).ids, dtype=np.int64)
-            first = sum(place < 0 for place, _ in self._near(before, text[:CONTEXT])) if before else 0
-            last = sum(place >= 0 for place, _ in self._near(text[-CONTEXT:], after)) if after else 0
-            result.append(ids[first : len(ids) - last])
+            n_left = sum(offset < 0 for offset, _ in self._near(left, text[:CONTEXT])) if left else 0
+            n_right = sum(offset >= 0 for offset, _ in self._near(text[-CONTEXT:], right)) if right else 0
+            result.append(ids[n_left : len(ids) - n_right])
         return result
 
-    def is_cut(self, before: str, after: str) -> bool:
+    def is_cut(self, left: str, right: str) -> bool:
         if self._is_local:
             return True
-        # By 2,053 fewer, a prime: in a run of digits, tokens start at every third one, and so in others.
-        some = CONTEXT // 2 - 5
-        if self.name != "bpe" and not self._is_between_words(before, after[:some]):
+        if self.name != "bpe" and not self._is_between_words(left, right[:COMPARED]):
             return False
-        one, other = self._near(before, after[:some]), self._near(before[-some:], after)
-        return [x for x in one if abs(x[0]) < some // 4] == [x for x in other if abs(x[0]) < some // 4]
+        # The tokens around the cut are the same, however much of the text is beside them.
+        with_left = self._near(left, right[:COMPARED])
+        with_right = self._near(left[-COMPARED:], right)
+        limit = COMPARED // 4
+        return [x for x in with_left if abs(x[0]) < limit] == [x for x in with_right if abs(x[0]) < limit]
 
-    def _is_between_words(self, before: str, after: str) -> bool:
+    def _is_between_words(self, left: str, right: str) -> bool:
         """A Unigram splits whole words, and rounding decides between equal ways, so words must not be cut."""
-        parts = self.inner.encode(before + after, add_special_tokens=False)
-        first = sum(start < len(before) for start, _ in parts.offsets)
-        left, right = parts.word_ids[:first][-1:], parts.word_ids[first:][:1]
-        return left != right and all(end <= len(before) for _, end in parts.offsets[:first])
+        parts = self.inner.encode(left + right, add_special_tokens=False)
+        n_left = sum(start < len(left) for start, _ in parts.offsets)
+        last_word = parts.word_ids[:n_left][-1:]
+        next_word = parts.word_ids[n_left:][:1]
+        return last_word != next_word and all(end <= len(left) for _, end in parts.offsets[:n_left])
 
-    def _near(self, before: str, after: str) -> list[tuple[int, int]]:
+    def _near(self, left: str, right: str) -> list[tuple[int, int]]:
         """Where each token of two texts starts, in characters from where these meet, and the token."""
-        parts = self.inner.encode(before + after, add_special_tokens=False)
-        return [
-            (start - len(before), token) for (start, _), token in zip(parts.offsets, parts.ids, strict=True)
-        ]
+        parts = self.inner.encode(left + right, add_special_tokens=False)
+        tokens = []
+        for (start, _), token in zip(parts.offsets, parts.ids, strict=True):
+            tokens.append((start - len(left), token))
+        return tokens
 
     def _check_known(self, text: str) -> None:
         """BPE without bytes and ``<unk>`` leaves characters out, and says nothing."""
@@ -133,8 +148,8 @@ class SubwordTokenizer(Tokenizer):
             return
         encoded = {c: self.inner.encode(c, add_special_tokens=False).ids for c in sorted(set(text))}
         if missing := [c for c, ids in encoded.items() if not ids and not c.isspace()]:
-            named = ", ".join(map(repr, missing[:5]))
-            raise UserError(f"the tokenizer has no token for {named}, and no <unk>; use another tokenizer.")
+            names = ", ".join(map(repr, missing[:5]))
+            raise UserError(f"the tokenizer has no token for {names}, and no <unk>; use another tokenizer.")
 
     def first_text(self, text: str) -> str:
         parts = self.inner.encode(text[:CONTEXT], add_special_tokens=False)
@@ -176,7 +191,8 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     inner: tokenizers.Tokenizer = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    size, letters = vocab_size or DEFAULT_SUBWORDS, sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = vocab_size or DEFAULT_SUBWORDS
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     # Its own bars would show "0 / 0": it doesn't know how many texts there are.
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
@@ -189,12 +205,12 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
     """The first of ``texts`` that have ``LEARNED_WORDS``; there may be more of them than memory."""
-    known: set[str] = set()
+    words: set[str] = set()
     size = 0
     for text in texts:
         yield text
-        new = set(WORD.findall(text)) - known
-        known |= new
+        new = set(WORD.findall(text)) - words
+        words |= new
         size += sum(len(word.encode()) for word in new)
         if size >= LEARNED_WORDS:
             break
@@ -261,7 +277,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     path = user_path(path)
     path = path / TOKENIZER if path.is_dir() or path.suffix != ".json" else path
     data = read_json(path)
-    name, vocabulary = data.get("tokenizer"), data.get("vocabulary")
+    name = data.get("tokenizer")
+    vocabulary = data.get("vocabulary")
     if "model" in data:
         return SubwordTokenizer(path.read_text(encoding="utf-8"), str(path))
     if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):

@@ -23,7 +23,9 @@ from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
 MAX_TOKENS = 4_000_000
 """Of the held-out text of a folder of tokens that are read."""
-TEXT_SETTINGS = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
+TEXT_SETTINGS = (
+    "data", "validation", "test", "document_separator", "document_end", "text_field", "tokenizer",
+)  # fmt: skip
 """The settings of a run that say what it reads."""
 
 

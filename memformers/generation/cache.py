@@ -40,7 +40,7 @@ class LayerCache:
     n_keys: int = 0
     """How many of the keys are there: C + M + i before token i of the segment."""
     n_slots: int = 0
-    """C, how many of them are slots'."""
+    """C, the number of slots among them."""
 
     @classmethod
     def build(cls, layer: MemoryLayer, longest: int, batch: int) -> "LayerCache":
@@ -59,7 +59,7 @@ class LayerCache:
     def restart(self, past: LayerMemory, segment_len: int, kept_slots: int, n_kept: int) -> None:
         """Begin a segment of S tokens after ``past``, of which the first ``kept_slots`` and the newest
         ``n_kept`` positions have their keys here: the newest slots so far, and the newest keys."""
-        # Only what has no keys yet is projected: new slots, or all, if the rule changes what it keeps.
+        # Project only what has no keys yet: new slots, or everything if the rule changes old slots.
         new = torch.cat((past.slots[kept_slots:], past.mem[: past.mem_len - n_kept]))  # [·, B, D]
         B, H, _, E = self.value.shape
         room = self.value.new_zeros(B, H, segment_len, E)
@@ -76,8 +76,8 @@ class LayerCache:
         self.n_keys = past.n_slots + past.mem_len
 
     def project(self, z: Tensor, kv_input: Tensor) -> Tensor:
-        """What queries, and keys and values are made of, normalized, ``[t, B, D]`` each, to all three: ``[3,
-        B, H, t, E]``."""
+        """Queries, keys and values, ``[3, B, H, t, E]``, of two normalized inputs ``[t, B, D]``: one for
+        queries, one for keys and values."""
         t, B, D = z.shape
         H = self.layer.self_attn.n_heads
         outputs = [self.maps[0](z), *(project(kv_input) for project in self.maps[1:])]
@@ -100,7 +100,7 @@ class LayerCache:
         # A single query needs only the keys of its window.
         first = 0
         window = self.layer.window
-        if window is not None:  # of several positions, each has its own, in key_start
+        if window is not None:  # several queries have their windows in key_start
             first = max(begin + 1 - window, 0)
             key_start = None if key_start is None else (key_start - first).clamp(min=0)
         keys = self.key[..., first:end]  # [B, H, E, K]
@@ -128,7 +128,7 @@ class KeyCache:
     """The caches of all layers in a running segment, and what the segment's end needs."""
 
     fingerprint: Fingerprint
-    """Of the model that computed them."""
+    """The fingerprint of the model that computed them."""
     layers: list[LayerCache]
     past: Memory
     """The memory before the segment."""
@@ -139,7 +139,7 @@ class KeyCache:
 
     @classmethod
     def build(cls, model: Any, past: Memory, batch: int) -> "KeyCache":
-        """A cache of what ``model`` computes now, for the segment after ``past``."""
+        """A cache for the segment after ``past``, of ``model`` in its current state."""
         transformer: MemoryStack = model.transformer
         S = model.config.segment_len
         layers = [
@@ -165,7 +165,7 @@ class KeyCache:
             if has_read and rule.append_only:
                 n_new_slots = rule.size.n_evicted(old.mem_len + segment_len) // rule.size.group
                 n_old_slots = new.n_slots - min(n_new_slots, new.n_slots)
-                # What the cache doesn't have is computed, so a rule that fills up its slots is right too.
+                # Missing keys are computed, so rules that fill up their slots are handled, too.
                 if rule.size.slot_positions is not None and n_old_slots <= layer.n_slots:
                     kept_slots = n_old_slots
                     n_kept = new.mem_len
@@ -176,14 +176,14 @@ class KeyCache:
 
     def hide_past(self, streams: Tensor) -> None:
         """Clear the keys and values of ``streams``, boolean ``[B]``, whose document begins with the segment.
-        What it hides may not be finite, and would meet a bias of −∞ or a probability of 0."""
+        Hidden values may not be finite: with a bias of −∞ or a probability of 0, they would become NaN."""
         for layer in self.layers:
             for tensor in (layer.key, layer.value):
                 tensor.masked_fill_(streams[:, None, None, None], 0)
 
 
 def attends_to_keys(transformer: MemoryStack) -> bool:
-    """Whether all that layers do with past positions is to attend to their keys, which then can be kept."""
+    """Whether layers only attend to the keys of past positions, so that these keys can be kept."""
     if type(transformer).forward is not MemoryStack.forward:
         return False
     for layer in transformer.memory_layers:
@@ -202,7 +202,7 @@ def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:
 
 
 def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
-    """``maps`` as functions of ``[·, in]``: as one, ``[·, out of all]``, where nobody changed them."""
+    """``maps`` as functions of ``[·, in]``: as one, ``[·, out of all]``, if they are unmodified."""
     linear_maps = [module for module in maps if is_unmodified(module, nn.Linear)]
     if len(linear_maps) < len(maps):
         return [partial(linear, module) for module in maps]

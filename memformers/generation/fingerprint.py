@@ -1,4 +1,4 @@
-"""What a model computes with, in short: it tells whether anything of it has changed since some moment."""
+"""A fingerprint of a model: it tells whether its modules or weights have changed since it was taken."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -12,10 +12,11 @@ from memformers.models.hooks import PLAIN_WEIGHTS
 from memformers.models.stack import all_modules
 
 SAMPLE = 37
-"""Into how many parts of one length a tensor is cut, in each of which one number is compared. It is prime:
-otherwise that length would often be a multiple of a matrix's width, and all numbers in one column."""
+"""The number of equal parts into which a tensor is cut. One number of each part is compared. It is prime:
+otherwise the length of a part would often be a multiple of a matrix's width, and all numbers would be in one
+column."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By their bytes, since numbers are compared as bits: NaN differs from itself."""
+"""Integers by their size in bytes. Numbers are compared as bits, since NaN differs from itself."""
 COMPUTED_WITH = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
 BOOKKEEPING = vars(nn.Module()).keys() - COMPUTED_WITH
 """Attributes of every module in which no change matters, or whose values don't change in place."""
@@ -52,7 +53,7 @@ class Fingerprint:
         return addresses, versions, numbers
 
     def matches(self) -> bool:
-        """Whether the model is in eval mode and still computes with the same."""
+        """Whether the model is in eval mode and unchanged."""
         if list(map(type, self.modules)) != self.kinds:
             return False
         try:
@@ -74,8 +75,8 @@ def copied_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def stored_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """The plain tensors with numbers in memory that the parameters and buffers of ``module`` are, or of which
-    they consist, as those of torchao do."""
+    """The plain tensors, with numbers in memory, of the parameters and buffers of ``module``. Some of these
+    consist of several tensors, such as torchao's."""
     waiting = [*module._parameters.values(), *module._buffers.values()]
     while waiting:
         # A tensor subclass consists of tensors, which may be subclasses again.

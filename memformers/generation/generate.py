@@ -214,7 +214,7 @@ class TextStream:
         self.device = model.device
         self.reader = Stepper(model, batch=1)
         self.last: list[int] = []
-        """The last token, on which depends how the next one is written: a word follows a space."""
+        """The last token. The text of the next one depends on it: a word follows a space."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
         """Read ``text``, and tell ``progress`` now and then how many more tokens were read. ValueError for

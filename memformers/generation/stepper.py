@@ -1,5 +1,6 @@
-"""Reading step by step, which equals the forward pass: keys and values are cached, each projected once. When
-a segment is full, the model makes the next memory, and what stays in it keeps its keys."""
+"""Reading step by step, with the results of the forward pass. Keys and values are cached, so each is
+projected once. When a segment is full, the model makes the next memory; positions that stay in it keep their
+keys."""
 
 from typing import Any
 
@@ -65,7 +66,7 @@ class Stepper:
         """Whether it reads the newest S tokens again for each token, as a model without memory must."""
         self.last: Tensor | None = None
         """The newest result, ``[B, …]``; None before the first step."""
-        # Outside of inference mode, so that what is kept can be used in it and outside.
+        # Outside of inference mode, so that the state can be used in both modes.
         with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
             like = empty_inputs(model.transformer, batch)  # [0, B, D]
             self.past = check_memory(memory, like, model.transformer.sizes).detach()
@@ -86,8 +87,8 @@ class Stepper:
 
     def read(self, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
         """``x [T, B, …]``, T ≥ 1, to its results, in order. Where boolean ``doc_starts [T, B]`` is true a new
-        document begins, which sees nothing before it; segment boundaries don't move. UserError for what
-        doesn't fit."""
+        document begins, which sees nothing before it; segment boundaries don't move. UserError for arguments
+        that don't fit."""
         expected = list(self.running.shape[1:])
         if isinstance(self.model, MemoryLM):
             self.model.check_tokens(x, expected[0])
@@ -96,7 +97,7 @@ class Stepper:
         elif list(x.shape[1:]) != expected or not len(x):
             raise UserError(f"expected [steps, {str(expected)[1:]}, at least one step, got {list(x.shape)}.")
         check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
-        # Outside of inference mode, so that what is kept can be used in it and outside of it.
+        # Outside of inference mode, so that the state can be used in both modes.
         with torch.inference_mode(False), torch.no_grad():
             if self._is_current():
                 return self._read_segments(self.cache, x, doc_starts)
@@ -116,8 +117,8 @@ class Stepper:
         return torch.cat(results)
 
     def _read_within_segment(self, cache: KeyCache | None, x: Tensor, new_starts: Tensor | None) -> Tensor:
-        """Read ``x [t, B, …]`` with ``new_starts [t, B]``, for which the running segment has room. What is
-        kept changes at the end, all at once, so that Ctrl-C leaves no half of a step."""
+        """Read ``x [t, B, …]`` with ``new_starts [t, B]``, for which the running segment has room. The state
+        changes at the end, all at once, so that Ctrl-C never leaves half a step."""
         # The segment so far, or for a model without memory the newest S tokens.
         t = len(x)
         S = self.config.segment_len
@@ -167,11 +168,12 @@ class Stepper:
         return torch.cat((old, new))[-self.config.segment_len :]
 
     def _result(self, output: Tensor, t: int) -> Tensor:
-        """Of a segment's output ``[·, B, D]``: the logits after the last token, or the newest t outputs."""
+        """From a segment's output ``[·, B, D]``, the logits after the last token, or the newest t outputs."""
         return self.model.predict(output[-1:]) if isinstance(self.model, MemoryLM) else output[-t:]
 
     def _is_current(self) -> bool:
-        """Whether the cache has the running segment, and the model is in eval mode and as it was for it."""
+        """Whether the cache holds the running segment, and the model is in eval mode and unchanged since
+        then."""
         cache = self.cache
         return (
             cache is not None
@@ -211,8 +213,8 @@ class Stepper:
 
 
 def must_be_called(model: nn.Module) -> bool:
-    """Whether only a call of ``model`` itself is right, since something sees or changes the calls of a module
-    in it, or gathers sharded weights before them."""
+    """Whether ``model`` itself must be called: something observes or changes the calls of its modules, or
+    gathers sharded weights before them."""
     for module in all_modules(model):
         if is_hooked(module) or any(hasattr(x, "full_tensor") for x in module._parameters.values()):
             return True

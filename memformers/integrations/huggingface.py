@@ -16,6 +16,8 @@ from transformers.utils import can_return_tuple
 
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
+from memformers.integrations.huggingface_cache import MemoryCache as MemoryCache
+from memformers.integrations.huggingface_cache import memory_in, write_memory
 from memformers.integrations.huggingface_decoding import Decoding, group_by_padding
 from memformers.integrations.huggingface_tokenizer import MemformerTokenizer, tokenizer_of
 from memformers.models.config import ModelConfig
@@ -138,7 +140,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        cache: "Memory | Decoding | None" = None,
+        cache: "Memory | transformers.Cache | Decoding | None" = None,
         labels: Tensor | None = None,
         doc_starts: Tensor | None = None,
         use_cache: bool | None = None,
@@ -151,16 +153,22 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         Args:
             input_ids: ``[B, T]``, T of any length.
             attention_mask: ``[B, T]``, 0 for padding, which may be at both ends of a row.
-            cache: What the last call returned, to continue from; None for an empty memory. With what
-                ``generate`` returned, there are only the logits ``[B, 1, vocab_size]`` after the last id.
+            cache: What the last call returned, to continue from; None for an empty memory. A
+                [`MemoryCache`][] is updated and returned, as transformers' caches are. With what ``generate``
+                returned, there are only the logits ``[B, 1, vocab_size]`` after the last id.
             labels: ``[B, T]``, the ids, which are shifted here, or -100 to ignore some. Padding is ignored,
                 and the first id after it, which nothing predicts.
             doc_starts: Boolean ``[B, T]``, where a new document begins.
             use_cache: False returns no memory. Only rows of one length that end together have one.
-            kwargs: Only the Trainer's ``num_items_in_batch``: the loss is then this batch's share of a step.
+            kwargs: The Trainer's ``num_items_in_batch``: the loss is then this batch's share of a step. And
+                ``past_key_values``, as transformers called ``cache`` before 5.24.
         """
         n_items = kwargs.pop("num_items_in_batch", None)
         kwargs.pop("tokenizer", None)  # generate passes on the one for stop_strings
+        old_cache = kwargs.pop("past_key_values", None)
+        if cache is not None and old_cache is not None:
+            raise UserError("past_key_values is another name of cache; pass one of them.")
+        cache = old_cache if cache is None else cache
         unknown = [name for name, x in kwargs.items() if x is not None and x is not False]
         if unknown:
             raise UserError(f"{', '.join(unknown)}: this model has no such argument.")
@@ -176,7 +184,8 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
 
         # Read the rows with the same padding together, each group from its part of the memory.
         self.model.transformer.activation_checkpointing = self.gradient_checkpointing and self.training
-        memory = None if cache is None else self._checked(cache, len(input_ids))
+        past_memory = memory_in(cache, self.model.device) if isinstance(cache, transformers.Cache) else cache
+        memory = None if past_memory is None else self._checked(past_memory, len(input_ids))
         T = input_ids.shape[1]
         groups = []
         logits_by_group = []
@@ -206,8 +215,18 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
 
         # A memory is for rows that end together: only then can the next ids follow all of them.
         ends_together = len(groups) == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
-        has_cache = ends_together and use_cache is not False
-        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=groups[0].memory if has_cache else None)
+        next_memory = groups[0].memory if ends_together and use_cache is not False else None
+        if not isinstance(cache, transformers.Cache):
+            return CausalLMOutputWithPast(loss=loss, logits=logits, cache=next_memory)
+
+        # A Cache is changed, and must not stay behind what was read.
+        if next_memory is not None:
+            write_memory(cache, next_memory, T)
+        elif use_cache is not False:
+            raise UserError(
+                "a cache is only for rows that end together; use padding of one length, or no cache."
+            )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
 
     def _has_auxiliary_gradient(self, groups: list["RowsOutput"]) -> bool:
         return self.training and any(group.auxiliary_loss.requires_grad for group in groups)
@@ -271,6 +290,15 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
                 raise UserError("this cache is of another model; use it with the model that made it.")
             model_kwargs["cache"] = cache.resume(batch_size, n_copies)
             return
+        # A Cache has all ids in transformers, and a memory only those that follow: they must not be confused.
+        if isinstance(cache, transformers.Cache):
+            cache = memory_in(cache, self.model.device)
+            if cache is not None:
+                raise UserError(
+                    "generate writes from an empty cache, from a Memory with the ids that follow it, or from "
+                    "what another generate returned; this cache has read a text. Pass what the model returns "
+                    "without a Cache."
+                )
         # A memory, whose rows are copied as transformers copies the prompts; or nothing.
         memory = None
         if cache is not None:

@@ -38,7 +38,7 @@ position features costs more than it saves."""
 
 def is_flash_faster(query: Tensor, position_features: int) -> bool:
     """Whether [`memformers.kernels.flash`][] computes attention of ``query [B, H, S, E]`` with so many
-    position features faster than other kernels. On devices other than a CPU, nobody has measured it."""
+    position features faster than other kernels. It was measured on CPUs only."""
     # Beyond E / 2 features, the longer product costs more than the shift and the bias that it saves.
     S, E = query.shape[2:]
     is_half = query.dtype.itemsize < 4
@@ -54,7 +54,7 @@ def relative_attention(
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``. ``"auto"``
     takes blocked for large attention on a CPU, naive for small, and sdpa on all other devices. The blocked
     kernel takes no ``mask`` and runs on a CPU only; [`memformers.kernels.flash`][] takes other arguments."""
-    # The fastest of those that compute with r itself.
+    # The fastest kernel that takes r itself.
     if kernel == "auto":
         n_scores = query.shape[:3].numel() * key.shape[2]
         if query.device.type != "cpu":

@@ -66,7 +66,7 @@ def relative_attention(
 def augment_query(query: Tensor, w: Tensor, table: Tensor, *, u: Tensor, v: Tensor | None) -> Tensor:
     """[q + u ; rotated f], which meets keys beside [`cosines_first`][] in one product: ``[B, H, S, E + P]``
     of ``query [B, H, S, E]``, the last S of the indices in ``table [K, P]``."""
-    # In half precision, sums and rotations are exact: only their results are rounded, by who takes them.
+    # In half precision, sums and rotations stay in float32: only their results are rounded, by the caller.
     exact = torch.promote_types(query.dtype, torch.float32)
     query = query.to(exact)
     w = w.to(exact)
@@ -104,7 +104,7 @@ def mask_bias(S: int, K: int, mask: Tensor | None, key_start: Tensor | None, que
 
 
 def _in_autocast_dtype(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """What PyTorch's attention would compute with under autocast."""
+    """Key and value in the dtype that PyTorch's attention would use under autocast."""
     device = "cpu" if key.is_meta else key.device.type
     if not torch.is_autocast_enabled(device) or key.dtype == torch.float64:
         return key, value

@@ -1,8 +1,8 @@
 """Attention on a CPU, block by block, to keys that are widened by the features of a table.
 
-Beside PyTorch's flash kernel for CPUs, values need not be as wide as keys, and a training step has the
-probabilities of its forward pass again: five products of E or E + P features in place of seven of E + P, and
-in half precision, larger ones. Attention takes 0.6 to 0.8 of the time.
+Unlike in PyTorch's flash kernel for CPUs, values may be narrower than keys, and the backward pass reuses the
+probabilities of the forward pass: five products of E or E + P features in place of seven of E + P, and in
+half precision, larger ones. Attention takes 0.6 to 0.8 of the time.
 """
 
 import math
@@ -55,7 +55,7 @@ def pair_groups(B: int, H: int, S: int, K: int) -> Iterator[tuple[slice, slice]]
 
 def query_blocks(S: int) -> Iterator[slice]:
     """The queries of each block of a group, the last ones first: they see all keys, so their gradients of
-    keys and values are the first, which are written and not added."""
+    keys and values come first, and are written, not added."""
     for stop in range(S, 0, -QUERIES):
         yield slice(max(stop - QUERIES, 0), stop)
 
@@ -196,7 +196,7 @@ def plain_attention_backward(
             torch.bmm(d_output.to(query.dtype), exact_values[:, :k].mT, out=d_scores)
             torch._softmax_backward_data(d_scores, probabilities, -1, query.dtype, grad_input=d_scores)
 
-            # Keys, without the table, which is no parameter, and queries.
+            # Keys and queries. The table is no parameter and has no gradient.
             d_scores = d_scores.to(key.dtype)
             content = block_query[..., :E].to(key.dtype).flatten(0, 1)  # [n, s, E]
             accumulate(d_keys[:, :k], d_scores, content, is_first)

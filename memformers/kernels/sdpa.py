@@ -38,8 +38,8 @@ def relative_attention(
         visible = visible & naive.from_key_start(key_start, K)
     bias = bias.masked_fill(~visible, -math.inf)
 
-    # A constant in all scores of a query changes no probability: without the largest, the others are small,
-    # and rounding them to half precision loses least.
+    # Subtracting a constant from all scores of a query changes no probability. Without the largest, the
+    # scores that matter are small, and rounding them to half precision loses least.
     if exact != query.dtype:
         bias = bias - bias.detach().amax(-1, keepdim=True)
     with_u = (q + u[:, None]).to(query.dtype)

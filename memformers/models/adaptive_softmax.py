@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from memformers.common.types import typed_like
 
 MAX_LOGITS = 1 << 24
-"""The most logits of a rare cluster that are computed at once to see whether a word of it is likelier: 64 MiB
-in float32."""
+"""The most logits of a rare cluster that are computed at once in the search for a more likely word: 64 MiB in
+float32."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Clusters:
         return self.d_embed // self.div_val**cluster
 
     def has_maps(self, d_model: int) -> bool:
-        """Whether word vectors are mapped to ``d_model`` features; without, all have that width."""
+        """Whether word vectors are mapped to ``d_model`` features; if not, all have that width."""
         return self.div_val > 1 or self.d_embed != d_model
 
 
@@ -82,9 +82,9 @@ class AdaptiveEmbedding(nn.Module):
         is_single = len(self.tables) == 1
         for i, table in enumerate(self.tables):
             low, high = self.clusters.bounds[i]
-            # Each table embeds all tokens: selecting its own would wait until their number is known.
+            # Each table embeds all tokens: selecting its tokens would wait for the device to count them.
             vectors = table(tokens if is_single else (tokens - low).clamp(0, high - low - 1))  # [S, B, d_c]
-            # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
+            # Autocast would change the dtype of the residual stream, and so of the memory.
             x = self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors  # [S, B, D]
             if not is_single:
                 is_in_cluster = (tokens >= low) & (tokens < high)  # [S, B]
@@ -131,7 +131,7 @@ class AdaptiveSoftmax(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` to ``[·, vocab_size]``, with what is tied from ``embedding``."""
+        """``x [·, D]`` to ``[·, vocab_size]``, with tied weights from ``embedding``."""
         n_frequent = self.clusters.bounds[0][1]
         n_rare = len(self.clusters.cutoffs)
         first = F.log_softmax(self.cluster_logits(0, x, embedding), dim=-1)
@@ -148,7 +148,8 @@ class AdaptiveSoftmax(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with the others' own."""
+        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``. The first cluster's end with one for
+        each other cluster."""
         low, high = self.clusters.bounds[i]
         has_one_table = self.clusters.div_val == 1
 
@@ -173,7 +174,7 @@ def plain_weight(module: nn.Module) -> Tensor:
     if not isinstance(module, nn.Embedding | nn.Linear):
         name = type(module).__name__
         raise UserError(f"an adaptive vocabulary needs nn.Embedding or nn.Linear, got {name}; unwrap it.")
-    # Parts of several weights are joined to one, which classes of quantized tensors can't do.
+    # Parts of several weights are concatenated. Quantized tensors can't do that.
     is_quantized = hasattr(module.weight, "__tensor_flatten__")
     return module.weight.dequantize() if is_quantized else module.weight
 
@@ -209,7 +210,7 @@ def adaptive_losses(
     column = torch.where(cluster > 0, n_frequent - 1 + cluster, target)
     losses = F.cross_entropy(first, column, reduction="none")  # [N]
     first = first.detach()
-    # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
+    # A rare word's logit is its cluster's plus the word's log-probability in the cluster.
     score = first.gather(1, column.clamp(min=0)[:, None])[:, 0]  # [N]
     is_correct = target >= 0
 
@@ -230,10 +231,10 @@ def adaptive_losses(
     if not by_token:
         return TokenLosses(loss)
 
-    # A target is correct if no frequent word is likelier, nor a rare one of another cluster.
+    # A target is correct if neither a frequent word nor a rare word of another cluster is more likely.
     is_correct &= score >= first[:, :n_frequent].amax(-1)
     with torch.no_grad():
-        # p(word) ≤ p(cluster), so only clusters likelier than the target can have a likelier word.
+        # p(word) ≤ p(cluster), so only clusters more likely than the target can contain a more likely word.
         for c, (low, high) in enumerate(rare_bounds, 1):
             cluster_score = first[:, n_frequent - 1 + c]  # [N]
             is_open = is_correct & (cluster != c) & (cluster_score > score)

@@ -19,9 +19,9 @@ KERNEL_VARIABLE = "MEMFORMERS_KERNEL"
 
 
 class RelativeMultiHeadAttention(nn.Module):
-    """Causal attention with relative positions over K keys, of which the last S are the queries' own and all
-    before are memory (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.3).
-    Raises ValueError for arguments out of their range.
+    """Causal attention with relative positions over K keys: first the memory's, then the queries' own S (Dai
+    et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.3). Raises ValueError for
+    arguments out of their range.
 
     Args:
         n_heads: The number of heads, H, which must divide ``d_model``.
@@ -77,7 +77,7 @@ class RelativeMultiHeadAttention(nn.Module):
         self.has_rotations = has_rotations(positions, n_features, clamp_len)
         self.kernel: KernelName = kernel
 
-        # Projections of contents (section 3.3), and u, which stands for a query wherever it is.
+        # Projections of contents (section 3.3), and u, which is the same for queries at all positions.
         d_head = d_model // n_heads
         self.query = nn.Linear(d_model, d_model, bias=False)  # W_q
         self.key = nn.Linear(d_model, d_model, bias=False)  # W_k,E
@@ -147,7 +147,7 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's attention of ``query [B, H, S, E]`` to ``key`` and ``value [B, H, K, E]``, with ``mask
         [B or 1, 1, S, K]`` and ``key_start [B, S]``: ``[B, H, S, E]``."""
         dropout_prob = self.dropout_prob if self.training else 0.0
-        # With few position features, r isn't needed: its factors W_k,R and R are.
+        # With few position features, the flash kernel takes r's factors, W_k,R and R.
         if is_flash_used(self, query, dropout_prob):
             return attend_by_flash(
                 self, query, key, value, mask=mask, key_start=key_start, dropout_prob=dropout_prob

@@ -1,4 +1,4 @@
-"""What attention is called with: shapes that fit, and which keys each query sees, as kernels take it."""
+"""Checks of attention's arguments, and the masks that kernels take."""
 
 import torch
 from einops import rearrange
@@ -20,7 +20,7 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, d_model: int) -> Non
 
 
 def check_blocked(query: Tensor, mask: Tensor | None) -> None:
-    """UserError for what the blocked kernel doesn't do."""
+    """UserError for arguments that the blocked kernel doesn't support."""
     if mask is not None:
         raise UserError("kernel='blocked' is causal and takes no mask; use kernel='auto' or 'naive'.")
     if query.device.type != "cpu":
@@ -32,9 +32,9 @@ def check_blocked(query: Tensor, mask: Tensor | None) -> None:
 def visible_keys(
     mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: either a mask ``[B or 1, 1, S,
-    K]`` that hides what any of them and causality hide, or only the ``key_start``. UserError for a mask that
-    shows the future or hides every key, as far as its values can be read without waiting for a device."""
+    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: either one mask ``[B or 1, 1, S,
+    K]`` that combines both with causality, or only the ``key_start``. UserError for a mask that shows the
+    future or hides every key, if its values can be read without waiting for a device."""
     if key_start is not None:
         check_key_start(key_start, S, K, B)
     if mask is None:
@@ -44,7 +44,7 @@ def visible_keys(
         raise UserError(
             f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1], got {mask.dtype} {list(mask.shape)}."
         )
-    # What any of mask, causality and documents hides is hidden.
+    # Combine mask, causality and documents: each hides keys.
     causal = causal_mask(S, K, mask.device)[:, :, None]  # [S, K, 1]
     visible = mask & causal  # [S, K, B or 1]
     if key_start is not None:
@@ -65,8 +65,8 @@ def check_key_start(key_start: Tensor, S: int, K: int, B: int) -> None:
 
 
 def check_mask(future: Tensor, visible: Tensor) -> None:
-    """UserError if a mask shows a ``future`` key, or leaves a query none that is ``visible``, boolean ``[S,
-    K, B or 1]`` both."""
+    """UserError if a mask shows a ``future`` key, or leaves a query without a ``visible`` key. Both are
+    boolean, ``[S, K, B or 1]``."""
     if bool(future.any()):
         i, j, b = future.nonzero()[0].tolist()
         raise UserError(f"the mask lets query {i} of stream {b} see the future key {j}; mask such keys.")

@@ -46,8 +46,8 @@ class Conv1dCompression(nn.Module):
 
 
 def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
-    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: one matrix product with what its
-    ``kernels`` cover, ``[n, B, D·taps]``, which is faster, unless its weights may not be read."""
+    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``. If the weights may be read, one
+    matrix product with the inputs of its ``kernels``, ``[n, B, D·taps]``, computes it faster."""
     is_plain = is_unmodified(convolution, nn.Conv1d) or is_unmodified(convolution, MeanConv1d)
     if is_plain and isinstance(convolution, nn.Conv1d):
         return F.linear(kernels, convolution.weight.flatten(1), convolution.bias)
@@ -55,8 +55,8 @@ def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
 
 
 class MeanConv1d(nn.Conv1d):
-    """A convolution that starts as the mean of what its kernel covers where that doesn't overlap, I / c at
-    each of c taps; and as 0 where it does, since [`DilatedConvCompression`][] adds its output."""
+    """A convolution that starts as a mean, with I / c at each of c taps, if its kernels don't overlap; and as
+    0 if they do, since [`DilatedConvCompression`][] adds its output."""
 
     def reset_parameters(self) -> None:
         for parameter in self.parameters():
@@ -219,7 +219,7 @@ def reconstruction_loss(
         compressed = content_attention(attention, query, frozen(norm)(c_mem))  # [B, H, S, E]
         return F.mse_loss(compressed, wanted)
 
-    # Streams of which some slots count, without the slots of earlier documents.
+    # Average over streams with slots of the current document, and over those slots.
     counts = n_masked < len(c_mem)  # [B]
     first_slot = n_masked * counts  # a softmax over no keys has no value
     c = len(mem) // len(c_mem)
@@ -246,8 +246,8 @@ def content_attention(
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
-    # Detached copies in its place, since a frozen parameter of the module would stay frozen for all losses.
+    """The module as a function of ``[…, D]`` with frozen weights; its input may have a gradient."""
+    # Use detached copies: a parameter frozen in the module would be frozen for all losses.
     if not torch.is_grad_enabled():
         return module
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}

@@ -28,13 +28,14 @@ SETTING_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("c_mem_len", "compression_rate"), ("compressive", "selective")),
     **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
 }
-"""Which built-in models use each setting that not all of them use."""
+"""The built-in models that use a setting, for each setting that some of them ignore."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate")
 """The settings of a memory's sizes, which a user's memory may use, too."""
 SHARED_SETTINGS = (*LENGTHS, "memory_warmup")
 """Settings that may be set even if the model ignores them, so that all arms can share one config."""
 Lengths = Length | tuple[Length, ...]
-"""A length for all layers, or one for each. A few long ones in late layers may do (arXiv 2007.03356)."""
+"""One length for all layers, or one for each. A few long memories in late layers may suffice (arXiv
+2007.03356)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class NetworkConfig:
         check_fields(memory_config)
         object.__setattr__(self, "memory_config", memory_config)
 
-        # What settings say together.
+        # Check combinations of settings.
         check_heads(self.n_heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in LENGTHS:
@@ -188,7 +189,7 @@ class NetworkConfig:
             raise UserError(
                 f"compression_loss='none' leaves compression={f_c!r} untrained; use 'attention', or bptt=1."
             )
-        # A dilated slot depends on those that follow, so the same ones must be computed together again.
+        # A dilated slot depends on later positions, so the same slots must be computed together again.
         if not self.bptt or f_c != "dilated":
             return
         for rate in self.per_layer("compression_rate"):
@@ -345,7 +346,8 @@ def applies_to(name: str, model: str) -> bool:
 @cache
 def changes_sizes(name: str, rule: Any) -> bool:
     """Whether the sizes of the memory ``rule`` depend on the setting called ``name``."""
-    # Tried with another value: a memory need not say what it uses. One that refuses it looks at it.
+    # Try another value, since a memory doesn't declare the settings that it uses. An error shows that it
+    # reads this one.
     try:
         config = NetworkConfig(model=rule)
         changed = replace(config, **{name: getattr(config, name) + 1})

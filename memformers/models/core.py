@@ -1,4 +1,4 @@
-"""A memory transformer from features to features, to be used where a recurrent network is used."""
+"""A memory transformer from features to features, in place of a recurrent network."""
 
 import difflib
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class CoreOutput(NamedTuple):
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """What the compression functions learn from, a scalar to add to the loss; 0 if nothing was compressed."""
+    """A scalar to add to the loss: it trains the compression functions. 0 if nothing was compressed."""
 
 
 # So that torch.export.save can write a program that returns it.
@@ -135,7 +135,7 @@ class MemoryCore(Pretrained):
         ValueError for features, memory or starts of another shape, dtype or device, or of another model.
 
         Args:
-            memory: What the last segment returned; None for nothing.
+            memory: The memory that the last segment returned; None for an empty one.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document or episode begins: it sees
                 nothing of what came before, neither in the segment nor in memory.
             through_memory: Whether what this segment adds to the memory keeps its gradient.
@@ -164,8 +164,8 @@ class MemoryCore(Pretrained):
 
     def encoded(self, x: Tensor) -> Tensor:
         """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the
-        weights' dtype, under autocast too, so that memory is as well. UserError for what ``forward``
-        refuses."""
+        weights' dtype, under autocast too, so that memory is as well. UserError in the same cases as
+        ``forward``."""
         F = self.config.d_input or self.config.d_model
         weight = self.transformer.weight
         if not isinstance(x, Tensor):
@@ -216,7 +216,7 @@ def named(**values: Any) -> dict[str, Any]:
 
 
 class _WithLoss(torch.autograd.Function):
-    """An output unchanged, and a scalar loss that is added to whatever the output's loss is."""
+    """Return the output unchanged, and add a scalar loss's gradient in the output's backward pass."""
 
     @staticmethod
     def forward(_: Any, output: Tensor, loss: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a report says of a full memory: its keys, bytes and operations."""
+"""Facts about a full memory for reports: its keys, bytes and operations."""
 
 import math
 from collections import Counter
@@ -9,20 +9,21 @@ from memformers.models.config import NetworkConfig
 from memformers.models.sizes import MemorySizes
 
 BYTES = 4
-"""Of a number in float32."""
+"""Bytes per float32 value."""
 LONGEST_CYCLE = 10_000
-"""Segments that are counted to find when layers with several rates hold the most together. In longer cycles,
-which only unusual rates have, each layer's most counts: they meet at some time, or nearly."""
+"""The most segments to search for the largest total of layers with several rates. Only unusual rates have
+longer cycles. Then the layers' maxima are added, since they coincide at some time, or nearly."""
 
 
 def operations(D: int, Q: int, K: float) -> float:
-    """Operations of one stream's attention of Q queries over K keys, hidden ones too: 2·Q·K·D each for scores
-    by content and position and weighted values, 4·(K + Q)·D² for the maps, none for shared positions."""
+    """Operations of attention from Q queries to K keys in one stream, hidden keys included: 2·Q·K·D each for
+    content scores, position scores and weighted values, and 4·(K + Q)·D² for the projections. Projected
+    positions are shared and don't count."""
     return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """What ``run.json`` says of a full memory, which is read in segments of S tokens.
+    """The facts in ``run.json`` about a full memory, for segments of S tokens.
 
     - ``memory``: the positions that one layer and all together see at most.
     - ``keys``: those of a layer's memory, the mean over layers, at most; ``mean_keys``: on average over
@@ -41,11 +42,11 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     mean = sum(size.mean_positions(S) for size in sizes)
     most = most_positions(sizes, S)
 
-    # What a query attends to besides the segment; C is always the same.
+    # Keys before the segment; C is constant.
     mean_keys = sum(size.mean_keys(S) for size in sizes)  # of all layers together
     keys = mean_keys + most - mean
     configured_keys = mean_keys + configured - mean
-    # What is carried from segment to segment, in vectors of D numbers.
+    # The state carried between segments, in vectors of D numbers.
     always_held = sum(size.c_mem_len + size.bptt_len + size.has_shift_state for size in sizes)
     extra_bytes = sum(size.extra_state for size in sizes) * BYTES
     farthest = [size.full_reach(S) - config.same_length for size in sizes]

@@ -21,7 +21,8 @@ cache."""
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``, ``[·, in]`` to ``[·, out]``; without gradient by [`product`][], if nobody changed it."""
+    """``module(x)``, ``[·, in]`` to ``[·, out]``; without gradient by [`product`][] if the module is
+    unmodified."""
     if torch.is_grad_enabled() or not is_unmodified(module, nn.Linear):
         return module(x)
     return product(x, module.weight, module.bias)

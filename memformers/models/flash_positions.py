@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def is_flash_used(attention: "RelativeMultiHeadAttention", query: Tensor, dropout_prob: float) -> bool:
-    """Whether the flash kernel computes the attention of ``query [B, H, S, E]``: where it was named, or, by
-    ``"auto"``, where it is faster: not with dropout, for which PyTorch has no flash kernel on a CPU."""
+    """Whether the flash kernel computes the attention of ``query [B, H, S, E]``: if it was named, or with
+    ``"auto"`` if it is faster. ``"auto"`` avoids it with dropout: PyTorch's flash kernel for CPUs has
+    none."""
     if attention.kernel == "flash":
         return True
     return (

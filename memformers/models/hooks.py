@@ -9,8 +9,8 @@ from torch.nn.modules.module import _has_any_global_hook
 
 M = TypeVar("M", bound=nn.Module)
 PLAIN_WEIGHTS = frozenset({Tensor, nn.Parameter, type(None)})
-"""The classes of weights that are their numbers, and of none. Quantized and sharded weights are of other
-classes, with which only a call of their module is sure to work."""
+"""The classes of plain weights, and of a missing one. Quantized and sharded weights have other classes; for
+these, only a call of their module is safe."""
 
 
 def is_unmodified(module: nn.Module, kind: type[M]) -> TypeGuard[M]:

@@ -1,5 +1,5 @@
-"""Our own format: a folder with ``config.json``, ``model.safetensors`` and ``manifest.json``, which nothing
-unpickles. Those in ``weights``, in bfloat16, are made by ``python -m experiments.pretrained``, which writes
+"""Our own format: a folder with ``config.json``, ``model.safetensors`` and ``manifest.json``, without
+pickles. ``python -m experiments.pretrained`` makes the models in ``weights``, in bfloat16, and writes their
 ``recipe.json``."""
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class Pretrained(nn.Module):
                 foreign = f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write"
                 raise UserError(f"{foreign}; name another folder ({error})") from None
 
-        # Of what is tied, the first name is kept, and the others refer to it.
+        # Tied weights keep their first name, and the others refer to it.
         state = dict(self.state_dict())
         first_names: dict[object, str] = {}
         ties = {}
@@ -117,7 +117,7 @@ class Pretrained(nn.Module):
         if not path.is_file():
             raise UserError(f"expected {path} beside {CONFIG}, but it is missing.")
 
-        # Its weights. Whatever the file may lack ends in one of these errors.
+        # Its weights. Any broken file raises one of these errors.
         try:
             state = load_file(path)
             with safe_open(path, "pt") as file:

@@ -38,7 +38,7 @@ class LMOutput(NamedTuple):
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """What the compression functions learn from, a scalar to add to the loss; 0 if nothing was compressed."""
+    """A scalar to add to the loss: it trains the compression functions. 0 if nothing was compressed."""
 
 
 # So that torch.export.save can write a program that returns it.
@@ -133,7 +133,7 @@ class MemoryLM(Pretrained):
 
         Args:
             tokens: Integers ``[S, B]``, S at least 1.
-            memory: What the last segment returned; None for nothing.
+            memory: The memory that the last segment returned; None for an empty one.
             targets: ``[S, B]``, each token's next one, or −100 if there is none.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document starts: its tokens see nothing
                 of what came before, neither in the segment nor in memory.

@@ -49,8 +49,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
-        # W₁x + b₁, and the ReLU in place where nothing else sees its input.
-        # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
+        # W₁x + b₁, and the ReLU in place where nothing else sees its input. Flat: a tensor changed in place
+        # must not be a view, or autograd would copy its gradient twice.
         hidden = linear(self.layer1, x.flatten(0, -2))  # [S·B, d_ff]
         hidden = hidden.relu_() if is_unmodified(self.layer1, nn.Linear) else hidden.relu()
         hidden = self.dropout(hidden) if self.training else hidden
@@ -128,8 +128,8 @@ class TokenShift(nn.Module):
 class MemoryLayer(nn.Module):
     """The layer that all models share. Raises ValueError for an argument out of its range.
 
-    In pre-norm, it normalizes what attention and the feed-forward network read: the segment, and memories,
-    which are raw inputs; in post-norm, as in the original Transformer-XL, each sum.
+    Pre-norm normalizes the inputs of attention and the feed-forward network: the segment, and the memories,
+    which are raw inputs. Post-norm, as in the original Transformer-XL, normalizes each sum.
 
     Args:
         d_model: The width D, also of ``self_attn`` and ``feed_forward``, any module that keeps ``[S, B, D]``.
@@ -193,8 +193,8 @@ class MemoryLayer(nn.Module):
             past: What the layer remembers, M positions and C slots; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            kv_input: What keys and values of the segment are made of, ``[S, B, D]``; None for ``shifted(x,
-                None, None)``, as if nothing came before ``x``.
+            kv_input: The input of the segment's keys and values, ``[S, B, D]``; None for ``shifted(x, None,
+                None)``, as if ``x`` were the start of a text.
             cache: Keys and values of the past, instead of ``past`` and ``mask``; those of the segment are
                 appended.
         """
@@ -233,7 +233,7 @@ class MemoryLayer(nn.Module):
         # In order of time: slots, positions, segment.
         context = [] if past is None else [part for part in (past.slots, past.mem) if len(part)]
         norm = None if self.norm == "post" else self.norm_self_attn
-        # A faster way to the same, where nothing but the weights decides the output.
+        # The folded norm computes the same faster, if only the weights decide the output.
         if context and mask is None and can_fold(self.self_attn, norm):
             joined = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
             return attend_with_memory(self.self_attn, norm, x, kv_input, joined, key_start)
@@ -250,8 +250,8 @@ class MemoryLayer(nn.Module):
         return x + y if gate is None else gate(x, y.relu())
 
     def shifted(self, x: Tensor, shift_state: Tensor | None, doc_starts: Tensor | None) -> Tensor:
-        """What keys and values of a segment ``x [S, B, D]`` are made of, and memory is: after a
-        [`TokenShift`][], if there is one, else ``x`` itself."""
+        """The input of a segment's keys and values, which the memory keeps, too: ``x [S, B, D]`` after a
+        [`TokenShift`][], or without one ``x`` itself."""
         return x if self.shift is None else self.compute(self.shift, x, shift_state, doc_starts)
 
     def attention_input(self, x: Tensor) -> Tensor:

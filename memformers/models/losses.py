@@ -30,5 +30,5 @@ def token_losses(logits: Tensor, targets: Tensor, *, by_token: bool = True) -> T
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """Logits ``[·]``, in float32 where they are in half precision, to which losses would be rounded."""
+    """Logits ``[·]``, in float32 if they are in half precision, in which losses would be rounded."""
     return logits.float() if logits.element_size() < 4 else logits

@@ -1,7 +1,8 @@
 """What a model remembers between segments, as a value: passed in, returned, and never stored on a module.
 
 In the built-in memories, every past position is in exactly one place at any time: in the memory, in one slot,
-or forgotten. Which of it a query may see is in ``documents.py``; how it changes with a segment, in ``rules``.
+or forgotten. ``documents.py`` decides which positions a query may see, and ``rules`` how a memory changes
+with a segment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from memformers.models.sizes import MemorySizes
 N_VALID = "n_valid"
 STATE = "state"
 PARTS = ("mem", "slots", "shift_state", "bptt_inputs")
-"""The tensors of a layer's memory that all rules have names for."""
+"""The tensors of a layer's memory that all rules share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,14 @@ class LayerMemory:
     """
 
     mem: Tensor
-    """``[M, B, D]``: the layer's newest inputs as they are, shifted with ``token_shift``."""
+    """``[M, B, D]``: the layer's newest inputs, unchanged, or shifted with ``token_shift``."""
     slots: Tensor
     """``[C, B, D]``: what the layer's rule keeps of older inputs; queries attend to it before ``mem``."""
     shift_state: Tensor | None = None
-    """``[1, B, D]``: the newest input, which a token shift adds to the next one; None without."""
+    """``[1, B, D]``: the newest input, for the token shift of the next one; None without a token shift."""
     bptt_inputs: Tensor | None = None
-    """``[m·c, B, D]``: the inputs of the newest m slots, from which these are computed again while f_c learns
-    from the language model's loss; None without ``bptt``."""
+    """``[m·c, B, D]``: the inputs of the newest m slots. While f_c learns from the language model's loss, the
+    slots are computed from them again. None without ``bptt``."""
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """Whatever else a rule needs, by name, each ``[·, B, …]``; only a layer's own ``attend`` reads it."""
 
@@ -114,8 +115,8 @@ class Memory:
     layers: tuple[LayerMemory, ...] = ()
     """For each layer what it remembers; empty before the first segment."""
     n_valid: Tensor | None = None
-    """int64 ``[B]``: how many of each stream's newest positions its current document has, a slot counting as
-    ``compression_rate``; None for all. Queries don't see earlier ones."""
+    """int64 ``[B]``: how many of each stream's newest positions belong to its current document; a slot counts
+    as ``compression_rate`` positions. None for all. Older positions are masked."""
 
     @classmethod
     def empty(
@@ -126,10 +127,10 @@ class Memory:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "Memory":
-        """An empty memory with the shapes of a full one, the compressive M rounded down to whole slots: zeros
-        that no query sees, from which a model computes the same as from none. Shapes then stay the same if
-        ``segment_len`` is a multiple of the compressive ``compression_rate``. A rule's own state is not in
-        it."""
+        """A zero-filled memory with the shapes of a full one (the compressive M rounded down to whole slots).
+        Queries never see the zeros, so the output equals that of no memory. Shapes then stay the same if
+        ``segment_len`` is a multiple of the compressive ``compression_rate``. It has no state of a rule's
+        own."""
 
         def zeros(length: int) -> Tensor:
             return torch.zeros(length, batch, config.d_model, dtype=dtype, device=device)
@@ -225,15 +226,15 @@ class Memory:
         return torch.full(mem.shape[1:2], UNBOUNDED, dtype=torch.int64, device=mem.device)
 
     def reset(self, done: Tensor) -> "Memory":
-        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
-        segment starts a new document. Raises ValueError for another shape, dtype or device."""
+        """The memory without the past of the streams that are ``done``, boolean ``[B]``: their next segment
+        starts a new document. Raises ValueError for another shape, dtype or device."""
         # Before the first segment, nothing is remembered of any stream.
         if not self.layers:
             return self
         n_valid = self.valid_positions()
         check_streams("done", done, torch.bool, n_valid.shape, n_valid.device)
 
-        # What is hidden is cleared too: it may not be finite, and would meet a probability of 0.
+        # Clear hidden values, too: NaN or infinity times a probability of 0 would be NaN.
         def clear(x: Tensor) -> Tensor:
             return x.masked_fill(done.view(1, -1, *[1] * (x.dim() - 2)), 0)
 
@@ -324,8 +325,8 @@ def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -
 
 
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
-    """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
-    several, or less than half of one, which a view would keep from being freed."""
+    """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they span several
+    parts, or less than half of one: a view would keep the rest from being freed."""
     if stop is None:
         stop = sum(map(len, parts))
     pieces = []

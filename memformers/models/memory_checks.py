@@ -1,4 +1,4 @@
-"""Whether a memory can be one of a model: shapes, lengths, dtypes and devices."""
+"""Checks that a memory fits a model: shapes, lengths, dtypes and devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from memformers.models.sizes import MemorySizes
 
 
 def check_memory(memory: Any, x: Tensor, sizes: Sequence[MemorySizes]) -> Memory:
-    """``memory``, or one of layers that remember nothing for None. UserError unless a model whose layers have
-    these ``sizes`` can have made it of streams with inputs ``x [S, B, D]``."""
-    # No memory is one of layers that remember nothing, so that models need not tell the cases apart.
+    """``memory``, or an empty one for None. UserError unless a model whose layers have these ``sizes`` can
+    have made it from streams with inputs ``x [S, B, D]``."""
+    # None becomes a memory of empty layers, so that models handle only one case.
     if memory is None or (isinstance(memory, Memory) and not memory.layers):
         n_valid = None if memory is None else memory.n_valid
         memory = Memory((LayerMemory.nothing(x),) * len(sizes), n_valid)
@@ -45,7 +45,7 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
     """UserError unless ``memory`` can be what a layer of this ``size`` remembers of ``x [S, B, D]``."""
     if not isinstance(memory, LayerMemory):
         raise UserError(f"expected a LayerMemory {whose}, got a {type(memory).__name__}.")
-    # How much each tensor may hold, with what waits for a whole slot.
+    # The most that each tensor may hold, including positions that wait for a whole slot.
     limits = {
         "mem": size.longest_memory,
         "slots": size.c_mem_len,
@@ -72,14 +72,14 @@ def check_layer_memory(memory: Any, x: Tensor, size: MemorySizes, whose: str) ->
             f"a model with token_shift also needs the newest input {whose}, its shift_state; use the memory "
             f"of this model."
         )
-    # Slots are computed again from whole groups of inputs, the newest slots' alone.
+    # Only the newest slots are computed again, from whole groups of inputs.
     n_inputs = 0 if memory.bptt_inputs is None else len(memory.bptt_inputs)
     if n_inputs % size.group or n_inputs > memory.n_slots * size.group:
         raise UserError(
             f"expected bptt_inputs {whose} of some of {memory.n_slots} slots of {size.group}, got "
             f"{n_inputs}; use it as a model returns it."
         )
-    # Of a rule's own state only the streams are known.
+    # A rule's own state may have any shape; only its number of streams is known.
     if not isinstance(memory.state, Mapping):
         raise UserError(
             f"expected the state {whose} as a dict of tensors, got {type(memory.state).__name__}."

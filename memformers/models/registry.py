@@ -21,7 +21,7 @@ from memformers.common.files import IS_READ, user_path
 Kind = TypeVar("Kind", bound=type)
 
 MODELS: dict[str, Any] = {}
-"""The classes that are known in this process, by the name that configs have for them."""
+"""The classes that are known in this process, by their names in configs."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def register_model(model: Any) -> str:
     for name, kind in MODELS.items():
         if kind is model:
             return name
-    # Under a name that says nothing of the folder, so that a config is good on any machine.
+    # The name omits the folder, so that a config works on any machine.
     path = import_path(model)
     if not (hasattr(model, "sizes") and hasattr(model, "update")):
         raise UserError(f"{path} is not a memory; derive it from memformers.MemoryRule.")
@@ -129,7 +129,7 @@ def import_file(path: Path) -> ModuleType:
     path = real_path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
-    # Whoever imported it: two classes of one file must be of one module.
+    # Reuse it, whoever imported it: two classes of one file must share a module.
     for module in list(sys.modules.values()):
         if file_of(module) == path:
             return module
@@ -155,8 +155,8 @@ def import_file(path: Path) -> ModuleType:
 
 
 def check_neighbours(path: Path) -> None:
-    """Raise UserError if the file at ``path`` imports a neighbour whose name that of another memory has, with
-    other code: it would get that one, since Python has one module of a name."""
+    """Raise UserError if the file at ``path`` imports a neighbor that has the name of another memory's
+    neighbor, but different code. Python keeps one module per name, so the file would get the wrong one."""
     files = [file_of(sys.modules.get(name)) for name in USER_MODULES]
     folders_of_memories = {file.parent for file in files if file}
     for name in imported_names(path):
@@ -196,7 +196,7 @@ def import_named(location: str) -> ModuleType:
     folder = user_path(parent).resolve()
     with nullcontext() if str(folder) in sys.path else importing_from(folder):
         module = importlib.import_module(name)
-    # Python has one module of a name, which may be from another folder.
+    # Python keeps one module per name, and it may come from another folder.
     found_in = import_folder(module)
     if parent and found_in and found_in.resolve() != folder:
         raise UserError(
@@ -278,8 +278,8 @@ def module_name(module: ModuleType) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """The ``path`` without links, so that a file has one name, unless its link alone ends with .py: stores of
-    files by checksum link to files with other names."""
+    """The ``path`` without links, so that a file has one name. A link stays if only the link ends with .py:
+    stores by checksum link to files with other names."""
     real = path.resolve()
     return real if real.suffix == ".py" else path.parent.resolve() / path.name
 

@@ -1,6 +1,6 @@
 """Sinusoids of distances, the R of Transformer-XL (Dai et al. 2019, arXiv 1901.02860, section 3.3), and
-tables of them that all layers and models share: by computing them again, reading a text in parts of 16 tokens
-takes 18 to 25 % more time on a CPU."""
+tables of them that all layers and models share. Without tables, reading a text in parts of 16 tokens takes 18
+to 25 % longer on a CPU."""
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def sinusoid_table(
     if torch.compiler.is_compiling():
         return copied_table(n_distances, n_features, clamp_len, base, like)
 
-    # A fake tensor's table is as fake as itself, and of use in its own mode only.
+    # A fake tensor's table is fake, too, and works only in the same mode.
     fake_mode = like.fake_mode if isinstance(like, FakeTensor) else None
     kind = (n_features, clamp_len, base, like.dtype, like.device, fake_mode)
     table = _TABLES.get(kind)

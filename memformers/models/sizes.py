@@ -1,4 +1,5 @@
-"""How much a layer remembers, in numbers: what configs check, reports state, and shapes follow from."""
+"""How much a layer remembers, in numbers. Configs check them, reports show them, and shapes follow from
+them."""
 
 import math
 from dataclasses import dataclass
@@ -30,16 +31,16 @@ class MemorySizes:
     compression_rate: Rate = 1
     """c, how many positions a slot adds to those that the layer covers."""
     slot_positions: Count | None = None
-    """How many positions one slot stands for, which leave the newest M together; None if every slot stands
-    for all older positions of the document."""
+    """Positions per slot. So many leave the newest M together. None if every slot summarizes all older
+    positions of the document."""
     bptt_len: Length = 0
-    """How many positions are kept of the newest slots, for f_c to learn from a later loss."""
+    """How many inputs of the newest slots are kept, so that f_c can learn from a later loss."""
     has_shift_state: bool = False
-    """Whether the newest input is kept too, which a token shift adds to the next one."""
+    """Whether the layer also stores its newest input for the token shift."""
     n_keys: Length | None = None
     """How many keys a query attends to besides the segment's; None for all positions and slots."""
     extra_state: Length = 0
-    """How many numbers a stream's state has besides positions and slots, of 4 bytes each."""
+    """Numbers of 4 bytes in a stream's state besides positions and slots."""
     extra_operations: Length = 0
     """Operations of a token in other matrix products of this layer's memory; a multiply-add is two."""
 

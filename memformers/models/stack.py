@@ -46,9 +46,9 @@ class SegmentCache(Protocol):
 
 
 class MemoryStack(nn.Module):
-    """``n_layers`` layers like ``layer``, or like those given, with fresh weights, each with one of
-    ``rules``, which say what it remembers; in pre-norm a final norm. Raises ValueError unless there is
-    a layer, or one each, and one rule each.
+    """``n_layers`` layers like ``layer``, or like those given, with fresh weights. Each has one of ``rules``,
+    which decides what it remembers. Pre-norm adds a final norm. Raises ValueError unless there is a layer, or
+    one for each, and a rule for each.
 
     Examples:
         >>> import torch
@@ -84,7 +84,7 @@ class MemoryStack(nn.Module):
         """Whether the backward pass computes layers again from their inputs (arXiv 1604.06174)."""
         self.sizes = self._sizes_of_rules()
         """How much each layer remembers."""
-        # Copies would start alike.
+        # Copies would start with equal weights.
         reset_parameters(module for _, module in children_first(self.layers))
         reset_parameters(module for f_c in self.compressions for _, module in children_first(f_c))
 
@@ -116,7 +116,7 @@ class MemoryStack(nn.Module):
             kv_input = layer.shifted(x, past.shift_state, doc_starts)  # [S, B, D]
             output = self._attend(layer, x, rule.recall(past), mask, key_start, kv_input)
 
-            # Then remember the segment's inputs. A gradient would reach into all segments so far.
+            # Then remember the segment's inputs, detached: a gradient would reach into all earlier segments.
             if not through_memory:
                 kv_input = kv_input.detach()
             context = UpdateContext(layer, x if through_memory else x.detach(), n_valid)
@@ -192,7 +192,7 @@ class MemoryStack(nn.Module):
             check_updated(updated, x, self.sizes[i], type(rule))
         memory, loss = updated
 
-        # Under autocast, products have another dtype than the inputs.
+        # Under autocast, products and inputs have different dtypes.
         if memory.slots.dtype != x.dtype:
             memory = replace(memory, slots=memory.slots.to(x.dtype))
         if self.sizes[i].has_shift_state:
@@ -204,7 +204,7 @@ class MemoryStack(nn.Module):
     ) -> Memory:
         """The memory before a segment ``x [S, B, D]`` with ``mask [S, K, B or 1]`` and ``doc_starts [S, B]``:
         an empty one for None, and empty for streams in which a document starts with the segment. Raises
-        ValueError for what doesn't fit."""
+        ValueError for arguments that don't fit."""
         memory = check_memory(memory, x, self.sizes)
         check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         if mask is not None and any(layer.shift is not None for layer in self.memory_layers):
@@ -214,12 +214,12 @@ class MemoryStack(nn.Module):
     def with_documents(
         self, memory: Memory, remembered: Sequence[LayerMemory], doc_starts: Tensor | None, segment_len: int
     ) -> Memory:
-        """The memory after a segment of S tokens with ``doc_starts [S, B]`` that follows ``memory``, in which
-        each layer remembers what is ``remembered``."""
+        """The memory after a segment of S tokens with ``doc_starts [S, B]`` that follows ``memory``;
+        ``remembered`` is each layer's part."""
         after = Memory(tuple(remembered))
         if doc_starts is None and memory.n_valid is None:
             return after
-        # More than the layer with the longest memory covers isn't counted.
+        # Count only as far as the longest memory reaches.
         n_before = memory.n_positions(self.sizes)
         n_after = after.n_positions(self.sizes)
         n_valid = valid_afterwards(memory.n_valid, doc_starts, segment_len, n_before, n_after)
@@ -228,14 +228,14 @@ class MemoryStack(nn.Module):
     def first_visible_keys(
         self, x: Tensor, memory: Memory, doc_starts: Tensor | None, *, windows: bool = True
     ) -> list[Tensor | None]:
-        """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None
-        where every query sees all keys up to its own, which without ``windows`` only documents prevent."""
-        # Without documents and windows, no length is looked at, on which a compiled graph would depend.
+        """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``; None if
+        every query sees all keys up to its own. Without ``windows``, only documents hide more."""
+        # Without documents and windows, read no length: a compiled graph would depend on it.
         has_windows = windows and any(layer.window is not None for layer in self.memory_layers)
         if memory.n_valid is None and doc_starts is None and not has_windows:
             return [None] * len(self.layers)
 
-        # Layers that remember as much see as much, which is all of them in most models.
+        # Layers with equal memories see equally many keys. In most models, all layers do.
         key_starts: list[Tensor | None] = []
         known: dict[Any, Tensor | None] = {}
         for layer, past, size in zip(self.memory_layers, memory.layers, self.sizes, strict=True):
@@ -296,7 +296,7 @@ class MemoryStack(nn.Module):
 def build_transformer(config: NetworkConfig) -> MemoryStack:
     """The network of ``config``: one layer, copied, and the rules of its model."""
     kind: type[MemoryRule] = lookup(config.model)
-    # The layers of a user's memory may attend in another way, and its network may read in another way.
+    # A user's memory may have its own kind of layer or of network.
     layer = kind.layer(
         d_model=config.d_model,
         self_attn=RelativeMultiHeadAttention(
@@ -340,7 +340,7 @@ def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
-    """What ``model.modules()`` yields, in another order and in an eighth of the time."""
+    """The modules of ``model.modules()``, in a different order and in an eighth of the time."""
     modules = [model]
     known = {model}
     for module in modules:
@@ -353,7 +353,7 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode within the block, and afterwards each of its modules in the mode it came in."""
+    """The model in eval mode within the block; afterwards each module has its previous mode again."""
     training = [module for module in all_modules(model) if module.training]
     if training:
         model.eval()

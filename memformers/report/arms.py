@@ -1,6 +1,6 @@
 """Arms: runs that differ only in their seed, with their means, curves and paired differences."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of, mean_of_known, paired, t_quantile
-from memformers.report.markdown import DASH, Markup, Table, number, table
+from memformers.report.data import Cell, Table
+from memformers.report.numbers import DASH, number
 from memformers.runs.metrics import TOKENS
 from memformers.runs.plan import baseline_of
 from memformers.runs.reader import Run
@@ -53,17 +54,18 @@ class Measure:
             value = replace(value, mean=abs(value.mean))
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
 
-    def cell(self, difference: Mean | None) -> str:
-        """Emphasized, and so grey on a page, unless it is significant; of two seeds, both differences."""
+    def cell(self, difference: Mean | None) -> str | Cell:
+        """Grey on a page unless it is significant; of two seeds, both differences."""
         shown = self.shown_difference(difference)
         if difference is None or difference.n == 1 or difference.leaves_out_zero:
             return shown
         if difference.n < MIN_FOR_A_CLAIM:
-            apart = difference.half_width / t_quantile(1)
-            ends = (difference.mean - apart, difference.mean + apart)
-            both = (number(end, self.form, scale=self.scale, signed=True) for end in ends)
-            shown = f"{' and '.join(both)}{self.unit_of_differences}"
-        return Markup(f"*{shown}*")
+            # The half width of two numbers is Student's t times half their distance.
+            half_distance = difference.half_width / t_quantile(1)
+            low = number(difference.mean - half_distance, self.form, scale=self.scale, signed=True)
+            high = number(difference.mean + half_distance, self.form, scale=self.scale, signed=True)
+            shown = f"{low} and {high}{self.unit_of_differences}"
+        return Cell(shown, is_quiet=True)
 
 
 BITS = Measure("bits per character", "bits_per_character")
@@ -105,9 +107,12 @@ class ArmRuns:
 
     def values(self, quantity: Quantity) -> dict[int, float]:
         """By seed, of the runs that finished and measured it."""
-        of = quantity if callable(quantity) else (lambda result: result.get(quantity))
-        values = {seed: of(result) for seed, result in self.results.items()}
-        return {seed: value for seed, value in values.items() if value is not None}
+        values = {}
+        for seed, result in self.results.items():
+            value = quantity(result) if callable(quantity) else result.get(quantity)
+            if value is not None:
+                values[seed] = value
+        return values
 
     def mean(self, quantity: Quantity) -> Mean | None:
         return mean_of_known(self.values(quantity).values())
@@ -118,9 +123,13 @@ class ArmRuns:
 
     def curves(self, metric: str, over: str = TOKENS) -> dict[int, Curve]:
         """The ``metric`` of each counted run that has recorded it, by seed, thinned to some [`POINTS`][]."""
-        points = {run.seed: run.metrics.points(metric, over) for run in self.counted}
         budget = max(run.budget for run in self.counted)
-        return {seed: thinned(*of_seed, budget) for seed, of_seed in points.items() if len(of_seed[0])}
+        curves = {}
+        for run in self.counted:
+            tokens, places, values = run.metrics.points(metric, over)
+            if len(tokens):
+                curves[run.seed] = thinned(tokens, places, values, budget)
+        return curves
 
     def curve(
         self, metric: str, over: str = TOKENS, base: "ArmRuns | None" = None
@@ -129,60 +138,94 @@ class ArmRuns:
         ``metric`` or of its difference to ``base`` from the same seed."""
         curves = self.curves(metric, over)
         if base:
-            theirs = base.curves(metric, over)
-            curves = {
-                seed: {at: (x, y - theirs[seed][at][1]) for at, (x, y) in curve.items() if at in theirs[seed]}
-                for seed, curve in curves.items()
-                if seed in theirs
-            }
-        every = list(curves.values())
-        shared = [at for at in (every[0] if every else ()) if all(at in curve for curve in every)]
-        return [
-            (fmean(curve[at][0] for curve in every), mean_of([curve[at][1] for curve in every]))
-            for at in shared
-        ]
+            curves = differences_of(curves, base.curves(metric, over))
+        if not curves:
+            return []
+        # The numbers of tokens that all curves have, in the order of the first
+        first, *rest = curves.values()
+        shared = set(first).intersection(*rest)
+        points = []
+        for n_tokens in first:
+            if n_tokens in shared:
+                x_values, values = zip(*[curve[n_tokens] for curve in curves.values()], strict=True)
+                points.append((fmean(x_values), mean_of(values)))
+        return points
+
+
+def most_seeds(differences: Iterable[Mean | None]) -> int:
+    """The most seeds that one of the ``differences`` is over."""
+    return max((difference.n for difference in differences if difference), default=0)
+
+
+def differences_of(curves: Mapping[int, Curve], base: Mapping[int, Curve]) -> dict[int, Curve]:
+    """Of the seeds and the numbers of tokens that both have, the differences of their values."""
+    differences: dict[int, Curve] = {}
+    for seed, curve in curves.items():
+        if seed not in base:
+            continue
+        differences[seed] = {}
+        for n_tokens, (x, value) in curve.items():
+            if n_tokens in base[seed]:
+                _, base_value = base[seed][n_tokens]
+                differences[seed][n_tokens] = (x, value - base_value)
+    return differences
 
 
 def measure_of(arms: Sequence[ArmRuns]) -> Measure:
     """What ``arms`` of one task are compared by. Bits per character are not known where only a part of a text
     was evaluated that its tokens lose."""
     measure = MEASURES[arms[0].first.task]
-    results = [result for arm in arms for result in arm.results.values()]
-    has_bits = not results or any(result.get("bits_per_character") is not None for result in results)
-    return NATS if measure is BITS and not has_bits else measure
+    if measure is not BITS:
+        return measure
+    has_results = any(arm.results for arm in arms)
+    has_bits = any(arm.values(BITS.of) for arm in arms)
+    return BITS if has_bits or not has_results else NATS
 
 
 def thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
     """A curve of some [`POINTS`][], each the mean of an interval at its last point. The intervals are those
     of all runs of one ``budget``, so that seeds that record at the same tokens keep such points."""
     if len(tokens) > POINTS:
-        stretch = np.ceil(tokens / (max(budget, float(tokens[-1])) / POINTS))
-        first = np.flatnonzero(np.diff(stretch, prepend=-1.0))
-        last = np.append(first[1:], len(stretch)) - 1
+        width = max(budget, float(tokens[-1])) / POINTS
+        interval = np.ceil(tokens / width)
+        first = np.flatnonzero(np.diff(interval, prepend=-1.0))
+        last = np.append(first[1:], len(interval)) - 1
         values = np.add.reduceat(values, first) / (last - first + 1)
-        tokens, places = tokens[last], places[last]
-    every = zip(tokens.tolist(), places.tolist(), values.tolist(), strict=True)
-    return {at: (place, value) for at, place, value in every}
+        tokens = tokens[last]
+        places = places[last]
+    points = zip(places.tolist(), values.tolist(), strict=True)
+    return dict(zip(tokens.tolist(), points, strict=True))
 
 
 def arms_of(runs: Sequence[Run]) -> list[ArmRuns]:
-    names = dict.fromkeys(run.arm for run in runs)
-    return [ArmRuns(name, tuple(run for run in runs if run.arm == name)) for name in names]
+    by_arm: dict[str, list[Run]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, []).append(run)
+    return [ArmRuns(name, tuple(of_arm)) for name, of_arm in by_arm.items()]
+
+
+def labels_of(arms: Sequence[ArmRuns]) -> list[str]:
+    return [arm.label for arm in arms]
 
 
 def base_of(arms: Sequence[ArmRuns]) -> ArmRuns:
     """The arm that the others are compared with."""
-    name = baseline_of([arm.name for arm in arms])
-    return next(arm for arm in arms if arm.name == name)
+    by_name = {arm.name: arm for arm in arms}
+    return by_name[baseline_of(list(by_name))]
 
 
-Column = Callable[[ArmRuns], str]
+Column = Callable[[ArmRuns], str | Cell]
 """From an arm to its cell in a column of a table."""
 
 
 def arms_table(arms: Sequence[ArmRuns], columns: Mapping[str, Column]) -> Table:
     """A row for each arm: its label, and its cells in those of the ``columns`` that have any."""
-    cells = {head: [cell(arm) for arm in arms] for head, cell in columns.items()}
-    cells = {head: column for head, column in cells.items() if set(column) - {DASH}}
-    rows = [[arm.label, *row] for arm, row in zip(arms, zip(*cells.values(), strict=True), strict=True)]
-    return table(["model", *cells], rows, numbers=True)
+    head = ["model"]
+    rows: list[list[str | Cell]] = [[label] for label in labels_of(arms)]
+    for name, column in columns.items():
+        cells = list(map(column, arms))
+        if set(cells) - {DASH}:
+            head.append(name)
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+    return Table(head, rows, has_numbers=True)

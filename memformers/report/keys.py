@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memformers.report.markdown import Markup, number, prose
+from memformers.report.data import Prose, prose
+from memformers.report.numbers import number
 
 Facts = Mapping[str, Any]
 """What ``run.json`` says of a run."""
@@ -11,9 +12,9 @@ Facts = Mapping[str, Any]
 
 def keys_text(facts: Facts) -> str:
     """The keys of a layer's memory, such as "252, at most 256" if their number differs between segments."""
-    most = number(facts["keys"], ",.10g")
+    upper_bound = number(facts["keys"], ",.10g")
     mean = number(mean_keys(facts), ",.10g")
-    return mean if mean == most else f"{mean}, at most {most}"
+    return mean if mean == upper_bound else f"{mean}, at most {upper_bound}"
 
 
 def mean_keys(facts: Facts) -> float:
@@ -22,16 +23,16 @@ def mean_keys(facts: Facts) -> float:
     return keys
 
 
-def unequal_keys(arms: Mapping[str, Facts]) -> list[Markup]:
+def unequal_keys(arms: Mapping[str, Facts]) -> list[Prose]:
     """A warning for each M + C that several ``arms``, by their labels, are configured with, if their memories
     don't hold the same number of keys."""
+    by_setting: dict[float, dict[str, str]] = {}
+    for label, facts in arms.items():
+        if configured := facts.get("configured_keys"):
+            by_setting.setdefault(configured, {})[label] = keys_text(facts)
     warnings = []
-    for configured in dict.fromkeys(facts.get("configured_keys", 0) for facts in arms.values()):
-        texts = {
-            label: keys_text(facts)
-            for label, facts in arms.items()
-            if configured and facts.get("configured_keys") == configured
-        }
+    for configured, texts in by_setting.items():
         if len(set(texts.values())) > 1:
-            warnings.append(prose("unequal_keys", configured=number(configured, ",.10g"), keys=texts))
+            shown = number(configured, ",.10g")
+            warnings.append(prose("unequal_keys", configured=shown, keys=texts))
     return warnings

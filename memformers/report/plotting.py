@@ -2,8 +2,8 @@
 distinguish; and those of runs on a text."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -17,13 +17,16 @@ from matplotlib.ticker import NullLocator
 
 from memformers.common.files import atomic_write
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
+from memformers.report import data
 from memformers.report.arms import ArmRuns, Quantity, Result
-from memformers.report.markdown import plain, prose
+from memformers.report.data import Text, prose
 from memformers.runs.folder import FIGURES
 from memformers.runs.metrics import SECONDS, TOKENS
 
-WIDTH, DOTS = 4.4, 200
-"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
+WIDTH = 4.4
+"""Inches: text of 9 points is 10 pixels high on a screen of 390."""
+DOTS = 200
+"""Dots an inch, of a figure as PNG."""
 LINE = 0.17
 """The height of a line of a legend, in inches."""
 LONG_NAME = 26
@@ -31,7 +34,11 @@ LONG_NAME = 26
 MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
 GREY = "#888888"
-VALID, TRAIN, RECONSTRUCTION = "bits_per_character.valid", "bits_per_character.train", "reconstruction_loss"
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+"""An SVG then begins with its drawing, and the same data give the same file."""
+VALID = "bits_per_character.valid"
+TRAIN = "bits_per_character.train"
+RECONSTRUCTION = "reconstruction_loss"
 UNIT = "bits per character"
 LineStyle = dict[str, Any]
 """A colour, a line and a marker, as matplotlib's keyword arguments."""
@@ -62,10 +69,20 @@ CONTROL_LINES = {
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """The style of each arm; after the last of the palette, those of arms with other names repeat."""
-    used = [LINE_STYLES[name]["color"] for name in names if name in LINE_STYLES]
+    used = set()
+    unnamed = []
+    for name in dict.fromkeys(names):
+        if name in LINE_STYLES:
+            used.add(LINE_STYLES[name]["color"])
+        else:
+            unnamed.append(name)
+    # The first three colours are those of the models, in every figure.
     free = [line for line in PALETTE[3:] if line["color"] not in used] or PALETTE[3:]
-    others = (name for name in dict.fromkeys(names) if name not in LINE_STYLES)
-    return LINE_STYLES | dict(zip(others, cycle(free), strict=False))
+    return LINE_STYLES | dict(zip(unnamed, cycle(free), strict=False))
+
+
+def styles_of(arms: Sequence[ArmRuns]) -> dict[str, LineStyle]:
+    return line_styles([arm.name for arm in arms])
 
 
 @dataclass(frozen=True)
@@ -86,9 +103,13 @@ class Series:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Places, means, and half widths, which means of fewer than ``MIN_FOR_A_CLAIM`` numbers lack."""
-        widths = [mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan for _, mean in self.points]
-        means, half = (self.scale * np.array(x) for x in ([mean.mean for _, mean in self.points], widths))
-        return np.array([at for at, _ in self.points], float), means, None if np.isnan(half).all() else half
+        rows = []
+        for x, mean in self.points:
+            half_width = mean.half_width if mean.n >= MIN_FOR_A_CLAIM else math.nan
+            rows.append((x, mean.mean, half_width))
+        x_values, means, half_widths = np.array(rows, float).reshape(-1, 3).T
+        has_intervals = not np.isnan(half_widths).all()
+        return x_values, self.scale * means, self.scale * half_widths if has_intervals else None
 
 
 @dataclass(frozen=True)
@@ -133,6 +154,7 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
         x, mean, half = series.arrays()
         axes.plot(x, mean, **series.style)
         if half is not None and series.line["marker"]:
+            # The band
             low = mean - half
             if axes.get_yscale() == "log":  # which can't show zero and negative values
                 low = np.maximum(low, mean.min() / 10)
@@ -154,14 +176,17 @@ def draw_marks(axes: Axes, many: Sequence[Series], *, horizontal: bool = False) 
 
 def categories(axes: Axes, names: Sequence[str]) -> None:
     """Give the places 0, 1, 2 … of the vertical axis their ``names``, one below the other."""
-    axes.yaxis.set_ticks(range(len(names)), [literal(name) for name in names], fontsize=8)
+    axes.yaxis.set_ticks(range(len(names)), list(map(literal, names)), fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def legend(figure: Figure) -> None:
     """The legend below all panels, each name once, for which the figure becomes higher."""
-    drawn = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
-    named = {str(handle.get_label()): handle for handle in drawn}
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    # Two names beside each other, if they are short
     columns = 1 if max(map(len, named), default=0) > LONG_NAME else 2
     figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(named) / columns))
     style = {"frameon": False, "fontsize": 8, "ncols": columns}
@@ -172,16 +197,16 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG or SVG; the same data give the same file."""
     kind = path.suffix[1:]
     with atomic_write(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
-        figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(temporary, format=kind, metadata=NO_METADATA if kind == "svg" else None)
 
 
-def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: str) -> str:
-    """Write a figure for the report in ``folder``; returns the Markdown that shows it."""
+def save_figure(figure: Figure, folder: Path, name: str, title: str, captions: Sequence[Text]) -> data.Figure:
+    """Write a figure for the report in ``folder``."""
     path = folder / FIGURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     legend(figure)
     save(figure, path)
-    return f"![{plain(title)}]({FIGURES}/{path.name})\n\n{caption}"
+    return data.Figure(path.name, title, captions)
 
 
 def thousands(value: float, _: float = 0.0) -> str:
@@ -198,91 +223,119 @@ def literal(text: str) -> str:
 
 
 def curves(
-    folder: Path, name: str, title: str, caption: str, x: str, drawn: Sequence[Panel], log: bool = False
-) -> str:
-    """A figure of the panels that have curves, as Markdown; empty if none has."""
+    folder: Path,
+    name: str,
+    title: str,
+    captions: Sequence[Text],
+    x: str,
+    drawn: Sequence[Panel],
+    log: bool = False,
+) -> list[data.Figure]:
+    """A figure of the panels that have curves; none if none has."""
     drawn = [panel for panel in drawn if panel.series]
     if not drawn:
-        return ""
+        return []
     figure, places = panels([2.7] * len(drawn))
     for axes, panel in zip(places, drawn, strict=True):
         axes.set_yscale("log" if log else "linear")
         draw_lines(axes, panel.series)
         style(axes, x if axes is places[-1] else "", panel.y, panel.title)
         panel.finish(axes)
-    return save_figure(figure, folder, name, title, caption)
+    return [save_figure(figure, folder, name, title, captions)]
 
 
 def text_figures(
-    arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read_in_training: str, read_at_end: str
-) -> list[str]:
+    arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read_in_training: Text, read_at_end: str
+) -> list[data.Figure]:
     """Every figure that ``arms`` have data for. Captions say which part of the held-out text is
     ``read_in_training`` and ``read_at_end``."""
-    lines, seeds = line_styles([arm.name for arm in arms]), sorted({len(arm.counted) for arm in arms})
-    bands = prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM) if seeds[-1] > 1 else ""
-    others = [arm for arm in arms if arm is not base]
+    seeds = sorted({len(arm.counted) for arm in arms})
+    bands = [prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM)] if seeds[-1] > 1 else []
+    lines = styles_of(arms)
+    tokens = "training tokens"
 
-    def of(
-        metric: str, over: str = TOKENS, label: str = "{}", minus: ArmRuns | None = None, thin: bool = False
+    def series_of(
+        metric: str, over: str = TOKENS, label: str = "{}", minus: ArmRuns | None = None
     ) -> list[Series]:
-        line, least = ({"marker": "", "linewidth": 0.8}, MIN_FOR_A_LINE) if thin else ({}, 1)
-        points = [(arm, arm.curve(metric, over, minus)) for arm in arms if arm is not minus]
-        return [
-            Series(label.format(arm.label), of_arm, lines[arm.name] | line)
-            for arm, of_arm in points
-            if len(of_arm) >= least
-        ]
+        drawn = []
+        for arm in arms:
+            points = arm.curve(metric, over, minus) if arm is not minus else []
+            if points:
+                drawn.append(Series(label.format(arm.label), points, lines[arm.name]))
+        return drawn
 
-    def by_position(minus: ArmRuns | None = None) -> list[Series]:
-        octaves = [(arm, by_octave(arm, minus)) for arm in (others if minus else arms)]
-        return [
-            Series(arm.label, [((a * b) ** 0.5, mean) for (a, b), mean in of_arm.items()], lines[arm.name])
-            for arm, of_arm in octaves
-            if of_arm
-        ]
+    # Loss
+    training = thin(series_of(TRAIN, label=""))
+    held_out = series_of(VALID)
+    loss = Panel(f"loss ({UNIT})", [*training, *held_out])
+    caption = prose("loss", read=read_in_training, has_training=bool(training))
+    title = "Loss against training tokens"
+    figures = curves(folder, "loss", title, [caption, *bands], tokens, [loss])
 
-    def octaves(axes: Axes) -> None:
+    # Its difference to that of the baseline
+    if len(base.counted) > 1:
+        difference = Panel(f"held-out loss minus the baseline's\n({UNIT})", series_of(VALID, minus=base))
+        caption = prose("differences", base=base.label)
+        title = "Held-out loss minus the baseline's"
+        figures += curves(folder, "differences", title, [caption, *bands], tokens, [difference])
+
+    # By time
+    by_time = Panel(f"held-out loss ({UNIT})", series_of(VALID, SECONDS))
+    title = "Held-out loss against training time"
+    caption = prose("loss_by_time")
+    x = "training time (seconds)"
+    figures += curves(folder, "loss_by_time", title, [caption, *bands], x, [by_time])
+
+    # Of the compression functions
+    of_training = thin(series_of(f"{RECONSTRUCTION}.train", label="{}, training"))
+    of_held_out = series_of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
+    panel = Panel("reconstruction loss\n(MSE, sum over layers)", [*of_training, *of_held_out])
+    title = "Loss of the compression functions"
+    caption = prose(RECONSTRUCTION)
+    figures += curves(folder, RECONSTRUCTION, title, [caption, *bands], tokens, [panel], log=True)
+
+    # By position
+    upper = position_series(arms, lines)
+    lower = position_series([arm for arm in arms if arm is not base], lines, base)
+
+    def draw_octaves(axes: Axes) -> None:
+        octaves = next(filter(None, map(by_octave, arms)))
         axes.set_xscale("log", base=2)
-        axes.set_xticks([first for first, _ in next(filter(None, map(by_octave, arms)))])
+        axes.set_xticks([first for first, _ in octaves])
         axes.xaxis.set_major_formatter(thousands)
         axes.xaxis.set_minor_locator(NullLocator())
 
-    def draw(name: str, title: str, x: str, *drawn: Panel, log: bool = False, **words: Any) -> str:
-        return curves(folder, name, title, prose(name, **words), x, drawn, log)
-
-    training, minus, tokens = of(TRAIN, label="", thin=True), by_position(base), "training tokens"
-    differences = of(VALID, minus=base) if len(base.counted) > 1 else []
-    of_f_c = of(f"{RECONSTRUCTION}.train", label="{}, training", thin=True)
-    of_f_c += of(f"{RECONSTRUCTION}.valid", label="{}, held-out")
-    loss = Panel(f"loss ({UNIT})", [*training, *of(VALID)])
-    difference = Panel(f"held-out loss minus the baseline's\n({UNIT})", differences)
-    by_time = Panel(f"held-out loss ({UNIT})", of(VALID, SECONDS))
-    reconstruction = Panel("reconstruction loss\n(MSE, sum over layers)", of_f_c)
-    at_positions = Panel(f"loss ({UNIT})", by_position(), finish=octaves)
-    less_base = Panel(f"minus that of\n{base.label}", minus, finish=octaves)
-    figures = [
-        draw(
-            "loss",
-            "Loss against training tokens",
-            tokens,
-            loss,
-            read=read_in_training,
-            has_training=bool(training),
-        ),
-        draw("differences", "Held-out loss minus the baseline's", tokens, difference, base=base.label),
-        draw("loss_by_time", "Held-out loss against training time", "training time (seconds)", by_time),
-        draw(RECONSTRUCTION, "Loss of the compression functions", tokens, reconstruction, log=True),
-        draw(
-            "loss_by_position",
-            "Held-out loss by position in the segment",
-            "position in the segment (tokens)",
-            at_positions,
-            less_base,
-            read=read_at_end,
-            base=base.label if minus else "",
-        ),
+    drawn = [
+        Panel(f"loss ({UNIT})", upper, finish=draw_octaves),
+        Panel(f"minus that of\n{base.label}", lower, finish=draw_octaves),
     ]
-    return [f"{figure} {bands}".strip() for figure in figures if figure]
+    caption = prose("loss_by_position", read=read_at_end, base=base.label if lower else "")
+    title = "Held-out loss by position in the segment"
+    x = "position in the segment (tokens)"
+    return figures + curves(folder, "loss_by_position", title, [caption, *bands], x, drawn)
+
+
+def thin(many: Sequence[Series]) -> list[Series]:
+    """Thin lines without markers, of those with enough points for a line."""
+    thinned = []
+    for series in many:
+        if len(series.points) >= MIN_FOR_A_LINE:
+            thinned.append(replace(series, line=series.line | {"marker": "", "linewidth": 0.8}))
+    return thinned
+
+
+def position_series(
+    arms: Sequence[ArmRuns], lines: Mapping[str, LineStyle], base: ArmRuns | None = None
+) -> list[Series]:
+    """The loss by position, at the geometric mean of each octave's ends, or its difference to ``base``."""
+    drawn = []
+    for arm in arms:
+        points = []
+        for (first, last), mean in by_octave(arm, base).items():
+            points.append(((first * last) ** 0.5, mean))
+        if points:
+            drawn.append(Series(arm.label, points, lines[arm.name]))
+    return drawn
 
 
 def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int], Mean]:
@@ -296,9 +349,12 @@ def by_octave(arm: ArmRuns, base: ArmRuns | None = None) -> dict[tuple[int, int]
     def between(first: int, last: int) -> Quantity:
         return lambda result: bits(result, fmean(result["loss_by_position"][first - 1 : last]))
 
-    [length], means = lengths, {}
+    [length] = lengths
+    means = {}
     firsts = [1, 2, *(2**i + 1 for i in range(1, length.bit_length()))]
-    for first in (first for first in firsts if first <= length):
+    for first in firsts:
+        if first > length:
+            continue
         last = min(max(2 * (first - 1), 1), length)
         mean = arm.minus(base, between(first, last)) if base else arm.mean(between(first, last))
         if mean and (mean.n > 1 or not base):
@@ -318,22 +374,27 @@ def save_loss_by_position(
 ) -> None:
     """Draw the mean loss by position in a segment, and by remembered positions, with half widths."""
     figure, [upper, lower] = panels([2.7, 2.7])
-    positions = [(i, Mean(loss, math.nan, 1)) for i, loss in enumerate(in_segment, 1)]
+    positions = points_of(range(1, len(in_segment) + 1), in_segment)
     draw_lines(upper, [Series("", positions, BLUE | {"linestyle": "-", "marker": ""})])
     style(upper, "position in the segment (tokens)", "loss (nats per token)")
-    points = [(before, Mean(loss, half, MIN_FOR_A_CLAIM)) for before, loss, half in by_memory]
+    points = [(length, Mean(loss, half, MIN_FOR_A_CLAIM)) for length, loss, half in by_memory]
     draw_marks(lower, [Series("", points, ORANGE)])
     style(lower, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     save(figure, path)
+
+
+def points_of(x: Sequence[float], losses: Sequence[float]) -> list[tuple[float, Mean]]:
+    """Losses without intervals, as points of a series."""
+    return [(position, Mean(loss, math.nan, 1)) for position, loss in zip(x, losses, strict=True)]
 
 
 def save_loss_over_text(parts: Sequence[tuple[float, float, float]], path: Path) -> None:
     """Draw the loss of consecutive parts of a text, each with its middle in tokens, of a model as trained and
     of one that learns as it reads."""
     figure, [axes] = panels([2.7])
-    static = [(middle, Mean(loss, math.nan, 1)) for middle, loss, _ in parts]
-    learning = [(middle, Mean(loss, math.nan, 1)) for middle, _, loss in parts]
-    draw_lines(axes, [Series("as trained", static, BLUE), Series("learning", learning, ORANGE)])
+    middles, static, learning = zip(*parts, strict=True)
+    as_trained = Series("as trained", points_of(middles, static), BLUE)
+    draw_lines(axes, [as_trained, Series("learning", points_of(middles, learning), ORANGE)])
     style(axes, "position in the text (tokens)", "loss (nats per token)")
     legend(figure)
     save(figure, path)

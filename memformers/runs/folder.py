@@ -35,7 +35,7 @@ FIGURES = "figures"
 RESULTS = "results.json"
 TABLE = "results.csv"
 REPORTED = ".report"
-"""An empty file in a folder whose report may be replaced, since memformers wrote it."""
+"""An empty file that marks a folder's report as memformers' own, so that it may be replaced."""
 RUNS = Path("runs")
 """Where new runs go."""
 
@@ -45,7 +45,7 @@ UNTOUCHED = "untouched"
 """The name of the unmodified memory beside those of controls, in results."""
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value of a recall stream can be when it is asked for: in the segment that is read, in the memory,
-in a slot, or beyond what one layer sees. Of layers with other lengths, those that remember most count."""
+in a slot, or beyond what one layer sees. If layers have different lengths, the longest memory counts."""
 
 
 def new_folder(name: str) -> Path:

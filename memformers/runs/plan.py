@@ -15,13 +15,13 @@ BASELINE = "transformer-xl"
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm as the plan has it."""
+    """An arm of a plan."""
 
     name: str
     config: dict[str, Any]
     """All settings of its trainings, of the first seed, as in a run's ``config.json``."""
     label: str = ""
-    """The name in tables and figures; empty: the same."""
+    """The name in tables and figures; empty for the arm's name."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What a report and the live page can't know of a task that is not in this package."""
+    """Facts that a report and the live page need about a task outside of this package."""
 
     results: tuple[str, ...] = ()
-    """What ``result.json`` has besides the tokens, the times and the peak of memory."""
+    """The results in ``result.json`` besides the tokens, the times and the peak of memory."""
     memory_settings: tuple[str, ...] = ()
     """The dotted names of settings that choose the memory: arms that differ in them are compared fairly."""
     curves: dict[str, str] = field(default_factory=dict)
-    """What the task's metrics are, by their names in ``metrics.jsonl``, the most telling one first."""
+    """Descriptions of the task's metrics, by their names in ``metrics.jsonl``, the most telling one first."""
 
 
 @dataclass(frozen=True)

@@ -36,21 +36,21 @@ def seconds_left(runs: Runs) -> float | None:
 
 @dataclass(frozen=True)
 class Pace:
-    """What takes how many seconds, over all runs that have begun."""
+    """Average seconds per unit of work, over all runs that have begun."""
 
     startup: float
-    """From the start of a process to its first step; 0 if no experiment started it."""
+    """Seconds from the start of a process to its first step; 0 if no experiment started it."""
     token: float
-    """A token of training."""
+    """Seconds per token of training."""
     evaluated_token: float
-    """A token of an evaluation, with its share of the samples that are generated; before the first
-    evaluation, that of training."""
+    """Seconds per token of an evaluation, including its share of the samples that are generated; before the
+    first evaluation, the value for training."""
     n_evaluated: float
     """How many tokens all evaluations of a run on a text read; 0 for other tasks."""
     evaluation_by_token: float
-    """Evaluations so far, by tokens of training."""
+    """Seconds of evaluations so far per token of training."""
     evaluation: float | None
-    """All evaluations of a run that has finished."""
+    """Seconds of all evaluations of a finished run."""
 
 
 def measure_pace(runs: Sequence[Run]) -> Pace | None:

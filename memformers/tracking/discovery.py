@@ -20,12 +20,12 @@ WHO = "/memformers"
 TOKEN = "default"
 """Runs sent with this token appear on the runs page; it is also the one in labml's own examples."""
 COMPARISONS = "/comparisons"
-"""Where a dashboard has its pages of them."""
+"""The path of a dashboard's pages of comparisons."""
 ANSWER_SECONDS = 2.0
 DASHBOARD = "MEMFORMERS_DASHBOARD"
 """The environment variable that names the dashboard of a training."""
 LABML_URL = "labml_app_url"
-"""labml's own."""
+"""labml's environment variable for its server's address."""
 
 
 def find_dashboard(dashboard: str) -> str:

@@ -1,5 +1,5 @@
-"""The relay: a process beside a training that copies its records to labml's own files and to a labml server,
-and so keeps whatever labml does away from the training."""
+"""The relay: a process beside a training that copies its records to labml's own files and to a labml server.
+So nothing that labml does can disturb the training."""
 
 import contextlib
 import os
@@ -27,9 +27,9 @@ from memformers.tracking.trackers import split_record
 LABML = "labml"
 """The folder of labml's own files, in a run's."""
 POLL_SECONDS = 2.0
-"""Between two looks at the metrics."""
+"""Seconds between two looks at the metrics."""
 RETRY_SECONDS = 3.0
-"""Before labml starts again after an error."""
+"""Seconds before labml starts again after an error."""
 DRAIN_SECONDS = 3.0
 """How long labml may take after the last record; then the relay ends."""
 IMPORT_SECONDS = 60.0

@@ -18,7 +18,7 @@ class Tracker(Protocol):
     """Shows one run. ``__init__`` takes its name, its group, its id, its settings, and a folder to use."""
 
     module: ClassVar[str]
-    """What it imports, of the package of its name."""
+    """The module that it imports from the package of its name."""
 
     def __init__(self, name: str, group: str, identity: str, settings: Mapping[str, Any], folder: Path): ...
 

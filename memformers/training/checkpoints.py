@@ -42,15 +42,15 @@ RANDOM = "random"
 NOT_IN_STATE = {"optimizers", "memory", "pending", "records", "peak_memory_bytes"}
 """Fields of the training's state that other files have, or that are empty at a checkpoint."""
 UNKNOWN = {"evaluated_tokens": 0}
-"""What earlier versions did not say in ``training.json``."""
+"""Values of the fields that earlier versions did not write to ``training.json``."""
 EVALUATED = {"validation_loss": float | None, "evaluated_tokens": int}
-"""What it says of the evaluation at this checkpoint."""
+"""Its fields about the evaluation at this checkpoint."""
 MAY_CHANGE_ON_RESUME = {
     "data", "validation", "test", "document_separator", "device", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "parallel", "gradient_accumulation_steps", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that affect results only by rounding, except that of documents, each part of a batch counts alike
-in the auxiliary loss. Of texts, the content is compared. With dropout, ``gradient_accumulation_steps`` may
+"""Settings that affect results only by rounding, except that with documents, each part of a batch counts
+alike in the auxiliary loss. Texts are compared by content. With dropout, ``gradient_accumulation_steps`` may
 not change, since the parts of a batch draw their own random numbers."""
 
 
@@ -163,7 +163,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
-    """Set what [`random_states`][] returned; GPUs only where there are as many as then."""
+    """Restore what [`random_states`][] returned; for GPUs, only if there are as many as then."""
     torch.set_rng_state(states["cpu"])
     n_gpus = torch.cuda.device_count()
     if len(states) == 1 + n_gpus:
@@ -179,8 +179,8 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
     """Delete the checkpoints in ``parent`` but the ``newest`` and the best, and link to the best.
 
     Losses are compared if they are of the same tokens: an extended training may evaluate more of the held-out
-    text than before. The best checkpoint is that of the tokens that the newest evaluation read; the best ones
-    of other evaluations, which nothing has measured against it, are kept too."""
+    text than before. The best checkpoint is the best one on the tokens that the newest evaluation read. The
+    best ones on other tokens can't be compared with it, so they are kept, too."""
     checkpoints = numbered(parent)  # the newest first
     best_by_tokens: dict[int, Path] = {}
     lowest: dict[int, float] = {}
@@ -238,7 +238,8 @@ def check_same_config(config: TrainConfig, previous: TrainConfig, folder: Path) 
 
 def differences(previous: dict[str, Any], current: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words."""
-    # As JSON has them, which knows no tuples. A setting that is newer than a config was at its default then.
+    # Compare them as JSON, which has no tuples. A setting that is newer than a config had its default value
+    # then.
     usual = flat_json(asdict(TrainConfig()))
     new = flat_json(current)
     old = {name: value for name, value in usual.items() if name in new} | flat_json(previous)
@@ -299,7 +300,7 @@ def restore_newest(
             f"{checkpoints} has no checkpoint to continue from; restore one, or name a new folder."
         )
 
-    # The newest that can be used, which all ranks must find to be the same
+    # The newest usable one. All ranks must find the same
     newest = None
     if folders:
         newest = files.newest_that_loads(
@@ -333,7 +334,7 @@ def restore(
     if made_with.max_tokens == config.max_tokens:
         return state
 
-    # The training is extended, which begins with a new schedule and new evaluations.
+    # The training is extended: it begins with a new schedule and new evaluations.
     if not has_ended(state, made_with):
         raise UserError(f"it belongs to a training of {made_with.max_tokens:,} tokens, before its end.")
     if state.tokens < config.max_tokens:

@@ -43,6 +43,8 @@ class TextConfig(Checked):
     """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
+    document_end: NonNegativeInt | None = None
+    """The token id that ends each document, for files of token ids."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class TrainConfig:
 
     @property
     def resolved(self) -> dict[str, float | str]:
-        """What is used for the settings that may be left open, by their dotted names."""
+        """The values of the settings that may be left open, by their dotted names."""
         return {
             "memory_warmup": self.memory_growth,
             "evaluation.evaluation_tokens": self.evaluation_tokens,

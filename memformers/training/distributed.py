@@ -102,7 +102,8 @@ class Distributed:
 
     def rank_zero_first(self, make: Callable[[], T]) -> T:
         """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
-        use the files it leaves. It may prepare a large text for hours, longer than gloo lets them wait."""
+        use the files it leaves. It may prepare a large text for hours, and gloo wouldn't let the others wait
+        so long."""
         if self.size == 1:
             return make()
         patient = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)

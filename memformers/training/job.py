@@ -1,4 +1,5 @@
-"""What a training is made of: [`resolve`][] checks what the user asked for, and leaves nothing open."""
+"""A job, everything that a training needs: [`resolve`][] checks the user's settings and leaves nothing
+open."""
 
 import contextlib
 import threading
@@ -61,7 +62,7 @@ class Job:
     model: MemoryLM
     """On its device, with its initial weights."""
     facts: dict[str, Any]
-    """What ``run.json`` says of the run."""
+    """The facts for ``run.json``."""
     ranks: Distributed
     from_seed: bool
     """Whether the weights are those of ``config.seed``."""
@@ -83,7 +84,7 @@ def resolve(
     ``previous`` is the config of the run in ``folder``, if that was read already.
 
     Raises:
-        ValueError: For whatever can't be trained; a training raises no other error of the user's.
+        ValueError: If the settings can't be trained. Later, a training raises no error about settings.
     """
     # The folder
     if resume and previous is None and (folder / CONFIG).exists():
@@ -128,8 +129,8 @@ def resolve(
 
 @contextlib.contextmanager
 def alone_in_this_process() -> Iterator[None]:
-    """A block that trains, after which the global random states are restored; UserError where another one
-    runs."""
+    """A block that trains, after which the global random states are restored; UserError if another one is
+    active."""
     if not TRAINING_LOCK.acquire(blocking=False):
         raise UserError(
             "another training run is active in this process; wait until it finishes, or start a new process."
@@ -195,8 +196,8 @@ def check_same_network(network: ModelConfig, initial: ModelConfig) -> None:
 
 
 def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
-    """The model and the tokenizer in a folder, or of the package by its name; lengths without use are at
-    their defaults."""
+    """The model and the tokenizer from a folder, or by name from the package. Unused lengths have their
+    defaults."""
     cpu = torch.device("cpu")
     is_packaged = name in packaged_names() and not Path(name).exists()
     if is_packaged:

@@ -72,7 +72,7 @@ class RunMonitor(Monitor):
         self.held_out_characters_per_token = held_out.counts.characters / len(held_out.tokens)
         self.unit = f"bits per {'token' if job.text.info.tokenizer == 'ids' else 'character'}"
 
-        # The newest checkpoint, by tokens and evaluations. Weights of the seed need none before a step.
+        # The newest checkpoint, by tokens and evaluations. Initial weights from the seed need none.
         needs_no_checkpoint = job.from_seed or state.tokens > 0
         self.saved = (state.tokens, state.evaluations) if needs_no_checkpoint else (0, -1)
         self.saved_at = time.monotonic()

@@ -27,7 +27,7 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)  # an ordered set
     muon = muon_weights(model, learning) if config.optim.optimizer == "muon" else {}
 
-    # AdamW has what Muon doesn't take.
+    # AdamW trains all other parameters.
     decaying: dict[Tensor, None] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv1d):
@@ -88,7 +88,7 @@ WSD_DECAY_START = 0.8
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
 STEPS = 5
-"""Iterations, after which singular values lie between about 0.7 and 1.2; Jordan's number."""
+"""Iterations. Afterwards, singular values lie between about 0.7 and 1.2. Jordan's number."""
 
 
 # torch.optim.Muon always rounds to bfloat16, and takes one matrix after the other.
@@ -129,7 +129,7 @@ class Muon(torch.optim.Optimizer):
                     m = self.state[w].setdefault("momentum", torch.zeros_like(w))
                     m.lerp_(w.grad, 1 - momentum)
                     weights_by_shape[w.shape].append(w)
-                    # One step further than the momentum, as Nesterov has it.
+                    # Nesterov momentum: look one step ahead.
                     directions_by_shape[w.shape].append(w.grad.lerp(m, momentum))
             for shape, weights in weights_by_shape.items():
                 matrices = torch.stack(directions_by_shape[shape])  # [n, rows, columns]
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalized(matrices: Tensor) -> Tensor:
     """U Vᵀ, nearly, of each matrix U Σ Vᵀ of ``matrices [n, rows, columns]``, by Newton–Schulz iteration of
-    X → aX + b(XXᵀ)X + c(XXᵀ)²X; a matrix of zeros stays one."""
+    X → aX + b(XXᵀ)X + c(XXᵀ)²X; a matrix of zeros stays zero."""
     a, b, c = COEFFICIENTS
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1

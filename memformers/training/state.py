@@ -1,4 +1,5 @@
-"""Where a training is: everything that its next step depends on besides the weights and the random states."""
+"""The state of a training: everything that its next step depends on besides the weights and the random
+states."""
 
 import math
 from dataclasses import dataclass, field
@@ -102,13 +103,13 @@ class TrainingState(Checked):
     peak_memory_bytes: NonNegativeInt = 0
     """The most memory that any process of this training has used."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
-    """What the next record is about."""
+    """The measures for the next record."""
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """The losses ``[parts, 2]`` and the gradients' norms ``[2]`` of the newest steps, still on the device."""
 
     @property
     def progress(self) -> dict[str, float]:
-        """How far the training is, as records and results have it."""
+        """The training's progress, for records and results."""
         return {
             "step": self.step,
             "tokens": self.tokens,

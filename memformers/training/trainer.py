@@ -31,7 +31,7 @@ class Monitor:
         """Keep the ``metrics`` of the steps since the last record."""
 
     def evaluate(self, state: TrainingState) -> None:
-        """Measure the model, of which one of ``config.evaluation.evaluations`` is due."""
+        """Measure the model: one of the ``config.evaluation.evaluations`` is due."""
 
     def checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if one is due. This is called before each step, and may end the training by an
@@ -102,7 +102,7 @@ class Trainer:
             self.set_learning_rates(segment)
             self.step(segment)
 
-            # What it measured, which is read only when it is needed, since that waits for the device
+            # Its measures. Reading them waits for the device, so this happens only when they are needed
             is_last = state.tokens >= self.config.max_tokens
             is_record_due = is_last or state.step % self.config.evaluation.log_every == 0
             if is_record_due or evaluations_due(state, self.config) > state.evaluations:

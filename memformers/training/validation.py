@@ -26,9 +26,9 @@ class Measurement:
 
 
 class Validation:
-    """The held-out text: the evaluations of a training read its first ``evaluation_tokens`` tokens, in which
-    a document may be cut, and the last one all, or the first ``final_tokens``. With several ``ranks``, each
-    reads a part of the streams, or documents."""
+    """The held-out text. Evaluations during a training read its first ``evaluation_tokens`` tokens, which may
+    end within a document. The last evaluation reads everything, or the first ``final_tokens``. With several
+    ``ranks``, each reads a part of the streams, or documents."""
 
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.ranks = ranks
@@ -41,7 +41,7 @@ class Validation:
         n_final, final_documents = len(self.final[0]), self.final[1]
         n_first, first_documents = len(self.first[0]), self.first[1]
         self.final_is_first = n_final == n_first and final_documents == first_documents
-        """Whether the last evaluation reads what the others do."""
+        """Whether the last evaluation reads the same tokens as the others."""
         self.n_predictable = len(self.tokens) - (len(self.documents) or 1)
 
     def read_first(self, length: int) -> tuple[Ids, tuple[int, ...]]:

@@ -12,6 +12,7 @@ import pytest
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.live import Comparisons, describe, list_of, status, version_of
+from memformers.report.rendering import html_of
 from memformers.runs.folder import alone_in, in_use
 from memformers.runs.metrics import Metrics
 from memformers.runs.plan import runs_of
@@ -122,7 +123,7 @@ def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_fini
             "<strong>Two seeds are too few to claim which model is better.</strong>",
             "<em>−0.500 and −0.450</em>")  # fmt: skip
     assert [words for words in expected if words not in data["above"]] == []
-    assert data["above"].count("<i style=") == 2
+    assert data["above"].count("<li style=") == 2
 
 
 def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
@@ -172,7 +173,7 @@ def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tm
     record(one / "long", [2.0])
     assert version_of(comparisons.get(identity), "tokens") != first
     assert [runs.folder.name for runs in comparisons.all().values()] == ["two", "one"]
-    assert "&lt;" in list_of({identity: Runs(plan(tmp_path / "<b>"))}, "/c")
+    assert "&lt;b&gt;" in html_of(list_of({identity: Runs(plan(tmp_path / "<b>"))}, "/c"))
     shutil.rmtree(one)
     assert comparisons.get(identity) is None
     note_comparison(two)

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from memformers.common.errors import UserError
 from memformers.data import sources, tokenize_corpus
+from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.builtin import write_play
-from memformers.data.sources import BENCHMARKS, CorpusSpec
+from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of, prepare, split_of
 from memformers.data.tokenizers import OWN
 from tests.data.reading import as_text, contents, dataset, refused, whole, write
@@ -122,7 +123,11 @@ def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, warn, 
 
 @pytest.mark.parametrize(
     "names", [("train.txt", "valid.txt", "test.txt"), ("wiki.train.raw", "wiki.val.raw", "wiki.test.raw"),
-              ("train.jsonl", "validation.jsonl", "test.jsonl"), ("Train/a", "VALID/b", "test/c"), "xyz"],
+              ("train.jsonl", "validation.jsonl", "test.jsonl"), ("Train/a", "VALID/b", "test/c"), "xyz",
+              ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"), ("x-train", "x-dev", "x-eval"),
+              ("train_data.txt", "val_data.txt", "test_data.txt"), ("x_train/a", "x_valid/b", "x_test/c"),
+              ("train-0-of-2.txt", "dev-0-of-1.txt", "test-0-of-1.txt"), ("train1", "val1", "test1"),
+              ("Training set.md", "Validation set.md", "Testing set.md")],
 )  # fmt: skip
 def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monkeypatch):
     texts = [json.dumps({"text": text}) for text in TEXTS] if names[0] == "train.jsonl" else TEXTS

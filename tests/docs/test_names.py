@@ -32,15 +32,16 @@ OTHER_NAMES = """
 EPYC     DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX TransfoXLModel WANDB_MODE _orig_mod
     deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
     quantize_dynamic
-    prefix_token_id set_recurrent_mode stop_strings transfo
+    prefix_token_id set_recurrent_mode stop_strings transfo save_to_disk
     TERM activate nohup sbatch usr
     ELLIPSIS EPYC FFFD HTML HTTP M_MMAP_THRESHOLD M_TRIM_THRESHOLD TFLOP
     P_i d_c x_j
 """
 """Names of other libraries that the code doesn't use, of a shell, abbreviations, and mathematics."""
 EXAMPLES = """
-    BOOK NAME_documents OTHER ROMEO book bucket datasets dev dick moby music my_memory novel novels password
-    pkl rfc s3 seed2 train train_documents valid validation
+    BOOK NAME NAME_documents OTHER OWNER ROMEO book bucket datasets dev dick fine_train_000001
+    fine_train_000002 moby music my_memory novel novels password pkl ptb rfc s3 seed2 train train_documents
+    train_ids valid validation wiki
 """
 """Words of a user's files, folders and prompts in examples."""
 OTHER_OPTIONS = """

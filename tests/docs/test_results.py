@@ -34,7 +34,7 @@ from memformers import LearnConfig
 from memformers.cli import command_class
 from memformers.common.command_line import parse_arguments
 from memformers.common.intervals import paired
-from memformers.report.markdown import number
+from memformers.report.numbers import number
 from tests.builders import small_lm
 from tests.texts import read
 

@@ -14,7 +14,7 @@ from memformers.common.files import read_json, write_json
 from memformers.common.intervals import Mean
 from memformers.evaluation.probe import held_out_tokens, probe
 from memformers.report.document import write_report
-from memformers.report.markdown import number
+from memformers.report.numbers import number
 from tests.builders import COMPARED, small_training
 from tests.report.fake_runs import markdown_of
 from tests.training.runs import SHORT, finding, train_run

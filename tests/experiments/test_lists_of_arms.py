@@ -32,7 +32,7 @@ from memformers.data.recall_stream import RecallStream
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.report import document
-from memformers.report.document import right_between
+from memformers.report.recall import right_between
 from memformers.runs.reader import read_runs
 from tests import processes
 from tests.builders import small_training

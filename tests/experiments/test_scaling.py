@@ -15,7 +15,7 @@ from memformers.common.fields import replace_nested
 from memformers.data.streams import Segment
 from memformers.models import sinusoids
 from memformers.models.memory import Memory
-from memformers.report.markdown import table
+from memformers.report.rendering import markdown_table as table
 from memformers.training.config import TrainConfig, preset_names
 from memformers.training.optimizers import build_optimizers
 from memformers.training.state import TrainingState

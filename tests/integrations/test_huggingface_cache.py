@@ -15,7 +15,7 @@ pytest.importorskip(
 import transformers
 
 from memformers import generate
-from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM
+from memformers.integrations.huggingface import MemformerConfig, MemformerForCausalLM, MemoryCache
 from tests.builders import MODELS, small_lm
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -279,3 +279,64 @@ def test_a_cache_that_does_not_fit_is_refused_in_a_line(change, message):
     with pytest.raises(ValueError, match=message) as raised:
         change(wrapped())
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_memory_cache_carries_the_memory_as_the_memory_itself_does(model):
+    adapter = wrapped(model)
+    ids = torch.arange(4 * 30).reshape(4, 30) ** 2 % 11
+    cache = MemoryCache(adapter.config)
+    memory = None
+    with torch.no_grad():
+        for part in ids.split((7, 14, 9), dim=1):
+            by_memory = adapter(part, cache=memory)
+            memory = by_memory.cache
+            by_cache = adapter(part, cache=cache)
+            assert torch.equal(by_cache.logits, by_memory.logits)
+            assert by_cache.cache is cache
+    assert cache.get_seq_length() == 30
+    assert len(cache) == adapter.config.n_layers
+
+
+def test_the_rows_of_a_cache_are_selected_repeated_and_reset():
+    adapter = wrapped()
+    ids = torch.arange(3 * 14).reshape(3, 14) ** 2 % 11
+    cache = MemoryCache(adapter.config)
+    with torch.no_grad():
+        expected = adapter(ids, cache=adapter(ids).cache).logits
+        adapter(ids, past_key_values=cache)  # the older name
+        copied = copy.deepcopy(cache)
+        copied.reorder_cache(torch.tensor([2, 0, 1]))
+        assert torch.allclose(adapter(ids[[2, 0, 1]], cache=copied).logits, expected[[2, 0, 1]], atol=1e-5)
+        copied = copy.deepcopy(cache)
+        copied.batch_repeat_interleave(2)
+        assert copied.batch_size == 6
+        repeated = adapter(ids.repeat_interleave(2, dim=0), cache=copied).logits
+        assert torch.allclose(repeated[::2], expected, atol=1e-5)
+        copied = copy.deepcopy(cache)
+        copied.batch_select_indices(torch.tensor([1]))
+        assert torch.allclose(adapter(ids[1:2], cache=copied).logits, expected[1:2], atol=1e-5)
+        adapter(ids, cache=cache, use_cache=False)
+        assert cache.get_seq_length() == 14
+        cache.reset()
+        assert torch.equal(adapter(ids, cache=cache).logits, adapter(ids).logits)
+    assert not cache.is_croppable
+    with pytest.raises(ValueError, match="earlier token"):
+        cache.crop(-1)
+
+
+def test_a_cache_that_does_not_fit_is_refused():
+    adapter = wrapped()
+    ids = PADDED[:2] % 11
+    with pytest.raises(ValueError, match="expected a cache of memories"):
+        adapter(ids, cache=transformers.DynamicCache())
+    cache = MemoryCache(adapter.config)
+    with pytest.raises(ValueError, match="rows that end together"):
+        adapter(PADDED, attention_mask=MASK, cache=cache)
+    with pytest.raises(ValueError, match="another name of cache"):
+        adapter(ids, cache=cache, past_key_values=cache)
+    text = adapter.generate(ids, cache=cache, **GREEDY)
+    assert torch.equal(text, adapter.generate(ids, **GREEDY))
+    adapter(ids, cache=cache)
+    with pytest.raises(ValueError, match="this cache has read a text"):
+        adapter.generate(ids, cache=cache, **GREEDY)

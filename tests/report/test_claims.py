@@ -7,7 +7,7 @@ import pytest
 
 from memformers.common.command_line import OF_A_FOLDER, without_options
 from memformers.common.files import read_json
-from memformers.report.document import beyond_base
+from memformers.report.recall import beyond_base
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
 BETTER = less(-0.020, -0.021, -0.019)

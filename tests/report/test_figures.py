@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
 from memformers.report.arms import POINTS, arms_of
-from memformers.report.markdown import DARK
 from memformers.report.plotting import PALETTE, Series, by_octave, draw_lines, line_styles
+from memformers.report.rendering import DARK
 from memformers.runs.reader import read_runs
 from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_of
 

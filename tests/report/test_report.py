@@ -11,8 +11,10 @@ import pytest
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean
+from memformers.report.data import Details, ReportData, Section
 from memformers.report.document import write_report
-from memformers.report.markdown import fenced, html_of, number, table, text_table, unbroken
+from memformers.report.numbers import number, unbroken
+from memformers.report.rendering import fenced, markdown_table, page_of, text_table
 from tests.builders import COMPARED
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -21,7 +23,9 @@ WIDE = """[...document.querySelectorAll("table, pre, figure, svg")].filter(
         || element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML)"""
 A4 = {"width": 688, "height": 1000}
 """What is between the margins, in pixels."""
-FILL = """[...document.querySelectorAll("path[style*='stroke: var']")].map(p => getComputedStyle(p).stroke)"""
+FILL = (
+    """[...document.querySelectorAll("svg path[style*='stroke: #']")].map(p => getComputedStyle(p).stroke)"""
+)
 
 
 @pytest.fixture
@@ -47,10 +51,10 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     rows = ("| Transformer-XL | 1 | 2.400 |", "| 1.680 | 1.200 | 99.0 | 50.0 % |")
     assert all(row in markdown for row in rows)
     assert "differ in more than their memory" not in markdown
-    order = ["Tiny Shakespeare</h1>", 'class="bars"', "Trial: 5\u00a0%", "<table>", "<figure>"]
+    order = ["Tiny Shakespeare</h1>", 'class="chart"', "Trial: 5\u00a0%", "<table ", "<figure>"]
     places = [page.index(text) for text in order]
     assert places == sorted(places)
-    assert page.count("<i style=") == len(COMPARED)
+    assert page.count("<li style=") == len(COMPARED)
     folded = re.findall("<summary>(.*?)</summary>", page)
     assert {"Other units, and accuracy", "Settings"} <= set(folded)
     assert page.count("<details>") == page.count("</details>") == len(folded)
@@ -60,7 +64,9 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     assert re.findall(r'<a href="#([^"]+)">', page) == re.findall(r'<h2 id="([^"]+)">', page)
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
     assert all(b"<svg" in (comparison / image).read_bytes() for image in images)
-    captioned = r'<figure><svg role="img" aria-label="[^"]+".*?</svg>\s*<figcaption>[^<]+</figcaption>'
+    captioned = (
+        r'<figure><div role="img" aria-label="[^"]+"><svg.*?</svg>\s*</div>\s*<figcaption>[^<]+</figcaption>'
+    )
     assert len(re.findall(captioned, page, re.DOTALL)) == len(images) == page.count("<figure>") == 4
 
 
@@ -88,10 +94,10 @@ def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(
     assert not {"|", "*", "\\"} & set(answer)
 
 
-def test_a_report_of_one_run_has_its_curves_and_no_bars_and_no_columns_of_dashes(tmp_path):
+def test_a_report_of_one_run_has_its_curves_and_no_chart_and_no_columns_of_dashes(tmp_path):
     fake_run(tmp_path / "one", "transformer-xl", 2.4)
     page, markdown = write_report(tmp_path / "one").page.read_text(), markdown_of(tmp_path / "one")
-    assert 'class="bars"' not in page.partition("</style>")[2]
+    assert 'class="chart"' not in page.partition("</style>")[2]
     assert "thin lines are the loss of the training text" in markdown
     assert "(figures/loss.svg)" in markdown
     changed(tmp_path / "one/result.json", bits_per_byte=None, peak_memory_bytes=None)
@@ -115,7 +121,7 @@ def test_on_a_screen_and_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms
     assert page.evaluate(WIDE) == []
     page.emulate_media(media="screen")
     page.set_viewport_size({"width": 390, "height": 1000})
-    high = """[...document.querySelectorAll(".bars span, td:first-child")].filter(
+    high = """[...document.querySelectorAll(".chart span, td:first-child")].filter(
         element => /^Transformer/.test(element.textContent)).map(e => e.getClientRects()[0].height)"""
     heights = page.evaluate(high)
     assert len(heights) > 3
@@ -201,11 +207,12 @@ def test_a_setting_stays_with_its_number_and_zero_has_no_minus():
     assert number(Mean(-0.5, 0.25, 3), ".1f", " s") == "−0.5 ± 0.2 s"
 
 
-def test_no_text_can_break_out_of_its_block_or_cell():
+def test_no_text_can_break_out_of_its_block_or_cell(tmp_path):
     assert fenced("a\n```\nb").startswith("````text\n")
-    assert r"a\|b c" in table(["x"], [["a|b\nc"]])
-    page = html_of("### a\n\nx\n\n### b\n\ny\n\n## c\n\nz")
-    assert re.findall("<summary>(.)</summary>\n<p>(.)</p>\n</details>", page) == [("a", "x"), ("b", "y")]
+    assert r"a\|b c" in markdown_table(["x"], [["a|b\nc"]])
+    sections = [Section("top", [Details("a", ["x"]), Details("b", ["y"])]), Section("c", ["z"])]
+    page = page_of(ReportData("title", sections=sections), tmp_path)
+    assert re.findall(r"<summary>(.)</summary>\s*<p>(.)</p>\s*</details>", page) == [("a", "x"), ("b", "y")]
 
 
 @pytest.mark.parametrize(

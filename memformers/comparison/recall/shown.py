@@ -1,7 +1,6 @@
 """One stream of a recall experiment, as its trained models see it: where each value is when a question asks
 for it, and what they answer."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -22,7 +21,8 @@ from memformers.evaluation.evaluate import read_segments
 from memformers.models.language_model import MemoryLM
 from memformers.models.stack import eval_mode
 from memformers.report.arms import arms_of
-from memformers.report.markdown import DASH, TEMPLATES, text_table
+from memformers.report.numbers import DASH
+from memformers.report.rendering import HTML, text_table
 from memformers.runs.folder import PLACES, UNTOUCHED
 from memformers.runs.reader import read_runs
 
@@ -227,6 +227,6 @@ def answer_word(correct: bool, probability: float) -> str:
 
 def write_stream_page(shown: Stream, folder: Path) -> Path:
     """Write the page of the stream, which needs no other file; returns its path."""
-    data = json.dumps({**shown, "places": PLACES}, separators=(",", ":")).replace("<", "\\u003c")
-    write_text(folder / PAGE, TEMPLATES.get_template("recall_shown.html").render(data=data))
+    page = HTML.get_template("recall_shown.html.j2").render(data={**shown, "places": PLACES})
+    write_text(folder / PAGE, page)
     return folder / PAGE

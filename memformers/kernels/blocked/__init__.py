@@ -48,7 +48,7 @@ class Terms:
         self.key = key
         self.key_start = key_start
 
-        # Of u, v, s and queries, which are small, instead of scores: what is summed is divided by √E before.
+        # Divide u, v, s and queries by √E, not the scores, which are larger.
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.u = u.to(self.dtype) * self.scale
@@ -125,7 +125,7 @@ def blocked_attention(
     scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
         if keep:
-            # A tensor for each block: a single large one would be new memory of the system, which is slow.
+            # A tensor for each block: allocating a single large one from the system is slow.
             kept.append(scores.new_empty(math.prod(block.shape[:3]) * block.keys.stop))
         probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
         used = (probabilities.relu() if dropout_prob else probabilities).to(query.dtype)
@@ -150,7 +150,7 @@ def blocked_attention_backward(
 
     # Gradients, which blocks write or add to.
     d_query = sequence_first(query)
-    # By key_start, there may be keys that no block reads: their gradient is 0.
+    # With key_start, some keys may be read by no block: their gradient is 0.
     new_like = torch.empty_like if key_start is None else torch.zeros_like
     d_key = new_like(key, memory_format=torch.contiguous_format)
     d_value = new_like(value, memory_format=torch.contiguous_format)

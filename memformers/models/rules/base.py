@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 JSON = (int, float, str, tuple, type(None))
 """The types of a rule's settings: bool is an int."""
 ROUNDING = 10_000
-"""Scores that differ by less than one part in this are equal: those of copies are, but for rounding."""
+"""Scores that differ by less than one part in this count as equal: copies' scores differ only by rounding."""
 
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """What a rule can know of a segment besides the inputs that it remembers.
+    """Facts about a segment that a rule can use, besides the inputs that it remembers.
 
     Examples:
         >>> import torch
@@ -42,20 +42,20 @@ class UpdateContext:
     layer: MemoryLayer
     """The layer whose memory it is."""
     x: Tensor
-    """``[S, B, D]``: the layer's inputs without token shift, of which queries are made."""
+    """``[S, B, D]``: the layer's inputs without token shift; queries are made from them."""
     n_valid: Tensor | None
     """int64 ``[B]``: how many of the newest positions, the segment's included, belong to the document that
     runs at its end, exact up to what the memory covers, then a lower bound; None for all."""
 
 
 class Window(NamedTuple):
-    """What [`MemoryRule.push`][] makes of past and segment."""
+    """The result of [`MemoryRule.push`][]."""
 
     mem: Tensor
     """``[M, B, D]``: the newest positions."""
     slots: Tensor
-    """``[C, B, D]``: the slots so far, zeros where nothing was written, which queries see too, and in streams
-    whose document has no slots yet; ``[0, B, D]`` until the first position leaves ``mem``."""
+    """``[C, B, D]``: the slots so far; ``[0, B, D]`` until the first position leaves ``mem``. They are zeros
+    where nothing was written (queries see these, too) and in streams whose document has no slots yet."""
     evicted: Tensor
     """``[n, B, D]``: the positions that leave ``mem``, oldest first, zeros where they belong to an earlier
     document."""
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What [`MemoryRule.candidates`][] makes of past and segment: the positions that a rule chooses among."""
+    """The result of [`MemoryRule.candidates`][]: the positions that a rule chooses among."""
 
     mem: Tensor
     """``[M, B, D]``: the newest positions."""
@@ -76,8 +76,9 @@ class Candidates(NamedTuple):
     """Boolean ``[n, B]``: which of ``older`` belong to the current document."""
 
     def chosen(self, score: Tensor, n_kept: int) -> Tensor:
-        """The indices ``[n_kept, B]``, in order of time, of those of ``older`` with the highest ``score [n,
-        B]``, from −1 to 1; any other document's after all of the current one. All if there are fewer."""
+        """The indices ``[n_kept, B]``, in order of time, of the positions in ``older`` with the highest
+        ``score [n, B]``, from −1 to 1. Other documents' positions rank last. All indices if there are
+        fewer."""
         return highest(score.masked_fill(~self.belongs, -2.0).T, n_kept)
 
     def take(self, chosen: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class Candidates(NamedTuple):
 def highest(score: Tensor, n_kept: int) -> Tensor:
     """The indices ``[n_kept, B]``, in order, of the highest of ``score [B, n]``, which is NaN or in the order
     of 1; all if n is less. Of equal scores, the newest come first."""
-    # Copies have equal scores but for rounding: the newer one stays, whatever else is in the batch. No two
+    # Scores of copies differ only by rounding: the newer one stays, whatever else is in the batch. No two
     # ranks are equal, so no stable sort is needed, which ONNX doesn't have. NaN is chosen last of all.
     n = score.shape[1]
     rounded = (ROUNDING * score.nan_to_num(nan=-3.0)).round().long()
@@ -97,8 +98,9 @@ def highest(score: Tensor, n_kept: int) -> Tensor:
 
 
 class MemoryRule(nn.Module):
-    """What one layer remembers: its newest M inputs as they are, and before them C slots, which a rule fills.
-    Queries attend to all of them and to the segment. Derive your memory from it and define ``update``.
+    """What one layer remembers: its newest M inputs, unchanged, and before them C slots, which the rule
+    fills. Queries attend to all of them and to the segment. Derive your memory from this class and define
+    ``update``.
 
     Optionally:
 
@@ -106,9 +108,9 @@ class MemoryRule(nn.Module):
       options of the command, settings of arms, and ``self.settings``.
     - ``n_slots``, if C is always the same number and not the setting ``c_mem_len``; or ``sizes(config)``, the
       [`MemorySizes`][memformers.MemorySizes] of each layer.
-    - ``append_only = True``, if slots, once written, stay as they are and in order, one for each
-      ``slot_positions`` of ``sizes`` that leave: generation then keeps their keys.
-    - ``layer`` or ``stack``, the classes of its layers or of the whole network, if they read in another way.
+    - ``append_only = True``, if slots never change or move once written, one for each ``slot_positions`` of
+      ``sizes`` that leave. Generation then keeps their keys.
+    - ``layer`` or ``stack``, the classes of its layers or of the whole network, if they read differently.
 
     Args:
         size: How much the layer remembers.
@@ -134,7 +136,7 @@ class MemoryRule(nn.Module):
     n_slots: ClassVar[int | None] = None
     """C, in slots; None for the setting ``c_mem_len``."""
     append_only: ClassVar[bool] = False
-    """Whether slots, once written, stay as they are and in order, so that cached keys stay valid."""
+    """Whether the memory only appends slots, so that cached keys stay valid."""
     remembers: ClassVar[bool] = True
     """Whether anything is remembered at all."""
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
@@ -174,8 +176,7 @@ class MemoryRule(nn.Module):
 
     @classmethod
     def may_shift(cls) -> bool:
-        """Whether its network reads, and its layers attend, as built-in ones do, so that a token shift is
-        possible."""
+        """Whether its network and layers read like built-in ones. A token shift requires this."""
         attends_as_usual = (cls.layer.forward, cls.layer.attend) == (MemoryLayer.forward, MemoryLayer.attend)
         return cls.stack is None and attends_as_usual
 
@@ -209,9 +210,9 @@ class MemoryRule(nn.Module):
         return past
 
     def push(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> Window:
-        """Append ``x [S, B, D]`` to the newest M positions of ``past``: what stays, and what leaves them, and
-        the rule's own state.
-        Nothing of an earlier document is left in slots and evicted positions."""
+        """Append ``x [S, B, D]`` to the newest M positions of ``past``. Returns the positions that stay,
+        those that leave, and the rule's own state. Slots and evicted positions contain nothing of an earlier
+        document."""
         # The oldest positions leave, until M stay.
         n_past = past.mem_len + len(x)
         n_evicted = max(n_past - self.mem_len, 0)
@@ -221,7 +222,7 @@ class MemoryRule(nn.Module):
             belongs = (age > 0).expand(n_evicted, x.shape[1])
         else:
             belongs = age <= n_valid  # [n, B]
-        # Zeros stand for what belongs to an earlier document, wherever it is.
+        # Zeros replace everything of an earlier document.
         evicted = cut((past.mem, x), 0, n_evicted).where(belongs[..., None], 0.0)
         slots = past.slots
         if self.c_mem_len and (n_evicted or len(slots)):
@@ -241,8 +242,8 @@ class MemoryRule(nn.Module):
         self, past: LayerMemory, x: Tensor, context: UpdateContext, expiry_rate: int | None = None
     ) -> Candidates:
         """Append ``x [S, B, D]`` to the newest M positions of ``past``, for a rule that keeps C older ones
-        unchanged, in place of slots: what stays, and which older ones there are to choose among. With an
-        ``expiry_rate``, the oldest kept one expires each time that this number of positions leaves, unless
+        unchanged, in place of slots. Returns the positions that stay and the older ones to choose among. With
+        an ``expiry_rate``, the oldest kept one expires each time that this number of positions leaves, unless
         there is a free place. Such a rule's [`MemorySizes`][memformers.MemorySizes] have
         ``slot_positions=1``."""
         recent = (past.mem, x)

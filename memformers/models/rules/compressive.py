@@ -91,7 +91,7 @@ class CompressiveRule(MemoryRule):
 
     @property
     def rate(self) -> int:
-        """c, how many positions f_c makes a slot of."""
+        """c, positions per slot."""
         return cast(int, self.f_c.compression_rate)
 
     def update(
@@ -118,7 +118,7 @@ class CompressiveRule(MemoryRule):
         if not n_slots or self.loss == "none":
             return remembered, None
 
-        # Slots of an earlier document, which no query sees, don't count.
+        # Slots of an earlier document don't count: no query sees them.
         n_masked = None
         if context.n_valid is not None:
             n_masked = n_masked_slots(context.n_valid, n_recent, len(x), n_slots, c)
@@ -137,8 +137,8 @@ class CompressiveRule(MemoryRule):
 
     def recomputed_slots(self, bptt_inputs: Tensor) -> Tensor:
         """The newest m slots ``[m, B, D]``, from their inputs ``[m·c, B, D]``."""
-        # Slots may depend on where a compression ends, so each segment's are computed apart, as at first. The
-        # oldest of them may be remembered in part.
+        # Slots may depend on where a compression ends, so each segment's are computed separately, like the
+        # first time. The oldest segment may be remembered only in part.
         c = self.rate
         n_slots = len(bptt_inputs) // c
         per_segment = slots_per_segment(self.segment_len, c)

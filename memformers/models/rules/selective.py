@@ -16,11 +16,11 @@ from memformers.models.stack import MemoryStack
 
 
 class SelectiveRule(MemoryRule):
-    """Remember the newest M inputs of a layer, and C older ones unchanged, in place of slots: of those that
-    leave the newest M, the C that are least similar to any newer one ([`select_novel`][]). When n positions
-    leave, the oldest ⌈n / c⌉ kept ones expire. If segments are multiples of c, a layer therefore sees at most
-    M + c·C positions back, as with slots; in segments of one token, a call each, the newest M + C stay (a
-    ``Stepper`` remembers whole segments). Nothing is learned.
+    """Remember the newest M inputs of a layer, and, in place of slots, C older ones unchanged: those that are
+    least similar to any newer one ([`select_novel`][]). When n positions leave, the oldest ⌈n / c⌉ kept ones
+    expire. If segments are multiples of c, a layer therefore sees at most M + c·C positions back, as with
+    slots; in segments of one token, a call each, the newest M + C stay (a ``Stepper`` remembers whole
+    segments). Nothing is learned.
 
     KeyDiff ([arXiv 2504.15364](https://arxiv.org/abs/2504.15364)) and R-KV ([arXiv
     2505.24133](https://arxiv.org/abs/2505.24133)) also keep what is least similar, to the mean key or to
@@ -53,7 +53,7 @@ class SelectiveRule(MemoryRule):
         if not self.c_mem_len or len(candidates.mem) == past.mem_len + len(x):
             return LayerMemory(candidates.mem, past.slots), None
 
-        # What is kept is chosen by what attention sees of it.
+        # Compare positions as attention reads them.
         everything = torch.cat((candidates.older, candidates.mem)).detach()  # [C + M + S, B, D]
         with torch.no_grad():
             key = context.layer.compute(context.layer.attention_input, everything)
@@ -64,8 +64,8 @@ class SelectiveRule(MemoryRule):
 
 class SelectiveTransformer(MemoryStack):
     """A Transformer-XL whose layers also keep ``c_mem_len`` older positions that no newer one resembles
-    ([`SelectiveRule`][]), for ``expiry_rate`` positions that leave one expires. ``layer`` and ``mem_len`` are
-    as in [`TransformerXL`][].
+    ([`SelectiveRule`][]). For every ``expiry_rate`` positions that leave, one expires. ``layer`` and
+    ``mem_len`` are as in [`TransformerXL`][].
 
     Examples:
         >>> import torch
@@ -95,9 +95,9 @@ class SelectiveTransformer(MemoryStack):
 
 
 def select_novel(key: Tensor, n: int, n_kept: int, n_valid: Tensor | None) -> Tensor:
-    """The indices ``[n_kept, B]``, in order, of those of the oldest n positions of ``key [t, B, D]`` that are
-    least similar to a newer one: whose largest cosine with any newer one is smallest, after the mean of all
-    is subtracted. Only the newest ``n_valid [B]`` are of the current document, all if it is None."""
+    """The indices ``[n_kept, B]``, in order, of the positions that are least similar to a newer one, among
+    the oldest n of ``key [t, B, D]``: their largest cosine with any newer one is smallest, after the mean of
+    all is subtracted. Only the newest ``n_valid [B]`` belong to the current document; None for all."""
     t = len(key)
     position = torch.arange(t, device=key.device)
     first = 0 if n_valid is None else (t - n_valid)[:, None]
