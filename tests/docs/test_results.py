@@ -230,6 +230,11 @@ def test_the_guide_to_evaluation_says_what_memory_still_saves_when_weights_learn
     assert f"learning saves {none} without memory and {xl} with it" in guide
     assert f"better than memory without learning, by {better}." in guide
     assert f"the loss of the training text rises by {forgotten}." in guide
+    for reading in READINGS:
+        for arm in ("compressive", "selective"):
+            assert not paired(of(arm, reading), of("xl", reading)).leaves_out_zero
+        assert not paired(of("selective", reading), of("compressive", reading)).leaves_out_zero
+    assert "no two memories differ significantly, with or without learning." in guide
 
 
 def test_the_guide_to_evaluation_says_which_words_learning_helps():
