@@ -14,7 +14,7 @@ from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant
 from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
-from memformers.report.arms import MEASURES, Measure
+from memformers.report.arms import Measure
 from memformers.report.rendering import Report
 
 NETWORK = ModelConfig(
@@ -37,7 +37,8 @@ ARMS = (
 )
 """No memory but the window; nn.GRU; 32 keys as positions, or as 16 and 16 slots; and both with gates."""
 QUICK = ("none", "gru", "transformer-xl", "compressive")
-SUCCESS, RETURN = MEASURES["agent"], Measure("return", "return", ".2f", better=1)
+SUCCESS = Measure(**AgentTask.info.measure)
+RETURN = Measure("return", "return", ".2f", better=1)
 
 
 @dataclass(frozen=True)

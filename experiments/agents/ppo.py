@@ -73,8 +73,18 @@ class AgentTask(Task[AgentRun]):
     info = TaskInfo(
         results=("success", "controls"),
         memory_settings=("agent.core",),
+        measure={
+            "label": "episodes that succeed",
+            "of": "success",
+            "form": ".1f",
+            "unit": " %",
+            "unit_of_differences": " points",
+            "scale": 100.0,
+            "better": 1,
+        },
         curves={
             "success.train": "episodes that succeed (share)",
+            "success.valid": "episodes that succeed, likeliest actions (share)",
             "return.train": "rewards of an episode",
             "length.train": "steps of an episode",
         },

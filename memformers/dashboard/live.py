@@ -34,8 +34,9 @@ from memformers.runs.reader import (
 from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import noted_comparisons
 
-FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
-"""The metric that is drawn if the reader has chosen none: the first of these that has a point."""
+FIRST = ("bits_per_character.valid", "loss.valid", "loss.train")
+"""The metric that is drawn if the reader has chosen none: the first of these that has a point, or of those
+that the plan of another task names."""
 IN_WORDS = {
     "bits_per_character.valid": "held-out loss (bits per character)",
     "bits_per_character.train": "training loss (bits per character)",
@@ -45,9 +46,6 @@ IN_WORDS = {
     "reconstruction_loss.train": "reconstruction loss, training (MSE)",
     "reconstruction_loss.valid": "reconstruction loss, validation (MSE)",
     "tokens_per_second": "training speed (tokens per second)",
-    "success.train": "episodes that succeed (share)",
-    "success.valid": "episodes that succeed, likeliest actions (share)",
-    "return.train": "rewards of an episode",
     "gradient_norm": "norm of the gradient",
     "memory.length": "memory (positions)",
     "memory.compressed_length": "compressed memory (slots, or kept positions)",
@@ -70,18 +68,28 @@ def describe(
     """What the page shows: curves of ``metric``, or of another one that has points, and all else as HTML."""
     metrics = metrics_of(runs.all)
     if metric not in metrics:
-        metric = next((name for name in (*FIRST, *metrics) if name in metrics), "")
+        metric = next((name for name in (*FIRST, *curves_of(runs.all), *metrics) if name in metrics), "")
     arms = arms_of(runs.all)[:MAX_SHOWN]
     above, below = body(arms, runs, knows) if arms else ("", "")
     return {
         "title": runs.folder.name,
         "report": (runs.folder / PAGE).is_file(),
-        "metrics": {name: IN_WORDS.get(name, name) for name in metrics},
+        "metrics": {name: in_words(name, runs.all) for name in metrics},
         "metric": metric,
         "figure": figure(arms, metric, over, log, dark),
         "above": above,
         "below": below,
     }
+
+
+def curves_of(runs: Sequence[Run]) -> Mapping[str, str]:
+    """Metrics that the plan of a task outside of the package describes, the most telling one first."""
+    return runs[0].task_info.curves if runs else {}
+
+
+def in_words(name: str, runs: Sequence[Run]) -> str:
+    """What a metric of ``runs`` is called, with its unit; the name of one that nothing describes."""
+    return curves_of(runs).get(name) or IN_WORDS.get(name, name)
 
 
 def metrics_of(runs: Sequence[Run]) -> list[str]:
@@ -104,7 +112,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     if chart := chart_of(arms, base, measure):
         above.append(chart)
     above += verdict_so_far(arms, base, measure, runs)
-    above.append(results_table(arms, base, [measure], live_columns(valid)))
+    above.append(results_table(arms, base, [measure], live_columns(valid, runs.all)))
     if states_of(runs.all)[FINISHED]:  # then the table has both losses
         above += tokens_of_losses(arms)
     # Below: what few readers want
@@ -114,7 +122,7 @@ def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
 
 def validation_metric(arms: Sequence[ArmRuns]) -> str:
     """The metric whose last values the tables have; empty if nothing is recorded."""
-    for name in FIRST:
+    for name in (*FIRST, *curves_of(arms[0].runs)):
         for arm in arms:
             if arm.curves(name):
                 return name
@@ -142,11 +150,11 @@ def verdict_so_far(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure, run
     return [*blocks, *(claimed if n_finished == n_planned else claimed[:1])]
 
 
-def live_columns(valid: str) -> dict[str, Column]:
+def live_columns(valid: str, runs: Sequence[Run]) -> dict[str, Column]:
     """The columns beside the results: the last values of the metric ``valid`` and of the training."""
     columns: dict[str, Column] = {"state": states_in_words}
     if valid:
-        columns[IN_WORDS.get(valid, valid)] = last_column(valid, ".3f")
+        columns[in_words(valid, runs)] = last_column(valid, ".3f")
     columns["tokens"] = last_column(TOKENS, ",.0f")
     columns["time"] = last_column(SECONDS, ",.0f", " s")
     columns["tokens/s"] = last_column("tokens_per_second", ",.0f")
@@ -187,7 +195,7 @@ def runs_table(runs: Runs, valid: str, knows: Knows) -> Details:
         is_known = run.identity.isalnum() and knows(run.identity)
         name = Cell(run.folder.name, link=f"/run/{run.identity}" if is_known else "")
         rows.append([name, state_in_words(run), number(run.last(valid), ".3f")])
-    head = ["run", "state", IN_WORDS.get(valid, valid) or "validation"]
+    head = ["run", "state", in_words(valid, runs.all) or "validation"]
     return Details("Runs", [Table(head, rows, has_numbers=True)])
 
 
@@ -223,7 +231,7 @@ def figure(arms: Sequence[ArmRuns], metric: str, over: str, log: bool, dark: boo
 
     # Both axes, and what is around them
     axis = {"gridcolor": "#80808040", "zeroline": False, "automargin": True, "exponentformat": "none"}
-    title = html.escape(IN_WORDS.get(metric, metric))  # plotly reads tags
+    title = html.escape(in_words(metric, arms[0].runs if arms else ()))  # plotly reads tags
     layout = {
         "xaxis": {**axis, "title": {"text": AXES[over]}, "tickformat": "~s"},
         "yaxis": {

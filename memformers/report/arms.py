@@ -73,9 +73,8 @@ NATS = Measure("nats per token", "loss")
 MEASURES = {
     "text": BITS,
     "recall": Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1),
-    "agent": Measure("episodes that succeed", "success", ".1f", " %", " points", 100, 1),
 }
-"""What the arms of each task are compared by."""
+"""What the arms of each task of the package are compared by."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,10 @@ def differences_of(curves: Mapping[int, Curve], base: Mapping[int, Curve]) -> di
 def measure_of(arms: Sequence[ArmRuns]) -> Measure:
     """What ``arms`` of one task are compared by. Bits per character are not known where only a part of a text
     was evaluated that its tokens lose."""
-    measure = MEASURES[arms[0].first.task]
+    run = arms[0].first
+    if run.task_info.measure:
+        return Measure(**run.task_info.measure)
+    measure = MEASURES.get(run.task, BITS)
     if measure is not BITS:
         return measure
     has_results = any(arm.results for arm in arms)

@@ -16,12 +16,12 @@ from memformers.runs.plan import Plan, read_plan
 from memformers.runs.reader import Run, differing_settings, finite_number
 
 MEMORY_SETTINGS = {
-    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
+    "seed", "data", "recall.frozen", "model.model", "model.mem_len", "model.c_mem_len",
     "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
     "model.bptt",
 }  # fmt: skip
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
-checksum identifies."""
+checksum identifies. The plan of another task adds its own."""
 TRIAL_OPTIONS = {"text": ("--scale",), "recall": ("--quick", "--tokens")}
 """The options that make an experiment on each task a trial."""
 SEEDS_TO_TRAIN = 5
@@ -98,8 +98,11 @@ def unfair_settings(arms: Sequence[ArmRuns], base: ArmRuns) -> list[str]:
     for run in all_runs(arms):
         settings.append(dict(flatten(run.config)))
         checksums.add(run.facts["corpus"].get("sha256"))
-    names = differing_settings(settings)
-    unfair = [name for name in names if name not in MEMORY_SETTINGS and ".memory_config." not in name]
+    of_memory = MEMORY_SETTINGS | {*base.first.task_info.memory_settings}
+    unfair = []
+    for name in differing_settings(settings):
+        if name not in of_memory and ".memory_config." not in name:
+            unfair.append(name)
     # The text, by its checksum
     if len(checksums) > 1:
         unfair.append("text")

@@ -40,6 +40,8 @@ class TaskInfo:
     """The results in ``result.json`` besides the tokens, the times and the peak of memory."""
     memory_settings: tuple[str, ...] = ()
     """The dotted names of settings that choose the memory: arms that differ in them are compared fairly."""
+    measure: dict[str, Any] = field(default_factory=dict)
+    """What the arms are compared by: the fields of a ``Measure`` (report/arms.py)."""
     curves: dict[str, str] = field(default_factory=dict)
     """Descriptions of the task's metrics, by their names in ``metrics.jsonl``, the most telling one first."""
 

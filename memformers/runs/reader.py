@@ -26,7 +26,7 @@ from memformers.runs.folder import (
     in_use,
 )
 from memformers.runs.metrics import TOKENS, Metrics
-from memformers.runs.plan import Planned, read_plan
+from memformers.runs.plan import Planned, TaskInfo, read_plan
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""
@@ -34,12 +34,12 @@ FACTS_HAVE = ("corpus", "parameters", "memory", "keys", "attention_operations", 
 PROGRESS = ("tokens", "seconds", "evaluation_seconds", "peak_memory_bytes")
 RESULTS_HAVE = {
     "recall": (*PROGRESS, "recall", "within_reach", "controls"),
-    "agent": (*PROGRESS, "success", "controls"),
     "text": (
         *PROGRESS, "loss", "bits_per_character", "accuracy", "evaluated_tokens", "loss_by_position", "prompt",
     ),
 }  # fmt: skip
-"""By the task of a run; all but a text have a part of this name in ``config.json``."""
+"""By the tasks of the package; a run on recall has a part of this name in ``config.json``. The plan of
+another task says what its results have."""
 PLANNED = "planned"
 RUNNING = "running"
 FINISHED = "finished"
@@ -55,6 +55,10 @@ class Run:
         """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
         self.label = ""
         self.planned: Planned | None = None
+        self.planned_task = ""
+        """The task of the experiment that it is a part of."""
+        self.task_info = TaskInfo()
+        """What the plan says of a task outside of the package."""
         self.metrics = Metrics(folder / METRICS)
         self.update()
 
@@ -71,7 +75,8 @@ class Run:
         read_json(self.folder / CONFIG, dict.fromkeys(CONFIG_HAS, Any))
         read_json(self.folder / FACTS, dict.fromkeys(FACTS_HAVE, Any))
         if (self.folder / RESULT).exists():
-            read_json(self.folder / RESULT, dict.fromkeys(RESULTS_HAVE[self.task], Any))
+            needed = RESULTS_HAVE.get(self.task, (*PROGRESS, *self.task_info.results))
+            read_json(self.folder / RESULT, dict.fromkeys(needed, Any))
         self.metrics.check()
 
     @property
@@ -99,10 +104,9 @@ class Run:
 
     @property
     def task(self) -> str:
-        for task in RESULTS_HAVE:
-            if task in self.config:
-                return task
-        return "text"
+        if "recall" in self.config:
+            return "recall"
+        return self.planned_task or "text"
 
     @property
     def budget(self) -> float:
@@ -212,6 +216,16 @@ class Runs:
             else:
                 run.arm = run.model if have_different_models else run.folder.resolve().name
             run.label = labels.get(run.arm, "")
+
+        # Their task, which a single run has from the experiment that it is a part of
+        experiment = plan
+        if not plan and self.folder in folders:
+            with contextlib.suppress(UserError, OSError):
+                experiment = read_plan(self.folder.resolve().parent)
+        if experiment:
+            for run in self.all:
+                run.planned_task = experiment.task
+                run.task_info = experiment.task_info
 
         # Their order
         order = {name: i for i, name in enumerate(planned)}

@@ -9,7 +9,9 @@ from memformers.common.files import write_json
 from memformers.comparison.arms import Arm, with_settings
 from memformers.comparison.experiment import Experiment, make_plan, merge_arms
 from memformers.comparison.text import TEXT, CompareConfig
-from memformers.runs.plan import Planned, read_plan, runs_of
+from memformers.report.arms import arms_of, measure_of
+from memformers.runs.plan import Plan, Planned, PlannedArm, TaskInfo, read_plan, runs_of
+from memformers.runs.reader import read_runs
 from tests.builders import small_training
 
 BASE = small_training(model="compressive", data="builtin")
@@ -70,3 +72,27 @@ def test_a_broken_plan_is_one_line(tmp_path):
 def test_all_arms_of_a_seed_come_before_those_of_the_next():
     assert list(runs_of(["a", "b"], [3, 4])) == ["a", "b", "a-seed4", "b-seed4"]
     assert runs_of(["a"], [3, 4])["a-seed4"] == Planned("a", 4)
+
+
+def test_a_task_outside_of_the_package_describes_its_runs(tmp_path):
+    """What its results have, and what arms are compared by, in an experiment and in one of its runs alone."""
+    info = TaskInfo(results=("wins",), measure={"label": "wins", "of": "wins", "better": 1})
+    arm = PlannedArm("a", {"model": {"model": "transformer"}})
+    plan = Plan("games", {}, (arm,), {"a": Planned("a", 0)}, task_info=info)
+    write_json(tmp_path / "experiment.json", plan)
+    progress = {"tokens": 1, "seconds": 1.0, "evaluation_seconds": 0.0, "peak_memory_bytes": None}
+    config = {"model": {}, "data": "", "max_tokens": 1, "seed": 0}
+    facts = dict.fromkeys(("corpus", "parameters", "memory", "keys", "attention_operations", "environment"))
+    (tmp_path / "a").mkdir()
+    write_json(tmp_path / "a" / "config.json", config)
+    write_json(tmp_path / "a" / "run.json", facts)
+    write_json(tmp_path / "a" / "result.json", progress)
+    for folder in (tmp_path, tmp_path / "a"):
+        with pytest.raises(UserError, match=r"result\.json is broken: expected wins"):
+            read_runs(folder, "games")
+    write_json(tmp_path / "a" / "result.json", progress | {"wins": 3})
+    for folder in (tmp_path, tmp_path / "a"):
+        [run] = read_runs(folder, "games")
+        assert (run.task, measure_of(arms_of([run])).label) == ("games", "wins")
+    with pytest.raises(UserError, match="an experiment on games, not on text"):
+        read_runs(tmp_path)
