@@ -38,7 +38,7 @@ HUB_NAME = re.compile(
 )
 SAVED_STATE = "state.json"
 SAVED_INFO = "dataset_info.json"
-EXTRA = "pip install 'memformers-torch[data]'"
+INSTALL = "pip install datasets"
 
 
 class HubTable(NamedTuple):
@@ -69,7 +69,7 @@ def import_datasets(name: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError(f"{name} is a table, which Hugging Face's datasets reads: {EXTRA}.") from None
+        raise UserError(f"{name} is a table, which Hugging Face's datasets reads: {INSTALL}.") from None
     return datasets
 
 
