@@ -427,15 +427,24 @@ def learned_texts() -> list[tuple[str, str]]:
 
 
 def learning_worth() -> str:
-    """Losses as trained and with learning, what memory saves in both, and what is forgotten."""
-    head = ["memory", "static", "with learning", "learning saves", "memory saves, static",
-            "memory saves, with learning", "training text, afterwards"]  # fmt: skip
+    """Losses as trained and with learning, and what is forgotten."""
+    head = ["memory", "static", "with learning", "learning saves", "training text, afterwards"]
+    return learned_table(head, learning_cells)
+
+
+def learning_memory() -> str:
+    """What memory saves as trained, and with learning."""
+    return learned_table(["memory", "saves, static", "saves, with learning"], memory_cells, but="none")
+
+
+def learned_table(head: Sequence[str], cells: Callable[[str, str], Row], but: str = "") -> str:
+    """A row for each arm of each text, ``but`` one."""
     body: list[Row] = []
     for name, text in learned_texts():
         body.append(titled(text, head))
         for arm, shown in LEARNED_ARMS.items():
-            if seeds(name, arm, "static (nats)"):
-                body.append([shown, *learning_cells(name, arm)])
+            if arm != but and seeds(name, arm, "static (nats)"):
+                body.append([shown, *cells(name, arm)])
     return markdown_table(head, body, numbers=True)
 
 
@@ -444,15 +453,19 @@ def learning_cells(experiment: str, arm: str) -> Row:
     for reading in READINGS:
         cells.append(bits(mean(seeds(experiment, arm, f"{reading} (nats)"))))
     cells.append(more(mean(seeds(experiment, arm, "learning saves (nats)"))))
-    # What memory saves in both readings
-    for reading in READINGS:
-        measure = f"{reading} (nats)"
-        saved = paired(seeds(experiment, "none", measure), seeds(experiment, arm, measure))
-        cells.append(DASH if arm == "none" else more(saved))
     # What is forgotten of the text of the training
     static = seeds(experiment, arm, "training text, static (nats)")
     learned = seeds(experiment, arm, "training text, after learning (nats)")
     cells.append(more(paired(learned, static)))
+    return cells
+
+
+def memory_cells(experiment: str, arm: str) -> Row:
+    """What a memory saves against none, in both readings."""
+    cells: Row = []
+    for reading in READINGS:
+        measure = f"{reading} (nats)"
+        cells.append(more(paired(seeds(experiment, "none", measure), seeds(experiment, arm, measure))))
     return cells
 
 
@@ -656,7 +669,7 @@ TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
                  recipes, position_features, flash_steps, large_text, data, commands, memory_ideas,
-                 memory_costs, learning_worth, learning_distances)
+                 memory_costs, learning_worth, learning_memory, learning_distances)
 }  # fmt: skip
 TABLES["file"] = of_file
 for name, arguments in COMPARISONS.items():

@@ -172,7 +172,7 @@ def step_of(lm, segment, memory, forward=None, **changes):
     config = small_training(batch_size=4, max_grad_norm=1e9, **changes)
     state = TrainingState((), memory)
     trainer = trainer_of(lm, config, [segment], state=state)
-    trainer.forward = forward or lm
+    trainer.forward = lm if forward is None else forward
     trainer.step(segment)
     state.read_pending()
     return state, [p.grad for p in lm.parameters()]
