@@ -575,13 +575,21 @@ def claims() -> dict[tuple[str, str], Claim]:
 
 
 def memory_costs() -> str:
-    """Each memory's name, how it is named, what it costs, and its results minus Transformer-XL's."""
+    """Each memory's source, its idea, and what it costs."""
+    body: list[Row] = []
+    for memory in ALL_MEMORIES:
+        body.append([memory.name, source_of(memory), memory.idea, formula(memory.keys), state_of(memory)])
+    head = ["memory", "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+    return markdown_table(head, body)
+
+
+def memory_results() -> str:
+    """Each memory's results minus Transformer-XL's."""
     measured = claims()
     columns = (TEXT, RECALL, ASSOCIATION)
     body: list[Row] = []
     for memory in ALL_MEMORIES:
-        row: Row = [memory.name, Cell(memory.model, is_code=True), source_of(memory), memory.idea]
-        row += [formula(memory.keys), state_of(memory)]
+        row: Row = [memory.name]
         for column in columns:
             claim = measured.get((memory.name, column))
             if claim is not None:
@@ -589,10 +597,13 @@ def memory_costs() -> str:
             else:
                 row.append(DASH if memory.name == BASE else UNTESTED)
         body.append(row)
-    option = Cell("--model", is_code=True)
-    costs = ["keys per layer", "bytes per stream"]
-    head: Row = ["memory", option, "source", "what each layer remembers", *costs, *columns]
-    return markdown_table(head, body)
+    return markdown_table(["memory", *columns], body)
+
+
+def memory_models() -> str:
+    """What names each memory on the command line."""
+    body: list[Row] = [[memory.name, Cell(memory.model, is_code=True)] for memory in ALL_MEMORIES]
+    return markdown_table(["memory", Cell("--model", is_code=True)], body)
 
 
 def state_of(memory: ListedMemory) -> str:
@@ -669,7 +680,8 @@ TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (reach, slots, slot_settings, both_losses, far_memory, text_distances, tiny_shakespeare,
                  recipes, position_features, flash_steps, large_text, data, commands, memory_ideas,
-                 memory_costs, learning_worth, learning_memory, learning_distances)
+                 memory_costs, memory_results, memory_models, learning_worth, learning_memory,
+                 learning_distances)
 }  # fmt: skip
 TABLES["file"] = of_file
 for name, arguments in COMPARISONS.items():
