@@ -301,5 +301,5 @@ def test_a_part_of_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypa
 def test_a_table_names_the_extra_if_it_is_missing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path, dict.fromkeys(("x.csv", "x.parquet", "x.json"), '[{"text": "a"}]')))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with refused(rf"{re.escape(name)} is a table.*: pip install 'memformers-torch\[data\]'"):
+    with refused(rf"{re.escape(name)} is a table.*: pip install datasets"):
         contents(name)
