@@ -9,7 +9,6 @@ from importlib import import_module
 from memformers import __version__
 from memformers.common.command_line import cli_errors, parse_arguments, print_completion
 from memformers.common.errors import UserError
-from memformers.common.processes import yield_while_waiting
 
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
@@ -38,7 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
             print_completion({name: command_class(name) for name in COMMANDS}, words)
             return
         name = command_name(words[:1])
-        yield_while_waiting()
         module = import_module(f"memformers.commands.{name}")
         if name in ("train", "compare", "recall"):
             import_module("memformers.common.machine").keep_freed_memory()

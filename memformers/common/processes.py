@@ -27,16 +27,6 @@ def module_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-def yield_while_waiting() -> None:
-    """Let PyTorch's threads sleep, not spin, while they wait for each other, unless the user has a setting.
-    Call it before torch is imported, which reads it then.
-
-    Beside other programs, a thread that spins takes the core from the one that it waits for: 300 tokens of
-    ``generate`` once took 42 s, and 2.3 s with sleeping threads (``experiments.benchmarks.busy``)."""
-    if "GOMP_SPINCOUNT" not in os.environ:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
 def is_first() -> bool:
     """Whether this is the only process, or the first that torchrun started, which prints."""
     return os.environ.get("RANK", "0") == "0"
