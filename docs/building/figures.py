@@ -18,7 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from docs.building.results import Seeds, Verdict, about, mean, rows, seeds, stored, verdicts
-from docs.building.tables import DISTANCES, MAZES, MODELS, STREAMS, SWAPPED, arms_of, in_slots, of_file
+from docs.building.tables import of_file
+from docs.building.tables.comparisons import MAZES, arms_of
+from docs.building.tables.recall import MODELS, STREAMS, in_slots
+from docs.building.tables.texts import DISTANCES, SWAPPED
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
 from memformers.report.plotting import BLUE, GREEN, NO_METADATA, ORANGE

@@ -28,7 +28,7 @@ def measure(name: str, precision: str, *, rounds: int) -> Result:
     """Seconds of CPU time of one thread, by features and kernel."""
     torch.manual_seed(0)
     D, H, _, _, S, M, C, _, B, _ = SIZES[name]
-    # As many keys as a Transformer-XL of this size has in the benchmark of training.
+    # The number of keys that a Transformer-XL of this size has in the benchmark of training.
     K = S + M + (C if name == "compare" else 0)
     E = D // H
     dtype = PRECISIONS[precision]

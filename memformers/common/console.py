@@ -44,7 +44,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
         self.is_closing = threading.Event()
         self.clock: threading.Thread | None = None
         super().__init__(miniters=0, disable=hidden or not stream().isatty(), **options)
-        # tqdm draws only when it is told of progress.
+        # tqdm draws only at a call that reports progress.
         if not self.disable:
             self.clock = threading.Thread(target=self.keep_drawing, daemon=True)
             self.clock.start()

@@ -251,7 +251,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
 
-    # A process for each, which is told the file of its memory: a config alone runs no code.
+    # Each process gets the file of its memory as an argument, since a config alone runs no code.
     commands = []
     for name, config in due.items():
         command = [experiment.task.module, str(folder / name)]

@@ -141,7 +141,7 @@ class StepMemories:
         if ((numbers >= 0) & (numbers < ring.oldest)).any():
             raise UserError(
                 f"the memory of a step is no longer kept, only that of the newest n_steps={self.n_steps}; "
-                f"use MemoryModule(…, n_steps=…) with as many steps as your windows come from."
+                f"use MemoryModule(…, n_steps=…) with the number of steps from which windows are drawn."
             )
         return ring.read(numbers.clamp(min=0))
 

@@ -29,8 +29,8 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None) -> int:
             raise UserError(f"{copies[run]} exists already; remove it, or name another --out.")
 
     for run, copy in copies.items():
-        name, group = run.folder.name, run.folder.parent.name
-        copy_run(run, TRACKERS[to](name, group, run.identity, run.settings, copy))
+        group = run.folder.parent.name
+        copy_run(run, TRACKERS[to](run.folder.name, group, run.identity, run.settings, copy))
     return len(runs)
 
 

@@ -163,7 +163,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
-    """Restore what [`random_states`][] returned; for GPUs, only if there are as many as then."""
+    """Restore what [`random_states`][] returned; for GPUs, only if their number is the same."""
     torch.set_rng_state(states["cpu"])
     n_gpus = torch.cuda.device_count()
     if len(states) == 1 + n_gpus:

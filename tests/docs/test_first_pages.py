@@ -9,7 +9,7 @@ import pytest
 
 from docs.building.markdown import BLOCK
 from docs.building.results import ROOT, about, mean, paired, seeds, verdicts
-from docs.building.tables import share
+from docs.building.tables.cells import share
 from experiments.mqar import SHORTEST, draw_episode, level_without_association
 
 

@@ -26,7 +26,11 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
-from docs.building.tables import KEYS, MODELS, READINGS, claims, cost_of_keys, share
+from docs.building.tables.cells import share
+from docs.building.tables.comparisons import KEYS, cost_of_keys
+from docs.building.tables.learning import READINGS
+from docs.building.tables.memories import claims
+from docs.building.tables.recall import MODELS
 from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from experiments.prompt_learning import N_PREDICTED, PROMPT_LENGTHS

@@ -124,6 +124,7 @@ def test_only_the_newest_steps_are_kept_and_those_of_others_refused():
             module_of(**CORES[0])(steps[:, 50:].clone())
         # A loss copies modules within a process; another process gets a copy that has acted nowhere.
         assert torch.equal(copy.deepcopy(module)(steps[:, 41:].clone())["embed"], window)
+        # Safe: the bytes are of the module above. Pickling is how processes get their copies of modules.
         with pytest.raises(ValueError, match="another process"):
             pickle.loads(pickle.dumps(module))(steps[:, 50:].clone())
     with pytest.raises(ValueError, match="int64"):

@@ -199,8 +199,8 @@ def terminal_text(shown: Stream, *, colours: bool, width: int = 80) -> str:
 def remembered_tokens(
     sets: Sequence[tuple[int, int, int]], ask: Mapping[str, Any], model: int
 ) -> dict[str, list[str]]:
-    """The tokens of the stream that a ``model`` has when it is asked, and as many before them, by where it
-    has them, from far to near; the one that is asked for is in brackets."""
+    """The tokens of the stream that a ``model`` has when it is asked, and the same number before them, by
+    where it has them, from far to near; the one that is asked for is in brackets."""
     set_position = ask["at"] - ask["distance"]
     first = ask["at"] - 2 * max(reach for *_, reach in ask["of"])
     parts: dict[str, list[str]] = {name_of_place: [] for name_of_place in reversed(PLACES)}

@@ -170,7 +170,7 @@ def measure(
 ) -> dict[str, RecallByDistance]:
     """The recall of ``model`` over ``n_positions`` of each held-out stream, after the longest reach."""
     S = run.model.segment_len
-    n_warm_up = -(-run.recall.reach // S)  # segments, as many for all arms
+    n_warm_up = -(-run.recall.reach // S)  # segments, the same number for all arms
     n_counted = -(-n_positions // S)
     first_seed = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
     segments = task.segments(run, first_seed + run.seed)

@@ -1,0 +1,150 @@
+"""Tables of all memories: ideas, costs, results."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from docs.building.results import kib, seeds
+from docs.building.tables.cells import Row, more
+from docs.building.tables.comparisons import OF_MEMORIES, PER_CHARACTER
+from experiments.memories import ALL_MEMORIES, ListedMemory
+from memformers.common.intervals import paired
+from memformers.models.config import ModelConfig
+from memformers.models.facts import memory_facts
+from memformers.report.data import Cell
+from memformers.report.numbers import DASH
+from memformers.report.rendering import markdown_table
+
+
+def memory_ideas() -> str:
+    """What each built-in memory keeps, and the names of the others."""
+    body: list[Row] = []
+    in_files = []
+    for memory in ALL_MEMORIES:
+        if ":" in memory.model:
+            in_files.append(memory.name)
+        else:
+            body.append([linked_name(memory), memory.idea])
+    ideas = markdown_table(["memory", "what each layer remembers"], body)
+    *names, last = in_files
+    return f"{ideas}\n\nOthers, [one file each](experiments/memories): {', '.join(names)} and {last}."
+
+
+def linked_name(memory: ListedMemory) -> str | Cell:
+    """The name of a memory, with a link to its paper, if it has one."""
+    if not memory.arxiv:
+        return memory.name
+    return Cell(memory.name, link=f"https://arxiv.org/abs/{memory.arxiv}")
+
+
+COMPARE_KEYS = 64
+"""The keys per layer of ``make compare``, half of them slots or kept positions where there are any."""
+UNTESTED = "untested"
+BASE = "Transformer-XL"
+
+
+class Claim(NamedTuple):
+    """A measured difference from Transformer-XL: the arms of an experiment, the measure, and its page."""
+
+    experiment: str
+    arm: str
+    rival: str
+    measure: str
+    page: str
+
+
+TEXT = "text: bits per character"
+RECALL = "recall, points"
+ASSOCIATION = "associative recall, points"
+OF_FILES = {
+    "no memory": "transformer",
+    "Compressive Transformer": "compressive",
+    "exponential average": "averages",
+    "memory tokens": "memory-tokens",
+    "Infini-attention": "infini",
+}
+"""The arms of the experiment ``memories``, by the names of the memories."""
+OF_MQAR = {
+    "no memory": "none-0-shift",
+    "Compressive Transformer": "conv-128-shift",
+    "selective": "selective-128-shift",
+}
+"""The arms of the experiment ``mqar``, with 128 keys."""
+
+
+def claims() -> dict[tuple[str, str], Claim]:
+    """What was measured with three seeds, by the name of the memory and the column."""
+    known: dict[tuple[str, str], Claim] = {}
+    for name, arm in OF_FILES.items():
+        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
+            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    for name, arm in OF_MQAR.items():
+        known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    known["selective", TEXT] = Claim(
+        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
+    )
+    return known
+
+
+def memory_costs() -> str:
+    """Each memory's source, its idea, and what it costs."""
+    body: list[Row] = []
+    for memory in ALL_MEMORIES:
+        body.append([memory.name, source_of(memory), memory.idea, formula(memory.keys), state_of(memory)])
+    head = ["memory", "source", "what each layer remembers", "keys per layer", "bytes per stream"]
+    return markdown_table(head, body)
+
+
+def memory_results() -> str:
+    """Each memory's results minus Transformer-XL's."""
+    measured = claims()
+    columns = (TEXT, RECALL, ASSOCIATION)
+    body: list[Row] = []
+    for memory in ALL_MEMORIES:
+        row: Row = [memory.name]
+        for column in columns:
+            claim = measured.get((memory.name, column))
+            if claim is not None:
+                row.append(difference_of(claim))
+            else:
+                row.append(DASH if memory.name == BASE else UNTESTED)
+        body.append(row)
+    return markdown_table(["memory", *columns], body)
+
+
+def memory_models() -> str:
+    """What names each memory on the command line."""
+    body: list[Row] = [[memory.name, Cell(memory.model, is_code=True)] for memory in ALL_MEMORIES]
+    return markdown_table(["memory", Cell("--model", is_code=True)], body)
+
+
+def state_of(memory: ListedMemory) -> str:
+    """The bytes that a stream carries, as a formula, and those in a model of ``make compare``'s size."""
+    if memory.state == "0":
+        return "0"
+    M = COMPARE_KEYS // 2 if "C" in memory.keys else COMPARE_KEYS
+    config = ModelConfig(model=memory.import_path, mem_len=M, c_mem_len=COMPARE_KEYS - M)
+    n_bytes = formula(f"4 * {memory.state}")
+    return f"{n_bytes} = {kib(memory_facts(config)['state_bytes'])}"
+
+
+def difference_of(claim: Claim) -> Cell:
+    """The paired difference of a ``claim``, with a link to its page."""
+    values = seeds(claim.experiment, claim.arm, claim.measure)
+    rival_values = seeds(claim.experiment, claim.rival, claim.measure)
+    shown = more(paired(values, rival_values), points="bits" not in claim.measure)
+    difference = shown if isinstance(shown, Cell) else Cell(shown)
+    return replace(difference, link=f"results/{claim.page}.md")
+
+
+def source_of(memory: ListedMemory) -> str | Cell:
+    """A link to the paper of a memory, if it has one."""
+    if not memory.paper:
+        return DASH
+    if not memory.arxiv:
+        return memory.paper
+    return Cell(memory.paper, link=f"https://arxiv.org/abs/{memory.arxiv}")
+
+
+def formula(code: str) -> str:
+    """A formula in Python, as it is printed: 4·n·(M + C)·D."""
+    return code.replace(" * ", "·")
