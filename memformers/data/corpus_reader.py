@@ -28,6 +28,7 @@ from memformers.data.files import (
     plain_name,
     texts_in,
 )
+from memformers.data.folders import LeftOut
 from memformers.data.ids import documents_ended_by, drop_ids, ids_in
 from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
 from memformers.data.tables import (
@@ -66,7 +67,7 @@ class Text:
         # Where each split ends, in bytes; one without a name is to be divided.
         self.splits: dict[str, int] = {}
         # Names of what is not read, by the reason.
-        self.left_out: dict[str, list[str]] = defaultdict(list)
+        self.left_out: LeftOut = defaultdict(list)
         self._hash = hashlib.sha256()
 
     @property
