@@ -150,7 +150,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     # Token ids and texts can't be joined.
     first_of_kind: dict[bool, str] = {}
     for part in sources.parts:
-        first_of_kind.setdefault(part.has_ids and spec.tokenizer != "byte", part.name)
+        first_of_kind.setdefault(part.has_ids(spec.tokenizer), part.name)
     if len(first_of_kind) > 1:
         names = f"{first_of_kind[True]} holds token ids, and {first_of_kind[False]} a text"
         raise UserError(f"{names}; name one kind alone.")

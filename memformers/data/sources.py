@@ -79,8 +79,10 @@ class Part(NamedTuple):
     file: File | IdDocuments | HubTable
     is_document: bool
 
-    @property
-    def has_ids(self) -> bool:
+    def has_ids(self, tokenizer: str) -> bool:
+        """Whether it holds token ids; for a ``tokenizer`` of bytes, any file is a text."""
+        if tokenizer == "byte":
+            return False
         if isinstance(self.file, Path):
             return self.file.suffix.lower() in ID_SUFFIXES
         return isinstance(self.file, np.ndarray | IdDocuments)
@@ -143,7 +145,7 @@ class Sources:
         for path, part in zip(self.paths, self.parts, strict=True):
             identities.append((str(path.resolve()), part.split, part.is_document))
             states.append(state_of(path))
-            if part.has_ids:
+            if part.has_ids(spec.tokenizer):
                 states.append(state_of(documents_beside(path)))
                 states.append(state_of(index_beside(path)))
         if spec.tokenizer.endswith(".json"):

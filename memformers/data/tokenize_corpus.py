@@ -236,7 +236,7 @@ def tokenize(
     """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
     split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
-    if any(part.has_ids for part in sources.parts):
+    if any(part.has_ids(spec.tokenizer) for part in sources.parts):
         spec = replace(spec, vocab_size=n_ids(spec, tokenizer_given))
 
     # Everything that is read, in one file.
