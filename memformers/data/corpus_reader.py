@@ -17,6 +17,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import user_path
 from memformers.data.files import (
     BLOCK,
+    JSON_SUFFIXES,
     STDIN,
     Archive,
     Ids,
@@ -30,7 +31,7 @@ from memformers.data.files import (
 )
 from memformers.data.folders import LeftOut
 from memformers.data.ids import documents_ended_by, drop_ids, ids_in
-from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
+from memformers.data.sources import CorpusSpec, IdDocuments, Part, Sources, some_of
 from memformers.data.tables import (
     TEXT_FIELD,
     HubTable,
@@ -184,9 +185,9 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(f"{part.name} holds token ids already; omit tokenizer and document_separator.")
     if isinstance(part.file, IdDocuments):
-        for number, array in enumerate(part.file.arrays, 1):
+        for number, ids in enumerate(part.file.arrays, 1):
             name = f"{part.name}:{number}"
-            text.add_ids(name, ids_in(as_array(array), name)[0], is_document=True)
+            text.add_ids(name, ids_in(as_array(ids), name)[0], is_document=True)
         return
     assert isinstance(part.file, Path | np.ndarray)
     ids, lengths = ids_in(part.file, part.name, spec.vocab_size)

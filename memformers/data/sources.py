@@ -21,7 +21,7 @@ from memformers.common.network import get
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.benchmarks import PYTHON_SOURCE, benchmark
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name
+from memformers.data.files import JSON_SUFFIXES, STDIN, File, local, plain_name
 from memformers.data.folders import FORMAT, LeftOut, files_below, holds_tokens, splits_in
 from memformers.data.ids import ID_SUFFIXES, documents_beside, index_beside, is_beside_ids
 from memformers.data.splits import splits_named
@@ -34,7 +34,6 @@ from memformers.data.tables import (
 )
 from memformers.data.tokenizer import Tokenizer
 
-JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -18,6 +18,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.data.files import (
     DECOMPRESSORS,
+    JSON_SUFFIXES,
     blocks_of,
     bytes_of,
     check_characters,
@@ -62,7 +63,7 @@ def is_hub_name(name: str) -> bool:
     if not matched:
         return False
     suffix = Path(matched["config"] or "").suffix.lower()
-    return suffix not in (*TABLE_KINDS, *DECOMPRESSORS, ".txt", ".json", ".jsonl")
+    return suffix not in (*TABLE_KINDS, *JSON_SUFFIXES, *DECOMPRESSORS, ".zip", ".txt")
 
 
 def import_datasets(name: str) -> Any:
