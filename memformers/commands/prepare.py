@@ -77,7 +77,7 @@ class Prepare(Checked):
             document_end=self.document_end,
         )
         sources = find(spec)
-        kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
+        kind = "ids" if any(part.has_ids(tokenizer) for part in sources.parts) else tokenizer
         if self.vocab_size and kind in ("character", "frequency", "byte"):
             raise UserError(
                 f"vocab_size={self.vocab_size} applies to tokenizer='word' and 'bpe' and to token ids, not "

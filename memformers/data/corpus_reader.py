@@ -17,6 +17,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import user_path
 from memformers.data.files import (
     BLOCK,
+    JSON_SUFFIXES,
     STDIN,
     Archive,
     Ids,
@@ -28,8 +29,9 @@ from memformers.data.files import (
     plain_name,
     texts_in,
 )
+from memformers.data.folders import LeftOut
 from memformers.data.ids import documents_ended_by, drop_ids, ids_in
-from memformers.data.sources import JSON_SUFFIXES, CorpusSpec, IdDocuments, Part, Sources, some_of
+from memformers.data.sources import CorpusSpec, IdDocuments, Part, Sources, some_of
 from memformers.data.tables import (
     TEXT_FIELD,
     HubTable,
@@ -66,7 +68,7 @@ class Text:
         # Where each split ends, in bytes; one without a name is to be divided.
         self.splits: dict[str, int] = {}
         # Names of what is not read, by the reason.
-        self.left_out: dict[str, list[str]] = defaultdict(list)
+        self.left_out: LeftOut = defaultdict(list)
         self._hash = hashlib.sha256()
 
     @property
@@ -149,7 +151,7 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     # Token ids and texts can't be joined.
     first_of_kind: dict[bool, str] = {}
     for part in sources.parts:
-        first_of_kind.setdefault(part.has_ids and spec.tokenizer != "byte", part.name)
+        first_of_kind.setdefault(part.has_ids(spec.tokenizer), part.name)
     if len(first_of_kind) > 1:
         names = f"{first_of_kind[True]} holds token ids, and {first_of_kind[False]} a text"
         raise UserError(f"{names}; name one kind alone.")
@@ -183,9 +185,9 @@ def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(f"{part.name} holds token ids already; omit tokenizer and document_separator.")
     if isinstance(part.file, IdDocuments):
-        for number, array in enumerate(part.file.arrays, 1):
+        for number, ids in enumerate(part.file.arrays, 1):
             name = f"{part.name}:{number}"
-            text.add_ids(name, ids_in(as_array(array), name)[0], is_document=True)
+            text.add_ids(name, ids_in(as_array(ids), name)[0], is_document=True)
         return
     assert isinstance(part.file, Path | np.ndarray)
     ids, lengths = ids_in(part.file, part.name, spec.vocab_size)

@@ -95,7 +95,8 @@ class SplitWriter:
     def add(self, tokens: Ids, *, is_end: bool) -> None:
         self._file.write(tokens.astype(self.dtype, copy=False).tobytes())
         self.counts.tokens += len(tokens)
-        if is_end:
+        # A document of which the tokenizer leaves nothing is none.
+        if is_end and self.counts.tokens > self.begins[-1]:
             self.begins.append(self.counts.tokens)
 
     def close(self, *, are_documents: bool) -> Counts:

@@ -39,6 +39,9 @@ CONTEXT = 4 << 10
 LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
 WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
 CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
+JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
+RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv")
+"""Of texts that are read record by record, which their names alone say."""
 TAR = re.compile(r"\.(tar|tgz|tbz2?|txz)$", re.IGNORECASE)
 DECOMPRESSORS: dict[str, Any] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
@@ -122,6 +125,7 @@ def decompressed(raw: IO[bytes], file: Path) -> Iterator[bytes]:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         if len(entries) != 1:
             raise Archive(file)
+        check_entry(entries[0].filename, file)
         yield from read_blocks(archive.open(entries[0]))
         return
     if suffix not in DECOMPRESSORS:
@@ -148,6 +152,14 @@ def decompressed(raw: IO[bytes], file: Path) -> Iterator[bytes]:
             stream = None
     if stream:
         raise EOFError("it ends in the middle of its compressed data")
+
+
+def check_entry(name: str, file: Path) -> None:
+    """UserError if ``name``, in a .zip, has records, and the name of this ``file`` doesn't say so."""
+    suffix = Path(name).suffix.lower()
+    stem = plain_name(file.name)
+    if suffix in RECORD_SUFFIXES and not stem.lower().endswith(RECORD_SUFFIXES):
+        raise UserError(f"{file} contains {name}; call it {stem}{suffix}.zip, so that it is read as such.")
 
 
 def plain_name(name: str) -> str:

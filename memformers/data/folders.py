@@ -22,7 +22,7 @@ def holds_tokens(path: Path) -> bool:
     return all((path / name).is_file() for name in STORE)
 
 
-def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, list[Path]]:
+def splits_in(folder: Path, left_out: LeftOut) -> dict[str, list[Path]]:
     """The files or folders in ``folder`` that are its splits, if it has such."""
     candidates = []
     for path in visible(folder):
@@ -42,7 +42,7 @@ def visible(folder: Path) -> list[Path]:
         raise_unreadable(error)
 
 
-def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
+def files_below(folder: Path, left_out: LeftOut) -> dict[str, Path]:
     """All files in ``folder`` and below, by their paths there, but hidden ones and those of runs and tokens:
     a command may write into the folder of its texts. Links are followed, and each folder is read once.
     UserError for a folder of another library, or one whose files look like splits: they are no documents."""

@@ -148,10 +148,11 @@ def default_width(vocab_size: int | None) -> int:
 def check_width(path: Path, ids: Ids) -> None:
     """UserError for ids that are 0 at every second place: each is a part of a wider one."""
     width = ids.dtype.itemsize
-    first, second = has_nonzero(ids, 0), has_nonzero(ids, 1)
-    if len(ids) < 4 or first == second:
+    even_has_nonzero = has_nonzero(ids, 0)
+    odd_has_nonzero = has_nonzero(ids, 1)
+    if len(ids) < 4 or even_has_nonzero == odd_has_nonzero:
         return
-    if second:
+    if odd_has_nonzero:
         refuse(
             path,
             "every second id is 0, as in wider ids in big-endian order; write them in little-endian order",

@@ -84,11 +84,14 @@ def recall_segments(
 
         set_token = stream.values + key * stream.values + value
         ask_token = stream.values + stream.keys * stream.values + queries
-        inputs, targets = np.where(sets, set_token, ask_token), np.where(sets, IGNORED, answer)
+        inputs = torch.from_numpy(np.where(sets, set_token, ask_token))
+        targets = torch.from_numpy(np.where(sets, IGNORED, answer))
         distances = torch.from_numpy(np.where(sets, NO_QUESTION, position[:, None] - set_at))
-        end, read = start + segment_len, (torch.from_numpy(inputs), torch.from_numpy(targets))
-        yield Segment(*read, starts_over=start == 0, end=end), distances
-        last_set, value_of, start = known[-1], values[-1], end
+        end = start + segment_len
+        yield Segment(inputs, targets, starts_over=start == 0, end=end), distances
+        last_set = known[-1]
+        value_of = values[-1]
+        start = end
 
 
 def draw_sets(

@@ -21,7 +21,7 @@ from memformers.common.network import get
 from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
 from memformers.data.benchmarks import PYTHON_SOURCE, benchmark
 from memformers.data.builtin import write_play
-from memformers.data.files import STDIN, File, local, plain_name
+from memformers.data.files import JSON_SUFFIXES, STDIN, File, local, plain_name
 from memformers.data.folders import FORMAT, LeftOut, files_below, holds_tokens, splits_in
 from memformers.data.ids import ID_SUFFIXES, documents_beside, index_beside, is_beside_ids
 from memformers.data.splits import splits_named
@@ -34,7 +34,6 @@ from memformers.data.tables import (
 )
 from memformers.data.tokenizer import Tokenizer
 
-JSON_SUFFIXES = (".jsonl", ".jsonlines", ".ndjson", ".json")
 TINY_SHAKESPEARE = "Tiny Shakespeare"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -79,8 +78,10 @@ class Part(NamedTuple):
     file: File | IdDocuments | HubTable
     is_document: bool
 
-    @property
-    def has_ids(self) -> bool:
+    def has_ids(self, tokenizer: str) -> bool:
+        """Whether it holds token ids; for a ``tokenizer`` of bytes, any file is a text."""
+        if tokenizer == "byte":
+            return False
         if isinstance(self.file, Path):
             return self.file.suffix.lower() in ID_SUFFIXES
         return isinstance(self.file, np.ndarray | IdDocuments)
@@ -143,7 +144,7 @@ class Sources:
         for path, part in zip(self.paths, self.parts, strict=True):
             identities.append((str(path.resolve()), part.split, part.is_document))
             states.append(state_of(path))
-            if part.has_ids:
+            if part.has_ids(spec.tokenizer):
                 states.append(state_of(documents_beside(path)))
                 states.append(state_of(index_beside(path)))
         if spec.tokenizer.endswith(".json"):

@@ -67,8 +67,6 @@ def splits_among(paths: Sequence[Path], folder: Path) -> dict[str, list[Path]]:
             by_split.setdefault(split, []).append(path)
     if not named:
         return {}
-    n_paths = sum(len(shards) for shards in by_split.values())
-    patterns = {name_pattern(path.name) for path in named}
     # One split in each name, and nothing else that differs.
     n_paths = sum(len(shards) for shards in by_split.values())
     patterns = {name_pattern(path.name) for path in named}

@@ -18,6 +18,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.data.files import (
     DECOMPRESSORS,
+    JSON_SUFFIXES,
     blocks_of,
     bytes_of,
     check_characters,
@@ -62,7 +63,7 @@ def is_hub_name(name: str) -> bool:
     if not matched:
         return False
     suffix = Path(matched["config"] or "").suffix.lower()
-    return suffix not in (*TABLE_KINDS, *DECOMPRESSORS, ".txt", ".json", ".jsonl")
+    return suffix not in (*TABLE_KINDS, *JSON_SUFFIXES, *DECOMPRESSORS, ".zip", ".txt")
 
 
 def import_datasets(name: str) -> Any:
@@ -163,17 +164,22 @@ def csv_options(file: Path, path: Path, field: str) -> dict[str, Any]:
     from datasets import Features, Value
 
     first = first_line(file, str(path))
-    for delimiter in DELIMITERS:
+    # Cells of a .tsv file may contain commas, also where it has one column.
+    delimiters = reversed(DELIMITERS) if file.suffix.lower() == ".tsv" else DELIMITERS
+    for delimiter in delimiters:
         try:
             columns = next(csv.reader([first], delimiter=delimiter), [])
         except csv.Error:
             continue
         if field in columns:
-            features = Features({column: Value("string") for column in columns})
+            # As pandas calls a column without a name, such as its index.
+            names = [column or f"Unnamed: {number}" for number, column in enumerate(columns)]
+            features = Features(dict.fromkeys(names, Value("string")))
             strict = {"index_col": False, "keep_default_na": False, "features": features}
             return {"sep": delimiter, "chunksize": ROWS, **strict}
-    names = repr(first[:99])
-    raise UserError(f"{path}: no column {field!r} in the first row, {names}; name one with text_field.")
+    raise UserError(
+        f"{path}: no column {field!r} in the first row, {first[:99]!r}; name one with text_field."
+    )
 
 
 def first_line(file: Path, label: str) -> str:
@@ -224,10 +230,14 @@ def saved_shards(folder: Path) -> list[str]:
         return []
     state = read_json(folder / SAVED_STATE)
     try:
-        return [str(shard["filename"]) for shard in state["_data_files"]]
+        shards = [str(shard["filename"]) for shard in state["_data_files"]]
     except (KeyError, TypeError):
         problem = f"expected {folder / SAVED_STATE} to list the .arrow files of datasets"
         raise UserError(f"{problem}; save the dataset again.") from None
+    for shard in shards:
+        if not (folder / shard).is_file():
+            raise UserError(f"{folder} has no {shard}, which its {SAVED_STATE} lists; copy the folder again.")
+    return shards
 
 
 def one_line(error: Exception) -> str:

@@ -48,7 +48,7 @@ from memformers.data.sources import (
     Sources,
     find,
 )
-from memformers.data.tables import is_hub_name
+from memformers.data.tables import TEXT_FIELD, is_hub_name
 from memformers.data.tokenizer import IdTokenizer, Tokenizer
 from memformers.data.tokenizers import OWN, check_name, learn, load_tokenizer, save_tokenizer
 
@@ -79,11 +79,19 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
         tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
     if tokenizer and store.tokenizer.to_json() != tokenizer.to_json():
         raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
+    # It is divided into splits, documents and tokens.
     has_other_tokens = spec.tokenizer not in ("character", store.info.tokenizer)
-    has_other_documents = bool(spec.document_separator) or spec.document_end is not None
-    if (has_other_tokens or has_other_documents) and not tokenizer:
-        state = f"divided by tokenizer={store.info.tokenizer!r} already"
-        raise UserError(f"{path} is {state}; omit tokenizer, document_separator and document_end.")
+    dividing = {
+        "tokenizer": has_other_tokens and not tokenizer,
+        "validation": spec.validation,
+        "test": spec.test,
+        "text_field": spec.text_field != TEXT_FIELD,
+        "document_separator": spec.document_separator,
+        "document_end": spec.document_end is not None,
+    }
+    if names := [name for name, is_given in dividing.items() if is_given]:
+        state = f"prepared with tokenizer={store.info.tokenizer!r} already"
+        raise UserError(f"{path} is {state}; omit {', '.join(names)}, or name the text.")
     return store
 
 
@@ -228,7 +236,7 @@ def tokenize(
     """Write the tokens of ``sources`` into ``folder``, and the card; returns this, and the names of each
     split's documents, or none where there are too many."""
     check_name(spec.tokenizer)
-    if any(part.has_ids for part in sources.parts):
+    if any(part.has_ids(spec.tokenizer) for part in sources.parts):
         spec = replace(spec, vocab_size=n_ids(spec, tokenizer_given))
 
     # Everything that is read, in one file.

@@ -138,7 +138,12 @@ class RandomFile:
         self.pack(rng)
 
     def make_table(self, rng):
-        rows = [{"id": str(number), "text": random_text(rng, 12)} for number in range(rng.randint(2, 6))]
+        columns = rng.choice([("id", "text"), ("text",), ("", "text"), ("text", "id", "body")])
+        rows = []
+        for number in range(rng.randint(2, 6)):
+            row = dict.fromkeys(columns, str(number))
+            row["text"] = random_text(rng, 12)
+            rows.append(row)
         self.content = [row["text"] for row in rows]
         if self.kind in (".csv", ".tsv"):
             delimiter = "\t" if self.kind == ".tsv" else rng.choice(",;\t")

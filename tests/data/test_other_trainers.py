@@ -119,6 +119,13 @@ def test_the_command_takes_document_end(tmp_path, monkeypatch):
     assert "36 documents" in run("prepare", "x.bin", *options).out
 
 
+def test_the_bytes_of_a_file_of_ids_are_called_bytes(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, {"x.bin": SHORT}))
+    assert "tokens/x.bin-byte" in run("prepare", "x.bin", "--tokenizer", "byte").out
+    ended = run("prepare", "x.bin", "--tokenizer", "byte", "--vocab-size", "9")
+    assert "vocab_size=9 applies to" in ended.err
+
+
 def test_documents_of_a_generator_are_prepared_one_by_one(tmp_path):
     alive = []
 

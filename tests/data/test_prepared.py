@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from memformers.common.errors import UserError
 from memformers.data import sources, tokenize_corpus
@@ -89,6 +90,36 @@ def test_tokens_are_always_the_same_in_memory_and_on_the_disk(files, tokenizer, 
     assert in_memory.info == stored.info == in_cache.info
     assert [isinstance(data.train.tokens, np.memmap) for data in (in_memory, stored)] == [False, True]
     assert stored.train.tokens.dtype == (np.uint8 if stored.tokenizer.vocab_size <= 256 else np.uint16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"validation": "y"},
+        {"validation": "y", "test": "y"},
+        {"text_field": "body"},
+        {"document_separator": "<end>"},
+        {"document_end": 0},
+        {"tokenizer": "bpe"},
+    ],
+)
+def test_options_that_a_folder_of_tokens_cannot_obey_are_one_line(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, {"x": TEXT, "y": TEXT}))
+    prepare(CorpusSpec("x", tokenizer="byte"), Path("tokens"))
+    with refused(f"omit {', '.join(options)}, or name the text"):
+        dataset("tokens", **options)
+
+
+def test_a_document_of_which_no_token_is_left_is_none(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    invisible = "\N{ZERO WIDTH SPACE}"
+    texts = {"0": "a " * 30, "1": invisible, "2": "a " * 20, "3": "a " * 6, "4": invisible}
+    data = dataset(write(tmp_path / "x", texts), tokenizer=str(tmp_path / "tokenizer.json"))
+    lengths = [split.documents.tolist() for split in data.splits.values()]
+    assert lengths == [[30, 20], [6]]
 
 
 @pytest.mark.filterwarnings("ignore:expected MEMFORMERS_DATA", "ignore:Tiny Shakespeare can't be kept")

@@ -78,8 +78,9 @@ def test_random_files_are_the_right_tokens_or_one_line(tmp_path):
             read = read_case(path, files[0].kind in ID_KINDS)
         except UserError as error:
             assert "\n" not in str(error), f"seed {seed}"  # noqa: PT017
-            # What is cut short may have too few ids to be divided.
-            is_short = isinstance(expected, np.ndarray) and len(expected) < 20
+            # What is cut short may have too few ids to be divided, or be a text of one byte.
+            least = 20 if isinstance(expected, np.ndarray) else 2
+            is_short = expected is not None and len(expected) < least
             assert may_fail or is_short, f"seed {seed}: {error}"  # noqa: PT017
         else:
             n_read += 1

@@ -230,6 +230,8 @@ REFUSED = [
           ("nowhere://x", "nowhere://x can't be read: Protocol not known: nowhere"))],
     *[({name: zipped(dict.fromkeys("ab"[:n], ""))}, "", f"{name} is an archive; unpack it")
       for n, name in ((0, "x.zip"), (2, "y.zip"), (0, "x.tar"), (0, "x.TAR.gz"), (0, "x.tgz"))],
+    ({"x.zip": zipped({"y.jsonl": '{"text": "a"}'})}, "", r"contains y\.jsonl; call it x\.jsonl\.zip"),
+    ({"x.zip": zipped({"a/y.CSV": "text\na"})}, "", r"contains a/y\.CSV; call it x\.csv\.zip"),
     ({"x.jsonl.zst": lambda path: path.write_bytes(PACK[".zst"](b"{" + b"x" * (2 << 20)))}, "",
      r"x\.jsonl\.zst:1: .* at most 1,048,576 characters"),
     ({"x/y": lambda path: path.symlink_to("/proc/self/mem")}, "", "/y can't be read: Input/output error"),

@@ -87,6 +87,26 @@ def test_columns_of_a_csv_file_may_be_separated_by_other_signs(delimiter, tmp_pa
     assert [text for _, text in contents(tmp_path / "x.csv")[1]] == ["a b", "c"]
 
 
+@pytest.mark.parametrize("header", [",text", "text,", "a,,text,"])
+def test_a_column_without_a_name_is_no_obstacle(header, tmp_path):
+    """As of the index that pandas writes."""
+    rows = [",".join(f"{column or '7'} {n}" for column in header.split(",")) for n in (1, 2)]
+    write(tmp_path, {"x.csv": "\n".join([header, *rows])})
+    assert [text for _, text in contents(tmp_path / "x.csv")[1]] == ["text 1", "text 2"]
+
+
+def test_cells_of_a_tsv_file_may_contain_commas(tmp_path):
+    write(tmp_path, {"x.tsv": "text\nHello, world\na; b\n"})
+    assert [text for _, text in contents(tmp_path / "x.tsv")[1]] == ["Hello, world", "a; b"]
+
+
+def test_a_saved_folder_without_one_of_its_files_is_one_line(tmp_path):
+    LONG.save_to_disk(tmp_path / "saved", num_shards=3)
+    (tmp_path / "saved/data-00001-of-00003.arrow").unlink()
+    with refused("has no data-00001-of-00003.arrow, which its state.json lists"):
+        dataset(tmp_path / "saved")
+
+
 def test_a_folder_that_datasets_saved_is_its_documents(tmp_path):
     LONG.save_to_disk(tmp_path / "saved", num_shards=3)
     # A copy that datasets keeps of what it computes.
