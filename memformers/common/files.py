@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import dacite
 from filelock import FileLock
 
-from memformers.common.console import counted
+from memformers.common.console import counted, printable
 from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, describe_type
 
@@ -174,7 +174,8 @@ def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: b
             return folder, load(folder)
         except UserError as error:
             if say:
-                print(f"checkpoint {folder} is skipped: {' '.join(str(error).split())}", file=sys.stderr)
+                message = f"checkpoint {folder} is skipped: {' '.join(str(error).split())}"
+                print(printable(message), file=sys.stderr)
     raise UserError(f"{folders[0].parent}: of {counted(len(folders), 'checkpoint')}, none can be used.")
 
 
