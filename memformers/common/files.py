@@ -254,7 +254,9 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         problem = f"unknown key {', '.join(map(repr, unknown))}{hint}"
     except dacite.WrongTypeError as error:
         problem = f"expected {error.field_path} to be {describe_type(error.field_type)}, got {error.value!r}."
-    except (dacite.DaciteError, TypeError) as error:  # a tuple from something that is no list: TypeError
+    except UserError:
+        raise
+    except (dacite.DaciteError, TypeError, ValueError) as error:  # the last two of tuples that are no lists
         problem = str(error)
     finally:
         IS_READ.reset(token)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of, mean_of_known, paired, t_quantile
 from memformers.report.data import Cell, Table
 from memformers.report.numbers import DASH, number
@@ -45,6 +47,12 @@ class Measure:
     """The factor by which it is multiplied when it is shown: 100 for percent."""
     better: int = -1
     """Whether more of it is better, 1, or less, −1."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.shown(1.0)
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"no number has form={self.form!r} and scale={self.scale!r}: {error}.") from None
 
     def shown(self, value: Mean | float | None) -> str:
         return number(value, self.form, self.unit, scale=self.scale)
@@ -175,7 +183,7 @@ def measure_of(arms: Sequence[ArmRuns]) -> Measure:
     was evaluated that its tokens lose."""
     run = arms[0].first
     if run.task_info.measure:
-        return Measure(**run.task_info.measure)
+        return config_from_dict(Measure, run.task_info.measure, f"the measure of {run.task}")
     measure = MEASURES.get(run.task, BITS)
     if measure is not BITS:
         return measure
