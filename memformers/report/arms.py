@@ -85,6 +85,11 @@ MEASURES = {
 """What the arms of each task of the package are compared by."""
 
 
+def label_of(name: str, label: str = "") -> str:
+    """What reports call the arm ``name``, which may have a ``label``."""
+    return label or LABELS.get(name, name)
+
+
 @dataclass(frozen=True)
 class ArmRuns:
     """Runs that differ only in their seed."""
@@ -95,7 +100,7 @@ class ArmRuns:
 
     @property
     def label(self) -> str:
-        return self.first.label or LABELS.get(self.name, self.name)
+        return label_of(self.name, self.first.label)
 
     @property
     def results(self) -> dict[int, Result]:
