@@ -19,7 +19,7 @@ from memformers.common.command_line import (
 from memformers.common.errors import TrainingsFailed
 from memformers.common.fields import Checked
 from memformers.runs.folder import is_experiment, new_folder, newest_experiment
-from memformers.tracking.trackers import TRACK, tracker_names
+from memformers.tracking.trackers import TRACK
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report
@@ -77,7 +77,6 @@ class ExperimentCommand(TrackedCommand):
 
     def run(self) -> None:
         if self.track:  # trainings are processes of their own, which read it
-            tracker_names(self.track)
             os.environ[TRACK] = self.track
         # Advice at the end says how to continue what has begun.
         folder = self.out or (newest_experiment(self.name) if self.resume else new_folder(self.name))

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import dacite
 from filelock import FileLock
 
-from memformers.common.console import counted
+from memformers.common.console import counted, printable
 from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, describe_type
 
@@ -174,7 +174,8 @@ def newest_that_loads(folders: Sequence[Path], load: Callable[[Path], T], say: b
             return folder, load(folder)
         except UserError as error:
             if say:
-                print(f"checkpoint {folder} is skipped: {' '.join(str(error).split())}", file=sys.stderr)
+                message = f"checkpoint {folder} is skipped: {' '.join(str(error).split())}"
+                print(printable(message), file=sys.stderr)
     raise UserError(f"{folders[0].parent}: of {counted(len(folders), 'checkpoint')}, none can be used.")
 
 
@@ -253,7 +254,9 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         problem = f"unknown key {', '.join(map(repr, unknown))}{hint}"
     except dacite.WrongTypeError as error:
         problem = f"expected {error.field_path} to be {describe_type(error.field_type)}, got {error.value!r}."
-    except (dacite.DaciteError, TypeError) as error:  # a tuple from something that is no list: TypeError
+    except UserError:
+        raise
+    except (dacite.DaciteError, TypeError, ValueError) as error:  # the last two of tuples that are no lists
         problem = str(error)
     finally:
         IS_READ.reset(token)

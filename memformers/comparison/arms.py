@@ -12,6 +12,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.models.config import SHARED_SETTINGS, Lengths, ModelConfig, applies_to
 from memformers.models.registry import import_memory, lookup
+from memformers.report.arms import label_of
 from memformers.runs.folder import FIGURES, flatten
 from memformers.training.config import TrainConfig
 
@@ -167,15 +168,20 @@ def check_arm_name(name: str) -> None:
 
 
 def check_arms(arms: Sequence[Arm]) -> None:
-    """Raise UserError for no arm, and for two with the same name or settings."""
+    """Raise UserError for no arm, and for two with the same name, label or settings."""
     if not arms:
         raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
     names: set[str] = set()
+    by_label: dict[str, str] = {}
     by_config: dict[TrainConfig, str] = {}
     for arm in arms:
         if arm.name.lower() in names:  # some file systems don't tell them apart
             raise UserError(f"models and arms need different names; {arm.name!r} is there twice.")
         names.add(arm.name.lower())
+        label = label_of(arm.name, arm.label)
+        namesake = by_label.setdefault(label, arm.name)
+        if namesake != arm.name:  # reports tell arms apart by their labels
+            raise UserError(f"arms {namesake!r} and {arm.name!r} have the same label {label!r}; change one.")
         twin = by_config.setdefault(arm.config, arm.name)
         if twin != arm.name:
             raise UserError(f"arms {twin!r} and {arm.name!r} have the same settings; drop one of them.")

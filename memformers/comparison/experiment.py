@@ -37,6 +37,7 @@ from memformers.runs.folder import (
 )
 from memformers.runs.plan import Plan, Planned, PlannedArm, read_plan, runs_of
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
+from memformers.tracking.trackers import find_trackers
 from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
@@ -83,6 +84,7 @@ def run_experiment(
     """
     check_named(folder)
     dashboard = find_dashboard(dashboard)
+    find_trackers()
     task = experiment.task
 
     # What is planned: the arms of before, those of now, and their runs.

@@ -105,8 +105,11 @@ def metrics_of(runs: Sequence[Run]) -> list[str]:
 def body(arms: Sequence[ArmRuns], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What is above the chart, and what below it, as HTML."""
     base = base_of(arms)
-    measure = with_finite_values(measure_of(arms))
     valid = validation_metric(arms)
+    try:
+        measure = with_finite_values(measure_of(arms))
+    except UserError as error:  # of a plan that is broken
+        return html_of([str(error)]), html_of([runs_table(runs, valid, knows)])
     # Above: what there is to know so far
     above: list[Block] = []
     if chart := chart_of(arms, base, measure):

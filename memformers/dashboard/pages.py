@@ -28,6 +28,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 from fastapi.responses import PlainTextResponse as Text
 from filelock import Timeout
 
+from memformers.common.console import printable
 from memformers.common.errors import UserError
 from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
@@ -157,7 +158,7 @@ def bring_in(runs: list[Path], url: str) -> None:
             card = read_card(run)
             read_metrics(run)
             if import_run(run, api_address(url)):
-                print(f"imported: {card.name}  {url}/run/{card.run}", flush=True)
+                print(printable(f"imported: {card.name}  {url}/run/{card.run}"), flush=True)
                 continue
         except (OSError, ValueError) as error:
             say(f"{run} can't be read as a run: {error}")
@@ -165,7 +166,7 @@ def bring_in(runs: list[Path], url: str) -> None:
 
 
 def say(message: str) -> None:
-    print(f"dashboard: {message}", file=sys.stderr, flush=True)
+    print(printable(f"dashboard: {message}"), file=sys.stderr, flush=True)
 
 
 def add_pages(app: FastAPI) -> None:

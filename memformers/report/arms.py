@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of, mean_of_known, paired, t_quantile
 from memformers.report.data import Cell, Table
 from memformers.report.numbers import DASH, number
@@ -46,6 +48,12 @@ class Measure:
     better: int = -1
     """Whether more of it is better, 1, or less, −1."""
 
+    def __post_init__(self) -> None:
+        try:
+            self.shown(1.0)
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"no number has form={self.form!r} and scale={self.scale!r}: {error}.") from None
+
     def shown(self, value: Mean | float | None) -> str:
         return number(value, self.form, self.unit, scale=self.scale)
 
@@ -77,6 +85,11 @@ MEASURES = {
 """What the arms of each task of the package are compared by."""
 
 
+def label_of(name: str, label: str = "") -> str:
+    """What reports call the arm ``name``, which may have a ``label``."""
+    return label or LABELS.get(name, name)
+
+
 @dataclass(frozen=True)
 class ArmRuns:
     """Runs that differ only in their seed."""
@@ -87,7 +100,7 @@ class ArmRuns:
 
     @property
     def label(self) -> str:
-        return self.first.label or LABELS.get(self.name, self.name)
+        return label_of(self.name, self.first.label)
 
     @property
     def results(self) -> dict[int, Result]:
@@ -175,7 +188,7 @@ def measure_of(arms: Sequence[ArmRuns]) -> Measure:
     was evaluated that its tokens lose."""
     run = arms[0].first
     if run.task_info.measure:
-        return Measure(**run.task_info.measure)
+        return config_from_dict(Measure, run.task_info.measure, f"the measure of {run.task}")
     measure = MEASURES.get(run.task, BITS)
     if measure is not BITS:
         return measure

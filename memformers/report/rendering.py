@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from memformers.common.console import printable
 from memformers.common.files import write_text
 from memformers.report.data import (
     Block,
@@ -174,8 +175,8 @@ def html_of(blocks: Sequence[Block]) -> str:
 
 
 def text_of(text: Text) -> str:
-    """A paragraph without any markup."""
-    return one_line(PLAIN_TEXT.render(text=text))
+    """A paragraph in a terminal, without any markup."""
+    return printable(one_line(PLAIN_TEXT.render(text=text)))
 
 
 def in_terminal(blocks: Sequence[Block], width: int = TERMINAL) -> str:
@@ -193,7 +194,7 @@ def in_terminal(blocks: Sequence[Block], width: int = TERMINAL) -> str:
             case Bullets():
                 shown.append("\n".join(wrapped(item, "- ") for item in block.items))
             case Code():
-                shown.append(block.text)
+                shown.append(printable(block.text))
             case Paragraphs():
                 shown.append(wrapped(" ".join(map(text_of, block.texts))))
             case Notice(text=text) | (str() | Prose() as text):
@@ -206,7 +207,7 @@ def in_terminal(blocks: Sequence[Block], width: int = TERMINAL) -> str:
 def terminal_cell(cell: str | Cell) -> str:
     """Its text. A word joiner has no width in a terminal, but ``len`` counts it."""
     text = cell.text if isinstance(cell, Cell) else cell
-    return unbroken(text).replace("\N{WORD JOINER}", "")
+    return unbroken(printable(text)).replace("\N{WORD JOINER}", "")
 
 
 def text_table(rows: Sequence[Sequence[str | Cell]], width: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json
 from memformers.runs.folder import EXPERIMENT
 
@@ -74,7 +75,10 @@ def read_plan(folder: Path) -> Plan | None:
         return None
     plan = read_json(path)
     if isinstance(plan.get("arms"), list):
-        plan["arms"] = [upgrade_arm(arm, plan.get("settings", {})) for arm in plan["arms"]]
+        try:
+            plan["arms"] = [upgrade_arm(arm, plan.get("settings", {})) for arm in plan["arms"]]
+        except (TypeError, ValueError, AttributeError):
+            raise UserError(f"{path} is broken: its settings and those of its arms don't fit.") from None
     return config_from_dict(Plan, plan, str(path))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.common.fields import matches
 from memformers.common.files import numbered, read_json
 from memformers.runs.card import known_card
 from memformers.runs.folder import (
@@ -25,7 +24,7 @@ from memformers.runs.folder import (
     flatten,
     in_use,
 )
-from memformers.runs.metrics import TOKENS, Metrics
+from memformers.runs.metrics import TOKENS, Metrics, is_exact
 from memformers.runs.plan import Planned, TaskInfo, read_plan
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
@@ -169,9 +168,11 @@ class Run:
         resolved = self.facts.get("resolved_settings")
         if isinstance(resolved, dict):
             settings |= {name: value for name, value in resolved.items() if name in settings}
-        for name in self.facts.get("unused") or ():
-            if name in settings:
-                settings[name] = None
+        unused = self.facts.get("unused")
+        if isinstance(unused, list):
+            for name in settings:
+                if name in unused:
+                    settings[name] = None
         return settings
 
 
@@ -311,7 +312,7 @@ def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def finite_number(value: Any) -> float | None:
     """A finite number; None for any other value, since a file may contain anything."""
-    return float(value) if matches(value, float) and math.isfinite(value) else None
+    return float(value) if is_exact(value) and math.isfinite(value) else None
 
 
 def status_of(path: Path) -> tuple[int, ...] | None:

@@ -7,7 +7,6 @@ these do, no training stops, slows down or crashes. The relay ends when the trai
 
 import contextlib
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.command_line import command_here
+from memformers.common.console import printable
 from memformers.runs.card import RunCard, close_card, open_card
 from memformers.runs.folder import EXPERIMENT, LOG, METRICS, flatten
 from memformers.tracking.discovery import (
@@ -29,7 +29,7 @@ from memformers.tracking.discovery import (
     show_comparison,
 )
 from memformers.tracking.relay import DRAIN_SECONDS, UNSENT, start_relay, stop_relay
-from memformers.tracking.trackers import TRACK, TRACKERS, Tracker, split_record, tracker_names
+from memformers.tracking.trackers import TRACKERS, Tracker, find_trackers, split_record
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Tracking:
 
     def __post_init__(self) -> None:
         self.dashboard = find_dashboard(self.dashboard)
-        self.tracker_names = tracker_names(self.track or os.environ.get(TRACK, ""))
+        self.tracker_names = find_trackers(self.track)
         self.trackers: dict[str, Tracker] = {}
         self.relay: subprocess.Popen[bytes] | None = None
 
@@ -93,7 +93,7 @@ class Tracking:
                 continue
             self.trackers[name] = tracker
             place = folder if folder.exists() else f"project memformers, run {run.name}"
-            print(f"{name}: {place}", flush=True)
+            print(printable(f"{name}: {place}"), flush=True)
 
     def call_trackers(self, call: Callable[[Tracker], object]) -> None:
         """Call each tracker, and do without it if it fails: it must not end a training."""
@@ -129,4 +129,4 @@ class Tracking:
 
 
 def warn(message: str) -> None:
-    print(f"tracking: {message}", file=sys.stderr)
+    print(printable(f"tracking: {message}"), file=sys.stderr)

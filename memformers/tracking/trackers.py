@@ -3,6 +3,7 @@ imported only here. labml has its own process, ``relay.py``."""
 
 import importlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -89,9 +90,11 @@ def import_tracker(name: str) -> Any:
         raise UserError(f"{name} is not installed ({error}): pip install {name}") from None
 
 
-def tracker_names(names: str) -> Sequence[str]:
-    """The trackers in a list with commas; UserError for one that is unknown or not installed."""
-    known = [name.strip() for name in names.split(",") if name.strip()]
+def find_trackers(track: str = "") -> Sequence[str]:
+    """The names of trackers in a list with commas, or if that is empty, in $MEMFORMERS_TRACK; UserError for
+    one that is unknown or not installed."""
+    names = (track or os.environ.get(TRACK, "")).split(",")
+    known = [name.strip() for name in names if name.strip()]
     for name in known:
         if name not in TRACKERS:
             raise UserError(f"expected track to be of {', '.join(TRACKERS)}, got {name!r}.")

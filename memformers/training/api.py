@@ -22,7 +22,7 @@ from memformers.runs.load import load_checkpoint
 from memformers.runs.metrics import read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
-from memformers.tracking.trackers import tracker_names
+from memformers.tracking.trackers import find_trackers
 from memformers.training.checkpoints import restore_newest
 from memformers.training.config import TrainConfig, check_all_used
 from memformers.training.distributed import process_group
@@ -146,7 +146,7 @@ def train_run(
     """[`train`][] in ``folder``, of whose run ``previous`` is the config, if that was read already."""
     check_named(folder)
     find_dashboard(dashboard)
-    tracker_names(track)
+    find_trackers(track)
     with alone_in_this_process(), process_group(config) as ranks:
         folder = ranks.all_gather(folder)[0]  # of the first rank's time, if it is a new one
         job = resolve(config, folder, resume=resume, init=init, previous=previous, ranks=ranks)

@@ -6,7 +6,7 @@ import pytest
 
 from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.comparison.arms import changed_settings, parse_arm, read_arms, with_settings
+from memformers.comparison.arms import Arm, changed_settings, check_arms, parse_arm, read_arms, with_settings
 from memformers.comparison.text import CompareConfig
 from tests.builders import small_training
 
@@ -56,6 +56,17 @@ def test_another_model_keeps_only_settings_that_it_uses():
 
 def test_an_arm_without_a_model_may_have_a_usual_one():
     assert parse_arm("a: mem_len=7", BASE, model="transformer-xl").config.model.model == "transformer-xl"
+
+
+@pytest.mark.parametrize("label", ["Mine", "Transformer-XL"])
+def test_arms_have_different_labels(label):
+    arms = [
+        Arm("transformer-xl", with_settings(BASE, model="transformer-xl")),
+        Arm("a", with_settings(BASE, mem_len=7), label),
+        Arm("b", with_settings(BASE, mem_len=8), "Mine"),
+    ]
+    with pytest.raises(UserError, match=f"have the same label '{label}'"):
+        check_arms(arms)
 
 
 @pytest.mark.parametrize(

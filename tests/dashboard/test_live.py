@@ -20,6 +20,7 @@ from memformers.runs.reader import Runs
 from memformers.runs.time_left import seconds_left, share_trained
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 from tests.dashboard.conftest import record_losses, write_plan
+from tests.report.fake_runs import changed
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
 TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "max_tokens": 100, "seed": 0, "data": "builtin"}
@@ -205,3 +206,19 @@ def test_a_broken_file_breaks_nothing(name, text, tmp_path):
     assert "a" in [run.folder.name for run in runs.all]
     assert "a</td>" in describe(runs)["below"]
     assert status(runs)
+
+
+@pytest.mark.parametrize("measure", [{"name": "x"}, {"label": "x", "of": "bits_per_character", "form": "x"}])
+def test_a_broken_measure_is_said(measure, tmp_path):
+    record(plan(tmp_path) / "a", [2.0], result=2.0)
+    changed(tmp_path / "experiment.json", task="games", task_info={"measure": measure})
+    data = describe(Runs(tmp_path))
+    assert "<p>" in data["above"]
+    assert "a</td>" in data["below"]
+
+
+def test_facts_and_results_may_have_any_values(tmp_path):
+    record(plan(tmp_path) / "a", [2.0], result=10**400)
+    write_json(tmp_path / "a" / "run.json", {"unused": [{}, "seed"], "memory": {"one_layer": 10**400}})
+    write_json(tmp_path / "a" / "config.json", TRAIN)
+    assert "a</td>" in describe(Runs(tmp_path))["below"]

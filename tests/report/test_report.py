@@ -11,10 +11,10 @@ import pytest
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.intervals import Mean
-from memformers.report.data import Details, ReportData, Section
+from memformers.report.data import Bullets, Code, Details, Notice, ReportData, Section, Table
 from memformers.report.document import write_report
 from memformers.report.numbers import number, unbroken
-from memformers.report.rendering import fenced, markdown_table, page_of, text_table
+from memformers.report.rendering import fenced, in_terminal, markdown_table, page_of, text_table
 from tests.builders import COMPARED
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -213,6 +213,16 @@ def test_no_text_can_break_out_of_its_block_or_cell(tmp_path):
     sections = [Section("top", [Details("a", ["x"]), Details("b", ["y"])]), Section("c", ["z"])]
     page = page_of(ReportData("title", sections=sections), tmp_path)
     assert re.findall(r"<summary>(.)</summary>\s*<p>(.)</p>\s*</details>", page) == [("a", "x"), ("b", "y")]
+
+
+def test_a_name_cannot_control_a_terminal(tmp_path):
+    name = "\x1b]0;title\x07"
+    corpus = FACTS["corpus"] | {"name": name}
+    fake_run(tmp_path / "one", "transformer", 2.5, facts=FACTS | {"corpus": corpus})
+    assert write_report(tmp_path / "one").answer.startswith("No memory on \ufffd]0;title\ufffd\n")
+    shown = in_terminal([Table([name], [[name]]), Bullets([name]), Code(name), Notice(name)])
+    assert not {"\x1b", "\x07"} & set(shown)
+    assert shown.count("\ufffd]0;title\ufffd") == 5
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,15 @@ def test_arms_of_an_earlier_plan_are_complete(earlier):
 
 
 def test_a_broken_plan_is_one_line(tmp_path):
-    for plan in ({"mine": 1}, {"arms": 7}, {"task": "text", "settings": {}, "arms": [3]}):
+    earlier = {"task": "text", "arms": EARLIER_ARMS}
+    for plan in (
+        {"mine": 1},
+        {"arms": 7},
+        {"task": "text", "settings": {}, "arms": [3]},
+        {"task": "text", "settings": {}, "arms": [], "commands": {"a": 1}},
+        earlier | {"settings": {"model": "compressive"}},
+        earlier | {"settings": [1]},
+    ):
         write_json(tmp_path / "experiment.json", plan)
         with pytest.raises(UserError, match=r"^[^\n]*experiment\.json[^\n]*$"):
             read_plan(tmp_path)

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from memformers.comparison.text import CompareConfig, compare
 from memformers.runs.metrics import read_metrics
 from memformers.tracking.recorder import Tracking
 from memformers.tracking.trackers import TRACK
+from memformers.training.config import read_train_config
 from tests.builders import small_training
 from tests.tracking.test_export import LOSSES, read_back
 from tests.training.runs import train_run
@@ -92,6 +94,23 @@ def test_a_tracker_that_is_not_there_is_one_line(track, message, tmp_path, monke
     with pytest.raises(ValueError, match=message):
         train_run(small_training(max_tokens=64), tmp_path / "run", "off", track=track)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_tracker_in_the_environment_costs_no_result(tmp_path, monkeypatch):
+    folder = train_run(small_training(max_tokens=512), tmp_path / "run", "off")
+    monkeypatch.setenv(TRACK, "mlflow")
+    with pytest.raises(ValueError, match="expected track to be of tensorboard"):
+        train_run(small_training(max_tokens=1024), folder, "off", resume=True)
+    assert (folder / "result.json").exists()
+    assert read_train_config(folder).max_tokens == 512
+
+
+def test_a_wrong_tracker_ends_an_experiment_before_its_trainings(tmp_path, monkeypatch):
+    monkeypatch.setenv(TRACK, "mlflow")
+    config = CompareConfig(small_training(model="compressive", max_tokens=512))
+    with pytest.raises(ValueError, match="expected track to be of tensorboard"):
+        compare(config, tmp_path / "experiment", "off")
+    assert not (tmp_path / "experiment").exists()
 
 
 def test_tensorboard_reads_a_live_run_back(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.command_line import command_here
-from memformers.common.console import counted
+from memformers.common.console import counted, printable
 from memformers.common.errors import UserError
 from memformers.common.files import write_text
 from memformers.comparison.recall.task import CLAIMING_SEED, MODEL, RECALL
@@ -158,7 +158,7 @@ def terminal_text(shown: Stream, *, colours: bool, width: int = 80) -> str:
     """A question, if possible one whose value is in a slot, what each model has of the stream, and what it
     answers; then the share of correct answers from near to far."""
     # The question.
-    models = shown["models"]
+    models = list(map(printable, shown["models"]))
     asks = shown["asks"]
     in_slots = []
     for ask in asks:
