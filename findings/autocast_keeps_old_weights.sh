@@ -3,8 +3,8 @@
 #
 # Autocast caches the low-precision copy of each weight until the block ends, and does not notice that an optimizer
 # has changed the weight. A loop of training steps inside one torch.autocast block, or a model that learns while it
-# reads a text in one, has a constant loss, while its float32 weights move further and further. It is no error and
-# no warning; cache_enabled=False, or a block for each step, is right.
+# reads a text in one, has a constant loss, while its float32 weights move further and further. There is no error
+# and no warning. cache_enabled=False, or a block for each step, is right.
 # Guess: a weight that was changed in place is cast again.
 # Output seen: one block: 4.000 4.000 4.000; a block a step: 4.000 1.448 0.517; no cache: 4.000 1.448 0.517
 set -eu

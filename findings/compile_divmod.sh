@@ -7,7 +7,7 @@
 # len(x) % 3 compile for all lengths. So a model that splits segments by divmod passes a test with one length,
 # and fails, or becomes slower, with the next one.
 # Guess: divmod of two integers compiles like // and %.
-# Output seen: first divmod ok, second divmod Unsupported, second // and % ok.
+# Output seen: first divmod ok, second divmod Unsupported, first // and % ok, second // and % ok
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

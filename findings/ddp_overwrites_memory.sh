@@ -1,8 +1,8 @@
 #!/bin/sh
 # torch 2.13.0: DistributedDataParallel replaces a memory in a buffer by rank 0's before every forward in training.
 #
-# forward_sync_buffers, until now broadcast_buffers, is on by default, for BatchNorm, and includes buffers with
-# persistent=False. A module that keeps its recurrent memory in a buffer so continues rank 0's stream on all ranks.
+# forward_sync_buffers, formerly broadcast_buffers, is on by default, for BatchNorm, and includes buffers with
+# persistent=False. So a module that keeps its recurrent memory in a buffer continues rank 0's stream on all ranks.
 # With forward_sync_buffers=False, or with a memory that is passed in and returned, each rank continues its own.
 # Guess: a buffer that is not part of the state dict stays with its rank.
 # Output seen: default: rank 0 [1, 2, 3], rank 1 [2, 3, 4]; forward_sync_buffers=False: rank 0 [1, 2, 3], rank 1 [2, 4, 6]

@@ -2,7 +2,7 @@
 # huggingface_hub 2.4.0, torch 2.13.0: PyTorchModelHubMixin.from_pretrained loads a file that lacks weights, silently.
 #
 # Its strict is False by default, unlike load_state_dict's: a missing weight keeps its random start, an unknown one
-# is ignored, and neither is said. So a checkpoint of a renamed layer loads as a half-random model. An argument that
+# is ignored, without a message. So a checkpoint of a renamed layer loads as a half-random model. An argument that
 # JSON doesn't take, such as a function, is left out of config.json, and comes back as the default.
 # Guess: missing weights are an error or a warning, and so is an argument that can't be saved.
 # Output seen: missing weight loaded, equal False; strict=True RuntimeError; activation tanh -> relu; messages 0

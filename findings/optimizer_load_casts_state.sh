@@ -1,10 +1,10 @@
 #!/bin/sh
 # torch 2.13.0: Optimizer.load_state_dict casts the state of bfloat16 weights to bfloat16, whatever its dtype was.
 #
-# A state that is floating point gets the dtype of its parameter when it is loaded, but for one called "step". So
+# A floating-point state gets the dtype of its parameter when it is loaded, except one called "step". So
 # an optimizer that keeps float32 master weights beside bfloat16 parameters loses them by saving and loading: they
-# come back rounded, without a warning, and the next steps start from the rounded ones. Of PyTorch's own, NAdam's
-# product of momenta, a float32 scalar, comes back as bfloat16.
+# are rounded, without a warning, and the next steps start from the rounded ones. In PyTorch's NAdam, the product of
+# momenta, a float32 scalar, becomes bfloat16.
 # Guess: a state dict is loaded as it was saved, on the parameter's device.
 # Output seen: master float32 1.0009765625 -> bfloat16 1.0; mu_product float32 -> bfloat16; step float32 -> float32
 set -eu

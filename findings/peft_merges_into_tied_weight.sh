@@ -1,5 +1,5 @@
 #!/bin/sh
-# peft 0.21.2, torch 2.13.0: merging LoRA of a tied head also changes the embedding, so the merged model is another.
+# peft 0.21.2, torch 2.13.0: merging LoRA of a tied head also changes the embedding, and so the model's output.
 #
 # The adapter of a head adds to the head's output alone. merge_and_unload adds it to the head's weight, which is the
 # embedding's parameter, too; the merged model reads other embeddings and computes other logits. For a module

@@ -1,11 +1,11 @@
 #!/bin/sh
-# safetensors 0.8.0, numpy 2.3.5: a dict of tensors comes back in another order, and in which one depends on dtypes.
+# safetensors 0.8.0, numpy 2.3.5: a dict of tensors is loaded in another order, which depends on dtypes.
 #
-# The file sorts tensors by the size of their dtype, then by name, and load_file returns them so; keys() of
-# safe_open sorts by name alone. Neither is the order in which they were saved. What is matched by position, such
+# The file sorts tensors by the size of their dtype, then by name, and load_file returns them in this order; keys()
+# of safe_open sorts by name alone. Neither is the order in which they were saved. What is matched by position, such
 # as parameters of an optimizer or layers "2" and "10", is then matched wrongly, and a file whose last tensor
 # changes from float32 to float16 loads in another order.
-# Guess: a dict comes back in its order, as from torch.load or np.savez.
+# Guess: a dict keeps its order, as with torch.load or np.savez.
 # Output seen: saved b a 10 2, load_file a 10 2 b, keys() 10 2 a b; np.savez b a 10 2
 set -eu
 folder=$(mktemp -d)

@@ -23,7 +23,7 @@ tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_tok
 tokenizer("a b a b a", truncation=True, max_length=2)
 tokenizer.save_pretrained("cut")
 by_file = len(Tokenizer.from_file("cut/tokenizer.json").encode("a b a b a").ids)
-by_auto = len(transformers.PreTrainedTokenizerFast.from_pretrained("cut")("a b a b a").input_ids)
+by_auto = len(transformers.AutoTokenizer.from_pretrained("cut")("a b a b a").input_ids)
 tokenizer("a b a b a")
 tokenizer.save_pretrained("whole")
 whole = len(Tokenizer.from_file("whole/tokenizer.json").encode("a b a b a").ids)

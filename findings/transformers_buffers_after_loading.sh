@@ -4,7 +4,7 @@
 # Models are built on the meta device, which has no numbers. Weights come from the file; a buffer with
 # persistent=False, such as a table of sinusoids, is not in it, and gets uninitialized memory, without a warning. A
 # tensor that is a plain attribute stays on the meta device. A model must fill both again in _init_weights, which
-# transformers calls for modules with something missing. The same model from its constructor is right, so a test
+# transformers calls for modules with missing tensors. The same model from its constructor is right, so a test
 # without saving and loading passes.
 # Guess: from_pretrained runs __init__, so what it computes is there.
 # Output seen: built [1, 2, 3, 4], loaded is another; plain attribute on meta; filled in _init_weights [1, 2, 3, 4]

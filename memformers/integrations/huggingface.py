@@ -184,7 +184,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
 
         # Read the rows with the same padding together, each group from its part of the memory.
         self.model.transformer.activation_checkpointing = self.gradient_checkpointing and self.training
-        past_memory = memory_in(cache, self.model.device) if isinstance(cache, transformers.Cache) else cache
+        past_memory = self._memory_in(cache) if isinstance(cache, transformers.Cache) else cache
         memory = None if past_memory is None else self._checked(past_memory, len(input_ids))
         T = input_ids.shape[1]
         groups = []
@@ -268,6 +268,9 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             loss = loss + torch.stack(weighted).sum()
         return loss
 
+    def _memory_in(self, cache: transformers.Cache) -> Memory | None:
+        return memory_in(cache, self.model.config.n_layers, self.model.device)
+
     def _checked(self, memory: Memory | None, batch: int) -> Memory:
         """The ``memory``; ValueError unless this model made it of a ``batch`` of rows."""
         transformer = self.model.transformer
@@ -284,7 +287,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         generation_config.prefill_chunk_size = None
         n_copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
         cache = model_kwargs.get("cache")
-        # What another generate returned: its Steppers go on.
+        # What another generate returned: its Steppers continue.
         if isinstance(cache, Decoding):
             if cache.model is not self.model:
                 raise UserError("this cache is of another model; use it with the model that made it.")
@@ -292,7 +295,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
             return
         # A Cache has all ids in transformers, and a memory only those that follow: they must not be confused.
         if isinstance(cache, transformers.Cache):
-            cache = memory_in(cache, self.model.device)
+            cache = self._memory_in(cache)
             if cache is not None:
                 raise UserError(
                     "generate writes from an empty cache, from a Memory with the ids that follow it, or from "

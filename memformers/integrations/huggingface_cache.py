@@ -82,14 +82,14 @@ class MemoryCache(Cache):
         super().__init__(layers=[MemoryLayer() for _ in range(config.num_hidden_layers)])
 
 
-def memory_in(cache: Cache, device: torch.device) -> Memory | None:
+def memory_in(cache: Cache, n_layers: int, device: torch.device) -> Memory | None:
     """The memory in a ``cache``, on ``device``; None if it has read nothing. Raises ValueError for a cache of
-    other layers."""
+    other layers, or of another number of them than ``n_layers``."""
     layers = cache.layers
-    if not layers or not all(isinstance(layer, MemoryLayer) for layer in layers):
+    if len(layers) != n_layers or not all(isinstance(layer, MemoryLayer) for layer in layers):
         raise UserError(
-            f"expected a cache of memories, got a {type(cache).__name__}; use "
-            f"huggingface.MemoryCache(model.config), a Memory or None."
+            f"expected a cache of memories of {n_layers} layers, got a {type(cache).__name__} of "
+            f"{len(layers)}; use huggingface.MemoryCache(model.config), a Memory or None."
         )
     memories = [layer.memory for layer in layers if layer.memory is not None]
     if not memories:

@@ -28,7 +28,7 @@ class MemoryModule(TensorDictModuleBase):
     Compressions learn from their own loss in every backward pass.
 
     The module keeps what its steps remember, a segment's memory once; the tensordict has only an id of it.
-    Windows can so start at any of the newest ``n_steps`` steps, in the process that acted.
+    So windows can start at any of the newest ``n_steps`` steps, in the process that acted.
 
     Args:
         core: The network with memory.

@@ -65,7 +65,7 @@ class StepMemories:
 
     def _clear(self) -> None:
         self.process = os.getpid()
-        # No other process, nor another run, may take these ids for steps of its own.
+        # Another process or run must not mistake these ids for its steps.
         self.owner = 1 + random.SystemRandom().randrange(2**OWNER_BITS - 1)
         self.memories = Ring()  # [memory_size] before a segment
         self.features = Ring()  # [F] of a step
@@ -95,7 +95,7 @@ class StepMemories:
                 segment_memory = known.where(previous >= 0, -1)
             is_full = clock == 0
             if is_full.any():
-                # So many that the memory of each kept step is kept.
+                # Enough to have the memory of each step that is kept.
                 size = self.n_steps // S + 2 * P
                 numbers = self.memories.append(rows[is_full, : self.memory_size], size)
                 segment_memory = segment_memory.masked_scatter(is_full, numbers)
@@ -141,7 +141,7 @@ class StepMemories:
         if ((numbers >= 0) & (numbers < ring.oldest)).any():
             raise UserError(
                 f"the memory of a step is no longer kept, only that of the newest n_steps={self.n_steps}; "
-                f"use MemoryModule(…, n_steps=…) with the number of steps from which windows are drawn."
+                f"use MemoryModule(…, n_steps=…) with the number of steps in your replay buffer."
             )
         return ring.read(numbers.clamp(min=0))
 
@@ -157,7 +157,7 @@ class StepMemories:
         is_ours = (ids >> NUMBER_BITS == self.owner) & (numbers < self.links.count)
         if not (is_ours | (ids == 0)).all():
             raise UserError(
-                "the memory of a step is kept where the module acted, which is another module, or in another "
+                "the memory of a step is kept by the module that acted, which is another one, or in another "
                 "process; use MemoryModule(…, n_steps=None), which writes it into the tensordict."
             )
         return numbers

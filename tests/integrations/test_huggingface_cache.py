@@ -330,6 +330,10 @@ def test_a_cache_that_does_not_fit_is_refused():
     ids = PADDED[:2] % 11
     with pytest.raises(ValueError, match="expected a cache of memories"):
         adapter(ids, cache=transformers.DynamicCache())
+    deeper = MemoryCache(wrapped(n_layers=3).config)
+    with pytest.raises(ValueError, match="of 2 layers, got a MemoryCache of 3"):
+        adapter(ids, cache=deeper)
+    assert deeper.get_seq_length() == 0
     cache = MemoryCache(adapter.config)
     with pytest.raises(ValueError, match="rows that end together"):
         adapter(PADDED, attention_mask=MASK, cache=cache)
