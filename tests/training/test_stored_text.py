@@ -64,7 +64,7 @@ def test_stored_tokens_train_like_their_text(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tokenizer": "byte"}, "'character'"), ({"document_separator": "x"}, "divided"),
+        ({"tokenizer": "byte"}, "'character'"), ({"document_separator": "x"}, "omit document_separator"),
         ({"tokenizer": "letters"}, "'letters'"), ({"batch_size": 10**6}, "too short"),
     ],
 )  # fmt: skip
