@@ -18,7 +18,7 @@ from memformers.data.tokenizers import TOKENIZER
 from memformers.models.io import PACKAGED
 from memformers.training.api import train
 from memformers.training.config import TrainConfig
-from memformers.training.job import load_initial
+from memformers.training.initial_weights import load_initial
 
 MODEL, RATES, CHOSEN_WITH = "compressive-shakespeare", (0.1, 0.3, 1.0), 100
 """Both sides are tried with these parts of the default learning rates, from this seed."""

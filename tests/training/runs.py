@@ -16,17 +16,17 @@ from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
-from memformers.training import api
+from memformers.training import api, job
 from memformers.training.distributed import with_precision
-from memformers.training.job import spec_of
 from memformers.training.monitor import RunMonitor
+from memformers.training.text import spec_of
 from memformers.training.trainer import Monitor, Trainer
 
 
 def train_run(config, folder, dashboard="", **options):
     """Train; returns the folder. The network may have lengths without use, as an experiment's arms do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "check_all_used", lambda config: None)
+        patch.setattr(job, "check_all_used", lambda config: None)
         return api.train(config, folder, dashboard=dashboard, **options).folder
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from memformers import AdaptiveConfig, LayerMemory, MemoryLM, MemoryRule, kernels
 from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
-from memformers.training import job as job_module
+from memformers.training import text as text_module
 from memformers.training.job import build_model
 from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.state import NotFiniteError, TrainingState
@@ -264,7 +264,7 @@ def test_a_compiled_step_has_the_same_gradient(model):
 
 @pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
 def test_documents_of_one_token_are_an_error(lengths, tmp_path, monkeypatch):
-    monkeypatch.setattr(job_module, "find_text", finding("x" * sum(lengths), lengths))
+    monkeypatch.setattr(text_module, "find_text", finding("x" * sum(lengths), lengths))
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
     with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):

@@ -18,8 +18,9 @@ from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, alone_in
 from memformers.runs.metrics import read_metrics
 from memformers.training import job as job_module
+from memformers.training import text as text_module
 from memformers.training.checkpoints import cut_metrics
-from memformers.training.job import find_text
+from memformers.training.text import find_text
 from tests.builders import small_lm, small_training
 from tests.training.faults import outcome
 from tests.training.runs import (
@@ -61,7 +62,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(name, tmp_path, monkeypatch):
     config = small_training(**settings)
     config = replace(config, model=replace(config.model, dropout=0.3, **network))
     texts = {"epochs": finding(SHORT[:550]), "documents": find_documents}
-    monkeypatch.setattr(job_module, "find_text", texts.get(name, find_text))
+    monkeypatch.setattr(text_module, "find_text", texts.get(name, find_text))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
         stop(config, folder, step)
@@ -87,7 +88,7 @@ def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "find_text", finding(SHORT))
+        patch.setattr(text_module, "find_text", finding(SHORT))
         stop(small_training(), folder, 20)
     return folder
 
@@ -105,7 +106,7 @@ def stopped(tmp_path_factory):
 def test_resuming_with_other_settings_names_them(changes, message, stopped, monkeypatch):
     changes = dict(changes)
     if not changes:
-        monkeypatch.setattr(job_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
+        monkeypatch.setattr(text_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
     before, model = sorted(stopped.rglob("*")), {"dropout": changes.pop("dropout", 0.0)}
     config = small_training(**changes)
     with pytest.raises(ValueError, match=message):

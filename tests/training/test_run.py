@@ -23,12 +23,13 @@ from memformers.runs.load import load_checkpoint
 from memformers.runs.metrics import read_metrics
 from memformers.training import distributed, monitor
 from memformers.training.config import read_train_config
-from memformers.training.job import build_model, spec_of, with_vocabulary
+from memformers.training.job import build_model
 from memformers.training.monitor import RunMonitor, default_prompt
 from memformers.training.state import NotFiniteError
+from memformers.training.text import check_text, spec_of
 from memformers.training.validation import EVALUATION_STREAMS, Validation
 from tests.builders import small_training
-from tests.training.runs import SHORT, train_run, without_times
+from tests.training.runs import SHORT, finding, train_run, without_times
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
@@ -188,16 +189,17 @@ def test_the_result_is_of_the_final_evaluation(while_training, final, tmp_path, 
 
 
 def test_a_vocabulary_size_must_be_the_texts():
-    for size in (None, 255, 256, 257):
+    text = finding(SHORT)(small_training())
+    size = text.tokenizer.vocab_size
+    for requested in (None, size, size + 1):
         config = small_training()
-        config = replace(config, model=replace(config.model, vocab_size=size))
-        assert spec_of(config).vocab_size == size
-        if size is None:
-            assert with_vocabulary(config, 53).model.vocab_size == 53
+        config = replace(config, model=replace(config.model, vocab_size=requested))
+        assert spec_of(config).vocab_size == requested
+        if requested == size + 1:
+            with pytest.raises(ValueError, match=f"vocab_size={requested}, but the text has {size}"):
+                check_text(text, config)
         else:
-            assert with_vocabulary(config, size) == config
-            with pytest.raises(ValueError, match=f"vocab_size={size}, but the text has 53"):
-                with_vocabulary(config, 53)
+            check_text(text, config)
 
 
 def test_a_log_has_lines_but_no_bar(capsys, monkeypatch):
