@@ -61,7 +61,7 @@ def test_pages_and_figures_are_as_their_data_and_the_source_say(wanted):
     assert {*wanted} >= {*(ROOT / "docs/results/figures").iterdir()}
 
 
-def test_verdicts_are_of_three_seeds_or_more_and_a_winner_is_on_its_side_of_zero():
+def test_verdicts_need_three_seeds_and_the_right_sign():
     for verdict in verdicts():
         assert verdict.gain.n > 2
         low, high = (verdict.gain.mean + sign * verdict.gain.half_width for sign in (-1, 1))
@@ -69,7 +69,7 @@ def test_verdicts_are_of_three_seeds_or_more_and_a_winner_is_on_its_side_of_zero
 
 
 @pytest.mark.parametrize("page", TRACED, ids=lambda page: page.stem)
-def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(page, wanted):
+def test_numbers_in_sentences_come_from_tables(page, wanted):
     tables = [block[0] for text in wanted.values() for block in BLOCK.finditer(text)]
     chosen = [share(mean(seeds("recall_chosen", arm, "correct, 192 – 384"))) for arm in MODELS]
     files = [path.read_text(encoding="utf-8") for path in FILES]
@@ -82,7 +82,7 @@ def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(p
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_begins_with_its_answer_and_each_answer_has_a_figure_and_says_how_it_was_measured(page):
+def test_pages_answer_first(page):
     text = page.read_text(encoding="utf-8")
     assert re.match(r"# .+\n\n\*\*[A-Z]", text)
     if page.stem != "commands":
@@ -137,7 +137,7 @@ def test_the_guide_to_evaluation_says_what_learning_saved_and_took(step):
     assert settings == json.loads(json.dumps(asdict(LearnConfig(learn_step=step))))
 
 
-def test_the_recipes_page_says_what_more_seeds_of_few_position_features_show():
+def test_the_recipes_page_quotes_few_position_features():
     measure = "held-out loss, characters (nats)"
     losses = {}
     for arm in ("all", "p16-1k"):
@@ -157,7 +157,7 @@ def test_the_state_of_a_stream_is_what_a_model_keeps(model):
     assert cost_of_keys({KEYS: keys}, 3, lm.config.d_model) == f"{keys} · {kib(size)}"
 
 
-def test_the_keys_of_slots_of_nine_are_those_that_a_memory_of_these_lengths_holds():
+def test_slots_of_nine_have_the_keys_that_pages_say():
     settings = about("recall_far")["settings"]
     slots, shared = settings["Compressive, M = 32, C = 224, c = 9"], settings["all"]
     M, C, c = (slots[f"model.{name}"] for name in ("mem_len", "c_mem_len", "compression_rate"))
@@ -198,7 +198,7 @@ def shown(value):
     return f"{value.mean:.3f} ± {value.half_width:.3f}"
 
 
-def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
+def test_the_generation_guide_quotes_prompt_learning():
     saved = {}
     for n_prompt in PROMPT_LENGTHS:
         static, learning = (seeds("prompt_learning", f"prompt-{n_prompt}", x) for x in READINGS)
@@ -214,7 +214,7 @@ def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
     assert about("prompt_learning")["predicted tokens"] == N_PREDICTED == 256
 
 
-def test_the_guide_to_evaluation_says_what_memory_still_saves_when_weights_learn():
+def test_the_evaluation_guide_quotes_learning():
     def of(arm, measure):
         return seeds("learning_worth", arm, f"{measure} (nats)")
 
@@ -259,7 +259,7 @@ def test_the_guide_to_evaluation_says_which_words_learning_helps():
     assert f"become harder, by {-new.mean:.3f} ± {new.half_width:.3f}." in guide
 
 
-def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
+def test_results_of_memories_have_three_seeds_of_both_arms():
     names = {memory.name for memory in ALL_MEMORIES}
     for (name, _), claim in claims().items():
         assert name in names
