@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
 from memformers.report.arms import POINTS, arms_of
-from memformers.report.plotting import PALETTE, Series, by_octave, draw_lines, line_styles
+from memformers.report.plotting import BESIDE, PALETTE, Series, by_octave, draw_lines, line_styles
 from memformers.report.rendering import DARK
 from memformers.runs.reader import read_runs
 from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_of
@@ -84,3 +84,14 @@ def test_two_points_have_no_line_and_two_seeds_no_band(points, seeds, lines, ban
     draw_lines(axes, [Series("arm", curve, PALETTE[0])])
     assert sum(line.get_linestyle() == ":" for line in axes.lines) == lines
     assert sum(isinstance(drawn, FillBetweenPolyCollection) for drawn in axes.collections) == bands
+
+
+def test_marks_of_one_place_stand_beside_each_other():
+    figure = Figure()
+    axes = figure.add_subplot()
+    curve = [(1.0, mean_of([1.0, 2.0, 3.0]))]
+    draw_lines(axes, [Series("a", curve, PALETTE[0]), Series("b", curve, PALETTE[1])])
+    figure.draw_without_rendering()
+    left, right = (line.get_transform().transform((1.0, 2.0)) for line in axes.lines[::3])
+    assert left[1] == right[1]
+    assert right[0] - left[0] == pytest.approx(BESIDE * figure.dpi)
