@@ -47,7 +47,8 @@ class Train(TrackedCommand):
     init_from: str = ""
     """The weights and the tokenizer to start from: the folder of a run, of a checkpoint, of save_pretrained
     or of Hugging Face's Transformer-XL; or compressive-shakespeare or transformer-xl-shakespeare, which come
-    with the package. The optimizer starts fresh; the lengths of segments and memories may differ."""
+    with the package; or OWNER/NAME on Hugging Face's hub. The optimizer starts fresh; the lengths of segments
+    and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.

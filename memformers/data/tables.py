@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from memformers.common.errors import UserError
+from memformers.common.errors import UserError, one_line
 from memformers.common.files import read_json
 from memformers.data.files import (
     DECOMPRESSORS,
@@ -238,7 +238,3 @@ def saved_shards(folder: Path) -> list[str]:
         if not (folder / shard).is_file():
             raise UserError(f"{folder} has no {shard}, which its {SAVED_STATE} lists; copy the folder again.")
     return shards
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -11,9 +11,10 @@ from memformers.common.files import user_path
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
+from memformers.models.hub import is_hub_name
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.runs.load import load_checkpoint, load_packaged
+from memformers.runs.load import load_checkpoint, load_pretrained
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
 from memformers.training.text import keep_tokenizer
@@ -67,12 +68,12 @@ def check_same_network(network: ModelConfig, initial: ModelConfig) -> None:
 
 
 def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
-    """The model and the tokenizer from a folder, or by name from the package. Unused lengths have their
-    defaults."""
+    """The model and the tokenizer from a folder, or by name from the package or the hub. Unused lengths have
+    their defaults."""
     cpu = torch.device("cpu")
     is_packaged = name in packaged_names() and not Path(name).exists()
-    if is_packaged:
-        model, tokenizer = load_packaged(name, cpu)
+    if is_packaged or is_hub_name(name):
+        model, tokenizer = load_pretrained(name, cpu)
     else:
         model, tokenizer = load_checkpoint(user_path(name), cpu)
     unused = {}

@@ -15,7 +15,7 @@ from memformers.common.command_line import parse_arguments
 from memformers.evaluation.evaluate import BLOCK, evaluate
 from memformers.evaluation.learning import evaluate_learning, learned
 from memformers.generation.generate import Sampling, continue_text
-from memformers.runs.load import load_packaged
+from memformers.runs.load import load_pretrained
 from tests.builders import MODELS, small_lm
 from tests.processes import run
 
@@ -319,7 +319,7 @@ def generated(prompt, *options):
 
 
 def test_generation_learns_its_prompt():
-    model, tokenizer = load_packaged("transformer-xl-shakespeare", torch.device("cpu"))
+    model, tokenizer = load_pretrained("transformer-xl-shakespeare", torch.device("cpu"))
     prompt = "Speak, good captain, speak.\nI will not speak.\n" * 4
     with learned(model, tokenizer.encode(prompt), 1, LearnConfig()):
         wanted = continue_text(model, tokenizer, prompt, 40, Sampling(0.8), seed=3)
