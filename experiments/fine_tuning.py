@@ -39,7 +39,7 @@ class FineTuning(Checked):
 
     def run(self) -> None:
         known = set(load_initial(MODEL)[1].to_json()["vocabulary"])
-        text = "".join(character for character in read_text(str(self.text)) if character in known)
+        text = "".join(character for character in read_text(self.text) if character in known)
         self.out.mkdir(parents=True, exist_ok=True)
         for name, (begin, end) in PARTS.items():
             part = text[round(begin * len(text)) : round(end * len(text))]
