@@ -52,8 +52,7 @@ class Claim(NamedTuple):
     page: str
 
 
-TEXTS = {"equal_bytes": "Tiny Shakespeare, bits", "equal_bytes_python": "Python, bits"}
-"""The columns of the experiments in which all memories read a text, per character."""
+TEXT = "text: bits per character"
 RECALL = "recall, points"
 ASSOCIATION = "associative recall, points"
 OF_FILES = {
@@ -76,16 +75,13 @@ def claims() -> dict[tuple[str, str], Claim]:
     """What was measured with three seeds, by the name of the memory and the column."""
     known: dict[tuple[str, str], Claim] = {}
     for name, arm in OF_FILES.items():
-        _, measure = OF_MEMORIES[0]
-        known[name, RECALL] = Claim("memories", arm, "transformer-xl", measure, "memories")
-    for experiment, column in TEXTS.items():
-        for memory in ALL_MEMORIES:
-            if seeds(experiment, memory.arm, PER_CHARACTER):
-                known[memory.name, column] = Claim(
-                    experiment, memory.arm, "transformer-xl", PER_CHARACTER, "memories"
-                )
+        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
+            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
     for name, arm in OF_MQAR.items():
         known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    known["selective", TEXT] = Claim(
+        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
+    )
     return known
 
 
@@ -101,7 +97,7 @@ def memory_costs() -> str:
 def memory_results() -> str:
     """Each memory's results minus Transformer-XL's."""
     measured = claims()
-    columns = (*TEXTS.values(), RECALL, ASSOCIATION)
+    columns = (TEXT, RECALL, ASSOCIATION)
     body: list[Row] = []
     for memory in ALL_MEMORIES:
         row: Row = [memory.name]
