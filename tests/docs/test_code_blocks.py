@@ -183,9 +183,7 @@ def test_commands_run(page, workplace, monkeypatch, request):
     [line[line.index("torchrun") :] for page in PAGES for language, code in blocks(page) if language == "sh"
      for line in code.replace("\\\n", " ").splitlines() if "torchrun --" in line],
 )  # fmt: skip
-def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_command(
-    line, tmp_path, monkeypatch
-):
+def test_torchrun_lines_are_read_by_both_parsers(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = get_args_parser().parse_args(shlex.split(line)[1:])
     assert (started.module, started.training_script) == (True, "memformers")
