@@ -15,7 +15,7 @@ from memformers import ByteTokenizer, CoreConfig, MemoryCore, MemoryLM, ModelCon
 from memformers.data.tokenizers import load_tokenizer
 from memformers.integrations.hub import push_to_hub, save_for_hub
 from memformers.runs.load import load_pretrained
-from memformers.training.job import load_initial
+from memformers.training.initial_weights import load_initial
 from tests.hub import running_hub
 from tests.processes import run
 
