@@ -43,8 +43,7 @@ def variants() -> Iterator[Variant]:
     for memory in ALL_MEMORIES:
         if memory.keys in LENGTHS:
             lengths = OF_MODEL.get(memory.name, LENGTHS[memory.keys])
-            name = memory.name.lower().replace(" ", "-")
-            yield Variant(name, {"model": memory.import_path, **lengths}, memory.name)
+            yield Variant(memory.arm, {"model": memory.import_path, **lengths}, memory.name)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from memformers.data.tokenizers import TOKENIZER
 from memformers.models.io import PACKAGED
 from memformers.training.api import train
 from memformers.training.config import TrainConfig
-from memformers.training.job import load_initial
+from memformers.training.initial_weights import load_initial
 
 MODEL, RATES, CHOSEN_WITH = "compressive-shakespeare", (0.1, 0.3, 1.0), 100
 """Both sides are tried with these parts of the default learning rates, from this seed."""
@@ -39,7 +39,7 @@ class FineTuning(Checked):
 
     def run(self) -> None:
         known = set(load_initial(MODEL)[1].to_json()["vocabulary"])
-        text = "".join(character for character in read_text(str(self.text)) if character in known)
+        text = "".join(character for character in read_text(self.text) if character in known)
         self.out.mkdir(parents=True, exist_ok=True)
         for name, (begin, end) in PARTS.items():
             part = text[round(begin * len(text)) : round(end * len(text))]

@@ -25,7 +25,7 @@ from memformers.evaluation.evaluate import evaluate
 from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, evaluate_learning
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.runs.load import load_packaged
+from memformers.runs.load import load_pretrained
 
 T = TypeVar("T")
 CONFIGS = (LearnConfig(), LearnConfig(learn_step="rms"))
@@ -48,7 +48,7 @@ class Learning:
         tokens = corpus.validation.tokens
         rows = []
         for name in packaged_names():
-            model, tokenizer = load_packaged(name, torch.device("cpu"))
+            model, tokenizer = load_pretrained(name, torch.device("cpu"))
             assert tokenizer.to_json() == corpus.tokenizer.to_json()
             for measure, value in measure_model(model, tokens, corpus.train.tokens):
                 print(f"{name}: {measure}: {value:.4f}", flush=True)

@@ -23,7 +23,7 @@ from memformers.report.rendering import PLAIN
 from memformers.runs.load import load_checkpoint
 from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.job import find_text
+from memformers.training.text import find_text
 from memformers.training.validation import EVALUATION_STREAMS
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.

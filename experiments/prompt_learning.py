@@ -22,7 +22,7 @@ from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.evaluate import evaluate
 from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, learned
 from memformers.models.language_model import MemoryLM
-from memformers.runs.load import load_packaged
+from memformers.runs.load import load_pretrained
 
 MODEL = "transformer-xl-shakespeare"
 LEARN = LearnConfig()
@@ -49,7 +49,7 @@ class PromptLearning:
         if corpus.info.is_stand_in:
             raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
         tokens = torch.as_tensor(corpus.validation.tokens).long()
-        model, tokenizer = load_packaged(MODEL, torch.device("cpu"))
+        model, tokenizer = load_pretrained(MODEL, torch.device("cpu"))
         assert tokenizer.to_json() == corpus.tokenizer.to_json()
         rows = []
         for n_prompt in PROMPT_LENGTHS:

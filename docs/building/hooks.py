@@ -113,7 +113,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     site = Path(config.site_dir)
     for notebook in NOTEBOOKS:
         shutil.copyfile(notebook, site / "notebooks" / notebook.name)
-    # No plugin replaces the lunr in the theme's minified worker, so its text is replaced.
+    # The text of the theme's minified worker is replaced. Nothing else reaches its lunr, which has had no
+    # release since 2020 (https://github.com/olivernn/lunr.js/issues/503). The search plugin's separator could
+    # only keep all digits out of the index, also those of 2019; its pipeline ends before there are nodes.
+    # Plugins with other engines load their index by fetch, which a site that is opened as files can't.
     (worker,) = site.glob("assets/javascripts/workers/search.*.js")
     ambiguous = "e=e+s+o.id}"
     separated = 'e=e+s+o.id+","}'

@@ -31,6 +31,11 @@ class ListedMemory:
     """The number of the paper, if it is there."""
 
     @property
+    def arm(self) -> str:
+        """Its name as an arm of an experiment."""
+        return self.name.lower().replace(" ", "-")
+
+    @property
     def import_path(self) -> str:
         """What ``--model`` takes in any folder."""
         return f"{ROOT}/{self.model}" if ":" in self.model else self.model

@@ -10,12 +10,13 @@ from typing import Any, Literal
 from memformers.commands.trained import ModelCommand, MovedText, reading_bar
 from memformers.common.console import counted
 from memformers.common.errors import UserError
-from memformers.common.fields import Count
+from memformers.common.fields import Count, NonNegativeInt
 from memformers.common.files import read_json, write_json
 from memformers.data import TEST, TRAIN, VALIDATION
 from memformers.data.dataset import Split, TokenDataset
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Tokens
+from memformers.data.tables import TEXT_FIELD
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
@@ -52,10 +53,12 @@ class Evaluate(ModelCommand, MovedText):
     the run."""
     split: Literal["", "train", "validation", "test"] = ""
     """Which split of the text; empty: the test part, or the validation part if there is none."""
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     """Which field of a line of JSON, or which column of a table, is the text; for --text."""
     document_separator: str = ""
     """The text between the documents of a text file, for --text; empty: the file is one text."""
+    document_end: NonNegativeInt | None = None
+    """The token id that ends each document, for --text as a file of token ids."""
     streams: Count | None = None
     """The number of parallel streams into which the text is cut; by default 16, or 1 with --learn. Each
     starts with an empty memory; with fewer streams, more tokens are predicted with a full memory, and the
@@ -100,8 +103,10 @@ class Evaluate(ModelCommand, MovedText):
             raise UserError("--text names another text than the run's; leave out --data and the like.")
         if self.text:
             corpus = self.read_text(self.text, tokenizer)
-        elif self.document_separator or self.text_field != "text":
-            raise UserError("text_field and document_separator are for the file of --text; name it, too.")
+        elif self.document_separator or self.text_field != TEXT_FIELD or self.document_end is not None:
+            raise UserError(
+                "text_field, document_separator and document_end are for the file of --text; name it, too."
+            )
         elif self.checkpoint and (self.checkpoint / FACTS).is_file():
             corpus = common_corpus(read_runs(self.checkpoint), tokenizer, **self.moved)
             if corpus.tokenizer.to_json() != tokenizer.to_json():
@@ -120,7 +125,13 @@ class Evaluate(ModelCommand, MovedText):
 
     def read_text(self, text: str, tokenizer: Tokenizer) -> TokenDataset:
         name = tokenizer.name if tokenizer.name in OWN else "bpe"
-        spec = CorpusSpec(text, "", "", self.document_separator, self.text_field, name)
+        spec = CorpusSpec(
+            text,
+            document_separator=self.document_separator,
+            text_field=self.text_field,
+            document_end=self.document_end,
+            tokenizer=name,
+        )
         return dataset_of(spec, tokenizer)
 
     def read_training(self, tokenizer: Tokenizer) -> Tokens | None:

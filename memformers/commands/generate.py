@@ -11,7 +11,7 @@ from memformers.commands.trained import ModelCommand, reading_bar
 from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
 from memformers.common.processes import Stopped, StopSignals
-from memformers.data.corpus_reader import read_text
+from memformers.data.corpus_reader import read_prompt
 from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, learned
 from memformers.generation.generate import Sampling, TextStream, make_generator
 
@@ -28,7 +28,7 @@ class Generate(ModelCommand):
     prompt: str | None = None
     """The text to continue, after that of --prompt-file; by default a line break."""
     prompt_file: str = ""
-    """A text file to read first, of any length; - is standard input."""
+    """A text to read first, of any length: a text file, a file of token ids, or - for standard input."""
     tokens: NonNegativeInt = 400
     """How many tokens to generate."""
     sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
@@ -64,7 +64,7 @@ class Generate(ModelCommand):
         generator = make_generator(self.seed, stream.device)
 
         # Without any prompt, a line break is where a text begins.
-        text = read_text(self.prompt_file) if self.prompt_file else ""
+        text = read_prompt(self.prompt_file, stream.tokenizer) if self.prompt_file else ""
         is_empty = self.prompt is None and not (text or self.interactive)
         prompt = stream.tokenizer.line_break if is_empty else self.prompt or ""
         with self.learning(stream, text + prompt, signals):

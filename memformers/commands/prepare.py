@@ -12,6 +12,7 @@ from memformers.common.fields import Checked, Count, NonNegativeInt
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
 from memformers.data.sources import CorpusSpec, find
+from memformers.data.tables import TEXT_FIELD
 from memformers.data.tokenize_corpus import check_is_new, prepare
 
 
@@ -40,7 +41,7 @@ class Prepare(Checked):
     folder."""
     test: str = ""
     """The text that memformers evaluate reads; no training reads it."""
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     """Which field of a line of JSON, or which column of a table, is the text."""
     out: Path | None = None
     """The new folder; by default tokens/, then the names of the text and the tokenizer."""

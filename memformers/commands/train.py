@@ -18,9 +18,9 @@ from memformers.models.config import ModelConfig
 from memformers.models.registry import import_memory, lookup, path_from_here, short_name
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 from memformers.training.api import train_run
-from memformers.training.config import TrainConfig, check_all_used, read_preset, read_train_config
+from memformers.training.config import TrainConfig, read_preset, read_train_config
 from memformers.training.distributed import end_rank
-from memformers.training.job import load_initial
+from memformers.training.initial_weights import load_initial
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Train(TrackedCommand):
     init_from: str = ""
     """The weights and the tokenizer to start from: the folder of a run, of a checkpoint, of save_pretrained
     or of Hugging Face's Transformer-XL; or compressive-shakespeare or transformer-xl-shakespeare, which come
-    with the package. The optimizer starts fresh; the lengths of segments and memories may differ."""
+    with the package; or OWNER/NAME on Hugging Face's hub. The optimizer starts fresh; the lengths of segments
+    and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Resume an interrupted run from its newest checkpoint, with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out and --resume, a new run starts there if there is none.
@@ -73,16 +74,12 @@ class Train(TrackedCommand):
 
     def train(self) -> Path:
         folder = self.folder()
-        resume = self.resume is not None
-        init = self.init_from or None
-        if not resume:
-            check_all_used(self.config)
         try:
             train_run(
                 self.config,
                 folder,
-                resume=resume,
-                init=init,
+                resume=self.resume is not None,
+                init=self.init_from or None,
                 dashboard=self.dashboard,
                 track=self.track,
                 previous=self.previous,

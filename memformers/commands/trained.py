@@ -13,7 +13,7 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import import_memory
-from memformers.runs.load import load_checkpoint, load_packaged
+from memformers.runs.load import load_checkpoint, load_pretrained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ModelCommand(Checked, CustomMemories):
     tokenizer.json, or of Hugging Face's Transformer-XL."""
     pretrained: str = ""
     """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
-    transformer-xl-shakespeare."""
+    transformer-xl-shakespeare; or one on Hugging Face's hub, as OWNER/NAME."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto uses a GPU if there is one."""
 
@@ -51,7 +51,7 @@ class ModelCommand(Checked, CustomMemories):
         if (self.checkpoint is None) == (not self.pretrained):
             raise UserError(
                 f"name one model: --checkpoint with the folder of a run, or --pretrained with one of "
-                f"{', '.join(packaged_names())}."
+                f"{', '.join(packaged_names())}, or with OWNER/NAME on the hub."
             )
         device = choose_device(self.device)
         for name in self.model:  # a checkpoint names no file to import
@@ -59,7 +59,7 @@ class ModelCommand(Checked, CustomMemories):
         if self.checkpoint:
             model, tokenizer = load_checkpoint(self.checkpoint, device)
         else:
-            model, tokenizer = load_packaged(self.pretrained, device)
+            model, tokenizer = load_pretrained(self.pretrained, device)
         self.check_memories([model.config.model])
         return model, tokenizer
 

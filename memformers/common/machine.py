@@ -37,17 +37,17 @@ def choose_device(name: str) -> torch.device:
     return number.device
 
 
-def multiplies_bfloat16_faster(device: torch.device) -> bool:
+def multiplies_bfloat16_faster(device: torch.device, source: Path = CPUINFO) -> bool:
     """Whether ``device`` has instructions for bfloat16. Nothing is timed: on a busy machine, a training would
     be computed once in one precision and once in the other."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo("flags")))
+    return device.type == "cpu" and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo("flags", source)))
 
 
-def cpuinfo(name: str) -> str:
-    """What Linux says of the processor; empty elsewhere."""
-    lines = CPUINFO.read_text() if CPUINFO.exists() else ""
+def cpuinfo(name: str, source: Path = CPUINFO) -> str:
+    """What Linux says of the processor in ``source``; empty elsewhere."""
+    lines = source.read_text() if source.exists() else ""
     match = re.search(rf"^{name}\s*:\s*(.*)$", lines, re.MULTILINE)
     return match[1] if match else ""
 

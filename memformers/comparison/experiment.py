@@ -71,11 +71,17 @@ class Experiment:
 
 
 def run_experiment(
-    experiment: Experiment, folder: Path, dashboard: str = "", *, resume: bool = False
+    experiment: Experiment,
+    folder: Path,
+    dashboard: str = "",
+    *,
+    resume: bool = False,
+    ending_seconds: float = ENDING_SECONDS,
 ) -> "Report":
     """Train every arm from every seed, each into a sub-folder of ``folder``, measure them, and write the
     report. With ``resume``, training runs that were stopped continue, finished ones are left alone, and new
-    arms and seeds are added.
+    arms and seeds are added, once processes of an experiment that was killed have ended, for which it waits
+    ``ending_seconds``.
 
     A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
     for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
@@ -106,7 +112,7 @@ def run_experiment(
         write_json(folder / EXPERIMENT, plan)
         due = {name: config for name, config in runs.items() if not (folder / name / RESULT).exists()}
         for name in due:  # one of an experiment that was killed may be about to end
-            with alone_in(folder / name, seconds=ENDING_SECONDS):
+            with alone_in(folder / name, seconds=ending_seconds):
                 if not task.resumes:
                     rmtree(folder / name, ignore_errors=True)
         plan_runs(plan.runs, folder)

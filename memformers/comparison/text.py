@@ -21,9 +21,9 @@ from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
 from memformers.runs.folder import CONFIG
 from memformers.runs.plan import PlannedArm, read_plan
 from memformers.training.api import train_run
-from memformers.training.checkpoints import check_apart, check_same_config, check_same_corpus
+from memformers.training.checkpoints import check_same_config
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.job import find_text, spec_of
+from memformers.training.text import check_apart, check_same_corpus, find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report

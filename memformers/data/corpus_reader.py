@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from memformers.common.errors import UserError
-from memformers.common.files import user_path
 from memformers.data.files import (
     BLOCK,
     JSON_SUFFIXES,
@@ -26,6 +25,7 @@ from memformers.data.files import (
     bytes_as_text,
     bytes_of,
     check_characters,
+    local,
     plain_name,
     texts_in,
 )
@@ -39,6 +39,7 @@ from memformers.data.tables import (
     documents_on_hub,
     table_kind,
 )
+from memformers.data.tokenizer import Tokenizer
 
 MAX_RECORD = 256_000_000
 """Characters of a line of JSON, an array, or a document between separators, which must fit into memory."""
@@ -352,10 +353,26 @@ def text_in(line: str, label: str, field: str) -> str:
     return check_characters(text, label)
 
 
-def read_text(name: str) -> str:
-    """The text of a file, or of standard input for ``-``, or its bytes as text if it is none."""
-    blocks = list(blocks_of(STDIN if name == "-" else user_path(name)))
+def read_prompt(name: str, tokenizer: Tokenizer) -> str:
+    """The one text of a file, or of standard input for ``-``: what its token ids stand for, or as
+    ``read_text``. UserError for documents."""
+    path = STDIN if name == "-" else local(name)
+    part = Part("", path.name, path, False)
+    if part.has_ids(tokenizer.name):
+        ids, _ = ids_in(path, name, tokenizer.vocab_size)
+        if not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+            limits = f"0 to {tokenizer.vocab_size - 1:,}"
+            raise UserError(f"expected {name} to be ids from {limits}, got {ids.min():,} to {ids.max():,}.")
+        return tokenizer.decode(ids)
+    if documents_in(part, CorpusSpec(tokenizer=tokenizer.name)):
+        raise UserError(f"{name} holds documents, and a prompt is one text; write that into a text file.")
+    return read_text(path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or its bytes as text if it is none."""
+    blocks = list(blocks_of(path))
     try:
-        return "".join(texts_in(blocks, name))
+        return "".join(texts_in(blocks, str(path)))
     except NotText:
         return "".join(bytes_as_text(blocks))

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from memformers.common.errors import UserError
+from memformers.common.errors import UserError, one_line
 from memformers.common.files import read_json
 from memformers.data.files import (
     DECOMPRESSORS,
@@ -33,6 +33,7 @@ TEXT_FIELD = "text"
 DELIMITERS = ",;\t"
 ROWS = 256
 """Rows that are in memory at once; they may be whole books."""
+LINE_END = re.compile(r"[\r\n]")
 HUB = "hf://datasets/"
 HUB_NAME = re.compile(
     r"hf://datasets/(?P<name>[^/?]+/[^/?]+)(?:/(?P<config>[^/?]+))?(?:\?split=(?P<split>\w+))?"
@@ -183,12 +184,13 @@ def csv_options(file: Path, path: Path, field: str) -> dict[str, Any]:
 
 
 def first_line(file: Path, label: str) -> str:
+    """The first line of a table, which may end with a carriage return alone, as pandas reads it."""
     text = ""
     for block in texts_in(blocks_of(file), label):
         text += block
-        if "\n" in text:
+        if LINE_END.search(text):
             break
-    return text.partition("\n")[0].rstrip("\r")
+    return LINE_END.split(text, maxsplit=1)[0]
 
 
 @contextmanager
@@ -238,7 +240,3 @@ def saved_shards(folder: Path) -> list[str]:
         if not (folder / shard).is_file():
             raise UserError(f"{folder} has no {shard}, which its {SAVED_STATE} lists; copy the folder again.")
     return shards
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

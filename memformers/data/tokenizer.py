@@ -63,7 +63,7 @@ class Tokenizer(ABC):
 
         return torch.from_numpy(self.ids(text).astype(np.int64))
 
-    def decode(self, tokens: "Tensor") -> str:
+    def decode(self, tokens: "Tensor | Ids") -> str:
         """The text of ``tokens [n]``."""
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
 

@@ -31,7 +31,7 @@ from memformers.runs.folder import UNTOUCHED
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
-AT_ONCE = 1 << 16
+DECODED_TOKENS = 1 << 16
 """Tokens that are decoded at once."""
 MIN_WORDS = 0.75
 """The share of words that must consist of letters for a perplexity per word: it is 0.99 in Shakespeare, and
@@ -313,8 +313,10 @@ def units(
     )
 
 
-def decoded_units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int]) -> Units:
-    """[`units`][] of the text for which the tokens stand."""
+def decoded_units(
+    tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], piece_len: int = DECODED_TOKENS
+) -> Units:
+    """[`units`][] of the text for which the tokens stand, ``piece_len`` of which are decoded at a time."""
     lengths = documents or (len(tokens),)
     predicted = sum(max(length - 1, 0) for length in lengths)
     if tokenizer.name == "ids":
@@ -323,9 +325,9 @@ def decoded_units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int]
     begin = 0
     for length in lengths:
         end = begin + length
-        for first in range(begin + 1, end, AT_ONCE):
+        for first in range(begin + 1, end, piece_len):
             # The token before shows where a word continues, and whether a space follows it.
-            read = read_tokens(tokens, torch.arange(first - 1, min(first + AT_ONCE, end)))
+            read = read_tokens(tokens, torch.arange(first - 1, min(first + piece_len, end)))
             counts += count_units(tokenizer.bytes_of(read))
             counts[:3] -= count_units(tokenizer.bytes_of(read[:1]))[:3]
         begin = end

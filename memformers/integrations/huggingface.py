@@ -24,7 +24,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM, build_embedding, build_head, init_vocabulary
 from memformers.models.memory import Memory
 from memformers.models.memory_checks import check_memory
-from memformers.runs.load import load_checkpoint, load_packaged
+from memformers.runs.load import load_checkpoint, load_pretrained
 
 SETTINGS = tuple(field.name for field in fields(ModelConfig))
 SIMILAR = 0.8
@@ -395,11 +395,11 @@ def rows_in_order(ids: Tensor | Sequence[int], batch_size: int, length: int) -> 
 
 def load(folder: str | Path) -> tuple[MemformerForCausalLM, MemformerTokenizer]:
     """Model, in eval mode, and tokenizer for transformers, of a run, a checkpoint, the folder of
-    ``save_pretrained`` or a model of the package. Raises ValueError for a folder that holds none, and for
-    tokens that are not text."""
+    ``save_pretrained``, or a model of the package or the hub, as ``"OWNER/NAME"``. Raises ValueError for a
+    folder that holds none, and for tokens that are not text."""
     path = Path(folder)
     cpu = torch.device("cpu")
-    lm, tokenizer = load_checkpoint(path, cpu) if path.exists() else load_packaged(str(folder), cpu)
+    lm, tokenizer = load_checkpoint(path, cpu) if path.exists() else load_pretrained(str(folder), cpu)
     # An adaptive head or embedding has no single weight.
     is_tied = getattr(lm.head, "weight", None) is getattr(lm.embed, "weight", ())
     model = MemformerForCausalLM(MemformerConfig(**asdict(lm.config), tie_word_embeddings=is_tied))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
+from memformers.common.errors import UserError, one_line
 from memformers.common.files import (
     MANIFEST,
     atomic_write,
@@ -26,6 +26,7 @@ from memformers.common.files import (
     write_manifest,
 )
 from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.models.hub import download, is_hub_name
 from memformers.models.registry import import_memory, register_model
 
 Config = TypeVar("Config", bound=NetworkConfig)
@@ -85,11 +86,14 @@ class Pretrained(nn.Module):
         device: str | torch.device = "cpu",
         *,
         model: str | type[nn.Module] = "",
+        revision: str = "",
     ) -> Model:
         """Load a model, in eval mode, to ``device``; nothing is unpickled. Raises ValueError for a missing,
-        broken or mismatched file, and for one that has changed since it was written.
+        broken or mismatched file, for one that has changed since it was written, and for a weight that is
+        missing or unknown.
 
-        ``folder`` is what [`save_pretrained`][] or transformers wrote, or the checkpoint of a run; for a
+        ``folder`` is what [`save_pretrained`][] or transformers wrote, or the checkpoint of a run; or
+        ``"OWNER/NAME"`` on Hugging Face's hub, with a branch, tag or commit there as ``revision``; for a
         [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
         ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``; a folder comes first. A model with
         your memory needs that again as ``model``, a class or ``"my_memory.py:Averages"``: code is never run
@@ -100,10 +104,16 @@ class Pretrained(nn.Module):
         else:
             register_model(model)
 
-        # A folder comes before a model of the package with the same name.
+        # A folder comes before a model of the package or the hub with the same name.
+        is_on_hub = isinstance(folder, str) and is_hub_name(folder)
+        if revision and not is_on_hub:
+            raise UserError(f"revision is for a model on the hub, and {folder} is none; leave it out.")
         folder = user_path(folder)
         is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1
-        folder = packaged(folder.name) if is_name else folder
+        if is_name:
+            folder = packaged(folder.name)
+        elif is_on_hub:
+            folder = download(str(folder), (CONFIG, WEIGHTS, MANIFEST), revision)
         if has_manifest(folder):
             check_manifest(folder, (CONFIG, WEIGHTS))
 
@@ -134,8 +144,8 @@ class Pretrained(nn.Module):
             dtype = next(iter(state.values())).dtype
             loaded.to(dtype).load_state_dict(state)
         except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path} doesn't contain the weights of this config: {reason}") from error
+            problem = f"{path} doesn't contain the weights of this config: {one_line(error)}"
+            raise UserError(problem) from error
         if is_name:
             loaded = loaded.float()
         return loaded.to(device).eval()
@@ -161,6 +171,7 @@ def packaged(name: str) -> Path:
     names = packaged_names()
     if name not in names:
         raise UserError(
-            f"no pretrained model is called {name!r}; use one of {', '.join(names)}, or a folder."
+            f"no pretrained model is called {name!r}; use one of {', '.join(names)}, or OWNER/NAME on the "
+            f"hub, or a folder."
         )
     return PACKAGED / name

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from memformers.common.files import atomic_write
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
@@ -31,6 +32,8 @@ LINE = 0.17
 """The height of a line of a legend, in inches."""
 LONG_NAME = 26
 """The number of characters from which two names don't fit beside each other."""
+BESIDE = 0.08
+"""Inches between two marks of the same place, a little more than a mark is wide."""
 MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
 GREY = "#888888"
@@ -147,9 +150,10 @@ def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
 
 def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
     """Lines with bands where there are intervals; fewer than three points are marks with bars."""
+    marked = [series for series in many if len(series.points) < MIN_FOR_A_LINE]
+    draw_marks(axes, marked)
     for series in many:
-        if len(series.points) < MIN_FOR_A_LINE:
-            draw_marks(axes, [series])
+        if series in marked:
             continue
         x, mean, half = series.arrays()
         axes.plot(x, mean, **series.style)
@@ -162,10 +166,23 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
 
 
 def draw_marks(axes: Axes, many: Sequence[Series], *, horizontal: bool = False) -> None:
-    """Marks with bars, joined by a line if there are three or more."""
-    for series in many:
+    """Marks with bars, joined by a line if there are three or more; one beside the other where several series
+    have a mark at the same place."""
+    places = {x for series in many for x, _ in series.points}
+    n_marks = sum(len(series.points) for series in many)
+    is_crowded = not horizontal and len(places) < n_marks
+    for i, series in enumerate(many):
         x, mean, half = series.arrays()
         style = series.style | {"marker": series.line["marker"] or ".", "capsize": 2.5}
+        if is_crowded and len(x) < MIN_FOR_A_LINE:
+            inches = BESIDE * (i - (len(many) - 1) / 2)
+            beside = ScaledTranslation(inches, 0.0, axes.figure.dpi_scale_trans)
+            style["transform"] = axes.transData + beside
+            # matplotlib leaves what is moved out of the limits of the axes.
+            reach = 0.0 if half is None else half
+            axes.update_datalim(np.column_stack([x, mean - reach]))
+            axes.update_datalim(np.column_stack([x, mean + reach]))
+            axes.autoscale_view()
         if len(x) < MIN_FOR_A_LINE:
             style["linestyle"] = "none"
         if horizontal:

@@ -24,7 +24,7 @@ from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.tracking.trackers import find_trackers
 from memformers.training.checkpoints import restore_newest
-from memformers.training.config import TrainConfig, check_all_used
+from memformers.training.config import TrainConfig
 from memformers.training.distributed import process_group
 from memformers.training.job import Job, alone_in_this_process, resolve, write_run_files
 from memformers.training.monitor import RunMonitor
@@ -127,8 +127,6 @@ def train(
         >>> sorted(run.result)[:3]
         ['accuracy', 'bits_per_byte', 'bits_per_character']
     """
-    if not resume:  # an arm of an experiment may have lengths without use
-        check_all_used(config)
     folder = new_folder(short_name(config.model.model)) if folder is None else user_path(folder)
     return train_run(config, folder, resume=resume, init=init, dashboard=dashboard, track=track)
 
@@ -144,6 +142,7 @@ def train_run(
     previous: TrainConfig | None = None,
 ) -> TrainedModel:
     """[`train`][] in ``folder``, of whose run ``previous`` is the config, if that was read already."""
+    # Checked before a text is prepared, which may take hours
     check_named(folder)
     find_dashboard(dashboard)
     find_trackers(track)
@@ -154,11 +153,11 @@ def train_run(
             ranks.say(f"{folder} is already finished; nothing is left to train.")
         else:
             with alone_in(folder) if ranks.first else nullcontext():
-                run(job, dashboard, track)
+                run_job(job, dashboard, track)
     return TrainedModel(folder, config.step.device)
 
 
-def run(job: Job, dashboard: str, track: str) -> None:
+def run_job(job: Job, dashboard: str, track: str) -> None:
     """Train until the end, or until a signal."""
     config = job.config
     ranks = job.ranks

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from memformers.common import files
 from memformers.common.errors import UserError
 from memformers.common.fields import check_keys
-from memformers.common.files import config_from_dict, numbered, read_json, user_path, write_json
-from memformers.data.dataset import DatasetInfo
+from memformers.common.files import config_from_dict, numbered, read_json, write_json
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
@@ -25,7 +24,6 @@ from memformers.models.io import WEIGHTS, read_config, save_tensors
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, flatten
-from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.optimizers import Optimizers
@@ -262,24 +260,6 @@ def differences(previous: dict[str, Any], current: dict[str, Any]) -> str:
 def flat_json(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of ``config`` by their dotted names, as JSON has them."""
     return dict(flatten(json.loads(json.dumps(config))))
-
-
-def check_apart(folder: Path, *texts: str) -> None:
-    if folder.resolve() in [user_path(text).resolve() for text in texts]:
-        raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
-
-
-def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError if the run in ``folder`` was trained on another text."""
-    facts = read_facts(folder)
-    if not facts:
-        return
-    known = facts["corpus"]
-    if known["sha256"] != corpus.sha256:
-        raise UserError(
-            f"{folder} was trained on {known['name']} ({known['source']}); the text from {corpus.source} "
-            f"is a different one. Name the same text with data."
-        )
 
 
 def restore_newest(

@@ -3,9 +3,8 @@ open."""
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,27 @@ import torch
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
-from memformers.common.files import check_manifest, numbered, user_path, write_json
+from memformers.common.files import numbered, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
-from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
-from memformers.data.sources import CorpusSpec
-from memformers.data.streams import check_length
-from memformers.data.tokenize_corpus import dataset_of
-from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
-from memformers.evaluation.evaluate import LOSES_TEXT
-from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
+from memformers.data.tokenizers import TOKENIZER
 from memformers.models.facts import memory_facts
-from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
-from memformers.runs.load import load_checkpoint, load_packaged
 from memformers.runs.reader import read_facts
-from memformers.training.checkpoints import (
-    check_apart,
-    check_same_config,
-    check_same_corpus,
-    is_finished,
+from memformers.training.checkpoints import check_same_config, is_finished
+from memformers.training.config import (
+    TrainConfig,
+    check_all_used,
+    config_as_saved,
+    read_train_config,
+    unused_settings,
 )
-from memformers.training.config import TrainConfig, config_as_saved, read_train_config, unused_settings
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
+from memformers.training.initial_weights import with_init
 from memformers.training.state import TrainingState
+from memformers.training.text import describe_corpus, load_text
 
-MAY_DIFFER_FROM_INIT = {
-    "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
-    "compression_loss",
-}  # fmt: skip
-"""Settings of a network that its weights don't depend on."""
 TRAINING_LOCK = threading.Lock()
 """Held by the training of this process."""
 COMPILER_MESSAGE_CHARACTERS = 300
@@ -86,6 +74,9 @@ def resolve(
     Raises:
         ValueError: If the settings can't be trained. Later, a training raises no error about settings.
     """
+    if not resume:  # an arm of an experiment, which resumes, may have lengths without use
+        check_all_used(config)
+
     # The folder
     if resume and previous is None and (folder / CONFIG).exists():
         previous = read_train_config(folder)
@@ -93,7 +84,9 @@ def resolve(
     has_tokenizer = (folder / TOKENIZER).exists()
 
     # The settings that the initial weights or the run before decide
-    config, weights = with_init(config, init, folder, ranks)
+    weights = None
+    if init is not None:
+        config, weights = with_init(config, init, folder, ranks)
     if previous and config.step.precision == "auto":
         config = replace_nested(config, precision=previous.step.precision)
     if previous and ranks.all_gather(is_finished(config, previous, folder))[0]:
@@ -110,17 +103,22 @@ def resolve(
         raise
 
     # The settings that the text and the device decide
-    config = with_vocabulary(config, text.tokenizer.vocab_size)
+    config = replace_nested(config, vocab_size=text.tokenizer.vocab_size)
     config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
 
-    # The model
+    # The model, and the facts about both
     model = build_model(config, ranks, weights)
+    facts = {
+        "corpus": describe_corpus(text),
+        **describe_model(config, model),
+        "command": command_as_given(),
+    }
     return Job(
         config,
         folder,
         text,
         model,
-        facts=describe_run(config, text, model),
+        facts,
         ranks=ranks,
         from_seed=weights is None,
         resume=resume,
@@ -150,140 +148,6 @@ def check_folder(config: TrainConfig, folder: Path, previous: TrainConfig | None
         raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
     else:
         refuse_overwrite(folder, OF_A_RUN)
-
-
-def with_init(
-    config: TrainConfig, init: MemoryLM | str | Path | None, folder: Path, ranks: Distributed
-) -> tuple[TrainConfig, MemoryLM | None]:
-    """``config`` with the network and the tokenizer of the initial weights, and their model."""
-    if init is None:
-        return config, None
-    tokenizer = None
-    if isinstance(init, MemoryLM):
-        model = init
-    else:
-        model, tokenizer = load_initial(str(init))
-
-    network = model.config if config.model == ModelConfig() else config.model
-    network = replace(network, vocab_size=model.config.vocab_size)  # which the text is checked against
-    check_same_network(network, model.config)
-    config = replace(config, model=network)
-    if tokenizer is None:
-        return config, model
-
-    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
-        raise UserError(
-            f"tokenizer={config.tokenizer!r} can't be used, since the initial weights have a tokenizer; "
-            f"leave it out."
-        )
-    ranks.on_rank_zero(lambda: keep_tokenizer(tokenizer, folder))
-    return replace(config, tokenizer=str(folder / TOKENIZER)), model
-
-
-def check_same_network(network: ModelConfig, initial: ModelConfig) -> None:
-    """Raise UserError if the weights of the ``initial`` network don't fit ``network``."""
-    differences = []
-    for setting in fields(ModelConfig):
-        theirs = getattr(initial, setting.name)
-        ours = getattr(network, setting.name)
-        if setting.name not in MAY_DIFFER_FROM_INIT and theirs != ours:
-            differences.append(f"{setting.name} {theirs} → {ours}")
-    if differences:
-        raise UserError(
-            f"the initial weights come from a network with other settings ({', '.join(differences)}). Leave "
-            f"these options out; only {', '.join(sorted(MAY_DIFFER_FROM_INIT))} may change."
-        )
-
-
-def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
-    """The model and the tokenizer from a folder, or by name from the package. Unused lengths have their
-    defaults."""
-    cpu = torch.device("cpu")
-    is_packaged = name in packaged_names() and not Path(name).exists()
-    if is_packaged:
-        model, tokenizer = load_packaged(name, cpu)
-    else:
-        model, tokenizer = load_checkpoint(user_path(name), cpu)
-    unused = {}
-    for setting in fields(model.config):
-        if setting.name in SHARED_SETTINGS and not applies_to(setting.name, model.config.model):
-            unused[setting.name] = setting.default
-    model.config = replace_nested(model.config, **unused)
-    return model, tokenizer
-
-
-def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    if not (folder / TOKENIZER).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, folder)
-    elif load_tokenizer(folder).to_json() != tokenizer.to_json():
-        raise UserError(f"{folder / TOKENIZER} is another tokenizer; name a new folder.")
-
-
-def spec_of(config: TrainConfig) -> CorpusSpec:
-    text = asdict(config.text)
-    return CorpusSpec(config.data, tokenizer=config.tokenizer, vocab_size=config.model.vocab_size, **text)
-
-
-def find_text(config: TrainConfig, folder: Path | None = None) -> TokenDataset:
-    """The text of ``config``. The subwords of a run in ``folder`` are not learned again."""
-    subwords = learned_subwords(folder) if folder and config.tokenizer == "bpe" else None
-    return dataset_of(replace(spec_of(config), subwords=subwords))
-
-
-def learned_subwords(folder: Path) -> Tokenizer | None:
-    """The tokenizer of the newest checkpoint in ``folder`` that has an unbroken one; else None."""
-    for checkpoint in numbered(folder / CHECKPOINTS):
-        with contextlib.suppress(UserError, OSError):
-            check_manifest(checkpoint, [TOKENIZER])
-            return load_tokenizer(checkpoint)
-    return None
-
-
-def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
-    """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
-    text = ranks.rank_zero_first(lambda: find_text(config, folder))
-    source = text.info.source
-    ranks.check_alike(
-        text.info.sha256,
-        f"the processes read different texts, this one {source}; name a file that all have with data.",
-    )
-    check_apart(folder, config.data, source)
-    check_same_corpus(text.info, folder)
-    check_text(text, config)
-    if config.tokenizer.endswith(".json"):
-        ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
-    if text.validation.counts.is_lossy and ranks.first:
-        warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
-    return text
-
-
-def check_text(text: TokenDataset, config: TrainConfig) -> None:
-    """Raise UserError if ``text`` can't be trained or validated on as ``config`` says."""
-    source = text.info.source
-    tokenizer = text.info.tokenizer
-    cutoffs = config.model.adaptive.cutoffs
-    if cutoffs and tokenizer not in ("frequency", "word"):
-        raise UserError(
-            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={tokenizer!r} "
-            f"numbers them otherwise; use tokenizer='frequency' or 'word', or leave the cutoffs out."
-        )
-    if VALIDATION not in text.splits:
-        raise UserError(f"{source} has no validation part; prepare it without a model's tokenizer.")
-    check_length(len(text.train.tokens), config.batch_size, config.model.segment_len)
-    for split, purpose in ((text.train, "train"), (text.validation, "validate")):
-        if len(split.documents) and split.documents.max() < 2:
-            raise UserError(
-                f"{source} has only documents of a single token to {purpose} on, in which nothing can be "
-                f"predicted; use longer documents."
-            )
-
-
-def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    requested = config.model.vocab_size
-    if requested not in (None, vocab_size):
-        raise UserError(f"vocab_size={requested}, but the text has {vocab_size}; leave vocab_size out.")
-    return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
 def build_model(
@@ -322,25 +186,6 @@ def check_compiler(device: torch.device) -> None:
         ) from None
 
 
-def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
-    info = text.info
-    held_out = text.validation
-    corpus: dict[str, Any] = {
-        "name": info.name,
-        "source": info.source,
-        "tokenizer": info.tokenizer,
-        "characters": info.total("characters"),
-    }
-    if info.documents:
-        corpus["documents"] = info.documents
-    corpus["held_out_tokens"] = len(held_out.tokens) - (len(held_out.documents) or 1)
-    if held_out.counts.is_lossy:
-        corpus["loses_text"] = True
-    corpus["sha256"] = info.sha256
-    corpus["stands_in_for_tiny_shakespeare"] = info.is_stand_in
-    return {"corpus": corpus, **describe_model(config, model), "command": command_as_given()}
-
-
 def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -357,10 +202,10 @@ def write_run_files(job: Job, state: TrainingState) -> None:
     (job.folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
     write_json(job.folder / CONFIG, config_as_saved(job.config))
     facts = job.facts
-    before = read_facts(job.folder) if state.tokens > 0 else None
-    if before:
-        environments = before.get("environments", [before["environment"]])
+    previous_facts = read_facts(job.folder) if state.tokens > 0 else None
+    if previous_facts:
+        environments = previous_facts.get("environments", [previous_facts["environment"]])
         if facts["environment"] not in environments:
-            before["environments"] = [*environments, facts["environment"]]
-        facts = before
+            previous_facts["environments"] = [*environments, facts["environment"]]
+        facts = previous_facts
     write_json(job.folder / FACTS, facts)

@@ -93,6 +93,9 @@ class Trainer:
             # memory's parameters may have none while the memory is empty.
             may_be_idle = bool(model.transformer.compressions) or ":" in config.model.model
             self.forward = DistributedDataParallel(self.forward, find_unused_parameters=may_be_idle)
+        # With bfloat16, matrix products are rounded; weights, memory and losses stay in float32.
+        is_rounded = config.step.precision == "bfloat16"
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=is_rounded)
         # An extended training has its own schedule, over the remaining tokens.
         self.learning_rate = learning_rate_schedule(config, config.max_tokens - self.state.extended_at)
 
@@ -147,7 +150,7 @@ class Trainer:
         for i, part in enumerate(part_of_rank.chunk(n_parts)):
             is_last = i == n_parts - 1
             with self.gradient_sync(is_last):
-                with self.autocast():
+                with self.autocast:
                     output = self.forward(part.inputs, memories[i], part.targets, part.doc_starts)
                 share = part.targets.ne(IGNORED).sum().to(output.scores.loss.dtype) / predicted_per_part
                 # The mean over no targets is NaN.
@@ -190,11 +193,6 @@ class Trainer:
             return [memory]
         size = segment.inputs.shape[1] // n_parts
         return [memory.streams(slice(i * size, (i + 1) * size)) for i in range(n_parts)]
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """With bfloat16, matrix products are rounded; weights, memory and losses stay in float32."""
-        is_rounded = self.config.step.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_rounded)
 
     def gradient_sync(self, is_last_part: bool) -> AbstractContextManager[object]:
         """Ranks exchange gradients only after the last part of a step."""

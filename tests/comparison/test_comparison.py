@@ -15,7 +15,7 @@ from memformers.comparison.text import CompareConfig, compare, resolve_data
 from memformers.data import sources
 from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import Run
-from memformers.training.job import find_text
+from memformers.training.text import find_text
 from tests.builders import COMPARED, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
 

@@ -8,7 +8,6 @@ import torch
 from memformers.common.errors import UserError
 from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
-from memformers.comparison import experiment
 from memformers.comparison.arms import changed_settings
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import task
@@ -89,16 +88,16 @@ def test_a_run_has_curves_and_a_frozen_compression_stays(done):
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_stopped_training_begins_again_after_its_process(tmp_path, monkeypatch):
+def test_a_stopped_training_begins_again_after_its_process(tmp_path):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment(), tmp_path / "r")
     before = read_json(tmp_path / "r" / "compressive" / "result.json")
     (tmp_path / "r" / "compressive" / "result.json").unlink()
-    monkeypatch.setattr(experiment, "ENDING_SECONDS", 0.0)
     with alone_in(tmp_path / "r" / "compressive"):
-        for begin in (lambda run: run_experiment(config.experiment(), run.parent, resume=True), RECALL.train):
-            with pytest.raises(UserError, match="is being trained by another process"):
-                begin(tmp_path / "r" / "compressive")
+        with pytest.raises(UserError, match="is being trained by another process"):
+            run_experiment(config.experiment(), tmp_path / "r", resume=True, ending_seconds=0.0)
+        with pytest.raises(UserError, match="is being trained by another process"):
+            RECALL.train(tmp_path / "r" / "compressive")
     run_experiment(config.experiment(), tmp_path / "r", resume=True)
     again = read_json(tmp_path / "r" / "compressive" / "result.json")
     assert (again["recall"], again["controls"]) == (before["recall"], before["controls"])

@@ -15,7 +15,7 @@ from memformers.common.files import check_manifest, read_json
 from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate
 from memformers.models.io import PACKAGED, RECIPE, WEIGHTS, packaged_names
-from memformers.runs.load import load_checkpoint, load_packaged
+from memformers.runs.load import load_checkpoint, load_pretrained
 from tests.builders import small_lm, small_training
 from tests.processes import run
 
@@ -49,7 +49,7 @@ def test_a_packaged_model_is_small_and_loads_in_float32(name):
 
 def test_a_packaged_model_has_learned_what_its_recipe_names(name):
     recipe = read_json(PACKAGED / name / RECIPE)
-    model, tokenizer = load_packaged(name, CPU)
+    model, tokenizer = load_pretrained(name, CPU)
     assert recipe["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert recipe["training"]["model"]["model"] == name.removesuffix("-shakespeare")
     assert recipe["corpus"]["name"] == "Tiny Shakespeare"
@@ -79,7 +79,7 @@ def test_an_unknown_model_is_refused(here):
     with pytest.raises(ValueError, match=r"'hamlet'; use one of compressive"):
         MemoryLM.from_pretrained("hamlet")
     with pytest.raises(ValueError, match=r"config\.json, but it is missing"):
-        MemoryLM.from_pretrained("models/hamlet")
+        MemoryLM.from_pretrained("./models/hamlet")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comp
 
 
 @pytest.mark.long
-def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, tmp_path):
+def test_a_restarted_dashboard_shows_a_killed_run_as_stopped(page, comparison, tmp_path):
     with DashboardHere(tmp_path / "records") as dashboard:
         page.goto(page_of(dashboard, comparison))
         page.locator("summary", has_text="Runs").click()
@@ -171,9 +171,7 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
 
 
 @pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.long), 1280])
-def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_evaluated(
-    width, page, quick_runs, troubles, tmp_path, capsys
-):
+def test_a_single_run_has_a_live_page(width, page, quick_runs, troubles, tmp_path, capsys):
     page.set_viewport_size({"width": width, "height": 900})
     folder = tmp_path / f"alone-{width}"
     folder.mkdir()
@@ -209,9 +207,7 @@ def test_a_run_alone_has_a_live_page_that_shows_its_training_loss_until_it_is_ev
 
 
 @pytest.mark.long
-def test_labml_lists_runs_with_their_settings_and_draws_their_losses(
-    with_network, quick_runs, troubles, tmp_path
-):
+def test_labml_shows_settings_and_losses(with_network, quick_runs, troubles, tmp_path):
     page, folder = with_network, tmp_path / "two"
     settings = {"model": {"model": "transformer", "mem_len": 7, "d_model": 32}, "seed": 3}
     plan_runs(runs_of(MODELS, [0]), folder)

@@ -55,7 +55,7 @@ def test_the_page_and_its_files_are_served(dashboard):
      ("workstation:5005", True), ("", False), ("evil.example:5005", False),
      ("127.0.0.1.evil.example", False), ("a:b:c", False), ("[evil]", False)],
 )  # fmt: skip
-def test_a_name_that_somebody_lets_point_here_is_refused_and_an_address_is_not(dashboard, host, here):
+def test_addresses_are_accepted_and_foreign_host_names_refused(dashboard, host, here):
     status = send(dashboard, "/api/v1/runs/null", host=host)[0]
     assert status == 200 if here else status in (400, 403)
 
@@ -91,9 +91,7 @@ def test_other_origins_are_refused_and_a_link_may_open_the_page(dashboard, heade
      *((f"/comparisons/{path}", b"", 404)
        for path in ("../../etc", RUN, f"{RUN}/data", f"{RUN}/report", "files/..%2fguard.py"))],
 )  # fmt: skip
-def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
-    dashboard, path, body, wanted, caplog
-):
+def test_malformed_requests_leave_no_trace(dashboard, path, body, wanted, caplog):
     status, answer = send(dashboard, path, method="POST" if body else "GET", body=body)
     assert status == wanted
     assert not [inside for inside in ("Traceback", "trace", ".py", "File", "Error:") if inside in answer]

@@ -60,7 +60,7 @@ def curves(data):
     return {trace["name"]: trace for trace in data["figure"]["data"] if trace["showlegend"]}
 
 
-def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left(tmp_path):
+def test_planned_runs_are_shown_before_they_begin(tmp_path):
     runs = Runs(plan(tmp_path / "both", seeds=(0,)))
     data = describe(runs, knows=lambda run: run == "idofshort")
     assert (data["title"], data["metric"], data["figure"]["data"]) == ("both", "", [])
@@ -80,7 +80,7 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     assert describe(runs)["report"]
 
 
-def test_half_a_line_waits_for_its_rest_what_is_no_record_is_left_out_and_a_new_file_is_read_again(tmp_path):
+def test_half_written_records_wait(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path)
     metrics.read()
@@ -106,7 +106,7 @@ def test_half_a_line_waits_for_its_rest_what_is_no_record_is_left_out_and_a_new_
     assert len(metrics.records) == 0
 
 
-def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_finished(tmp_path):
+def test_a_live_verdict_counts_finished_seeds_only(tmp_path):
     runs = Runs(plan(tmp_path, seeds=(0, 1, 2)))
     losses = {"short": [3.0, 2.0, 1.0], "short-seed1": [3.5, 2.2, 1.4], "short-seed2": [9.0]}
     losses |= {"long": [3.0, 2.0, 0.5], "long-seed1": [3.5, 2.2, 0.95]}
@@ -150,7 +150,7 @@ def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
     assert paragraph in describe(runs)["above"], "a broken number breaks nothing"
 
 
-def test_the_live_page_compares_nats_where_bits_per_character_are_not_known(tmp_path):
+def test_the_live_page_falls_back_to_nats(tmp_path):
     runs = Runs(plan(tmp_path, seeds=(0,)))
     for name, loss in (("short", 2.5), ("long", 2.25)):
         record(tmp_path / name, [3.0, loss], "completed")
@@ -161,7 +161,7 @@ def test_the_live_page_compares_nats_where_bits_per_character_are_not_known(tmp_
     assert "<em>−0.250</em>" in above or "0.250 nats per token apart" in above
 
 
-def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):
+def test_only_changes_are_sent(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     one, two = (plan(tmp_path / name) for name in ("one", "two"))
     for folder in (one, two):

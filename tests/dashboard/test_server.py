@@ -66,7 +66,7 @@ def command(folder, *arguments, end=signal.SIGKILL):
         process.kill()
 
 
-def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to_it(tmp_path, capsys):
+def test_a_second_dashboard_command_reuses_the_first(tmp_path, capsys):
     folder = tmp_path / "records"
     with command(folder, "--host", "0.0.0.0", end=signal.SIGINT) as dashboard:
         assert sent_to("auto") == api_address(dashboard.url)
@@ -94,9 +94,7 @@ def test_a_run_finds_the_command_s_dashboard_and_a_second_command_brings_runs_to
     assert sent_to("auto") == ""
 
 
-def test_a_training_that_began_first_finds_a_dashboard_and_one_that_comes_back_misses_nothing(
-    tmp_path, capfd
-):
+def test_a_late_dashboard_misses_nothing(tmp_path, capfd):
     folder, records = tmp_path / "model", tmp_path / "records"
     folder.mkdir()
     with ExitStack() as last, Tracking(folder, "model", {}, "auto") as tracking:
@@ -118,9 +116,7 @@ def test_a_training_that_began_first_finds_a_dashboard_and_one_that_comes_back_m
 
 
 @pytest.mark.filterwarnings("default:.*labml.json")
-def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_named(
-    quick_runs, tmp_path, capsys
-):
+def test_earlier_runs_are_imported_once(quick_runs, tmp_path, capsys):
     names = ("broken-card", "five", "huge", "first")
     card, five, huge, good = [recorded(tmp_path / "runs" / name, range(1, 1200)) for name in names]
     assert find_runs(tmp_path / "runs") == [card, five, huge, good]
@@ -139,7 +135,7 @@ def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_na
 
 
 @pytest.mark.long
-def test_a_long_run_with_many_metrics_is_imported_within_what_a_request_may_hold(tmp_path):
+def test_imports_stay_below_the_request_limit(tmp_path):
     folder = recorded(tmp_path / "long", ())
     with open(folder / "metrics.jsonl", "w") as file:
         for step in range(1, 3000):
@@ -179,7 +175,7 @@ def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
     ("name", "text"),
     [("User", ""), ("Project", '{"half": '), ("Project", '{"$array": "!"}'), ("indexes", "[1]")],
 )
-def test_a_record_that_cannot_be_read_is_one_line_that_says_what_to_do(name, text, tmp_path):
+def test_an_unreadable_record_is_a_one_line_error(name, text, tmp_path):
     use_records(tmp_path)
     for path in tmp_path.glob(f"{name}/*.json"):
         path.write_text(text)
@@ -187,7 +183,7 @@ def test_a_record_that_cannot_be_read_is_one_line_that_says_what_to_do(name, tex
         use_records(tmp_path)
 
 
-def test_a_run_of_which_a_kill_left_a_part_is_forgotten_and_sent_again(quick_runs, tmp_path):
+def test_a_partly_sent_run_is_sent_again(quick_runs, tmp_path):
     recorded(tmp_path / "runs" / "one")
     records = tmp_path / "records"
     with DashboardHere(records) as dashboard:

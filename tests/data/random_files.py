@@ -151,11 +151,13 @@ class RandomFile:
             writer = csv.writer(file, delimiter=delimiter, lineterminator=rng.choice(["\n", "\r\n"]))
             writer.writerows([list(rows[0]), *(row.values() for row in rows)])
             self.raw = file.getvalue().encode()
+            # Without a delimiter in the first row, a comma in another one is taken for it.
+            self.may_fail = self.kind == ".csv" and len(columns) == 1 and delimiter != ","
             if self.is_broken:
                 self.raw = broken(rng, self.raw)
                 self.content = csv_rows_in(self.raw, delimiter, is_strict=False)
                 # Quotes at wrong places may be read or refused.
-                self.may_fail = csv_rows_in(self.raw, delimiter, is_strict=True) == ERROR
+                self.may_fail |= csv_rows_in(self.raw, delimiter, is_strict=True) == ERROR
         elif self.kind == ".json":
             self.raw = json.dumps(rows, indent=rng.choice([None, 1])).encode()
         else:

@@ -7,6 +7,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from memformers import prepare_ids
+from memformers.data.corpus_reader import read_prompt
+from memformers.data.tokenizer import IdTokenizer
+from tests.builders import SMALL_SIZES
 from tests.data.reading import dataset, refused, saved, write
 from tests.processes import run
 
@@ -117,6 +120,38 @@ def test_the_command_takes_document_end(tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path, {"x.bin": np.tile(np.arange(10), 40).astype("<u2").tobytes()}))
     options = ("--vocab-size", "10", "--document-end", "9", "--out", "tokens")
     assert "36 documents" in run("prepare", "x.bin", *options).out
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_evaluate_and_generate_read_the_ids_that_train_reads(tmp_path, monkeypatch):
+    ids = np.tile(np.arange(10), 40)
+    monkeypatch.chdir(write(tmp_path, {"x.bin": ids.astype("<u2").tobytes(), "x.npy": saved(ids)}))
+    trained = run(
+        "train", "--data", "x.bin", "--vocab-size", 10, "--document-end", 9, *SMALL_SIZES, "--out", "run"
+    )
+    assert trained.code == 0, trained.err
+    evaluate = ("evaluate", "--checkpoint", "run", "--document-end", 9)
+    assert ", in 40 documents" in run(*evaluate, "--text", "x.bin").out
+    assert "document_end are for the file of --text; name it" in run(*evaluate).err
+    generate = ("generate", "--checkpoint", "run", "--temperature", 0, "--tokens", 5)
+    named = run(*generate, "--prompt", " ".join(map(str, ids)))
+    for name in ("x.bin", "x.npy"):
+        read = run(*generate, "--prompt-file", name, "--prompt", "")
+        assert read.code == 0, read.err
+        assert named.out.endswith(read.out)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"x.bin": np.array([7, 700], "<u2").tobytes()}, r"x\.bin to be ids from 0 to 9, got 7 to 700"),
+        ({"x.jsonl": '{"text": "a"}'}, r"x\.jsonl holds documents, and a prompt is one text"),
+        ({"x.parquet": b"PAR1"}, r"x\.parquet holds documents, and a prompt is one text"),
+    ],
+)
+def test_a_prompt_that_is_not_one_text_of_the_model_is_refused(files, words, tmp_path):
+    with refused(words):
+        read_prompt(str(write(tmp_path, files) / next(iter(files))), IdTokenizer(10))
 
 
 def test_the_bytes_of_a_file_of_ids_are_called_bytes(tmp_path, monkeypatch):

@@ -22,9 +22,10 @@ import zstandard
 from memformers import prepare_ids
 from memformers.data import corpus_reader, tokenize_corpus
 from memformers.data import files as reading
-from memformers.data.corpus_reader import read_text
+from memformers.data.corpus_reader import read_prompt
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import prepare
+from memformers.data.tokenizer import ByteTokenizer
 from tests.data.reading import as_text, contents, dataset, refused, saved, whole, write, zipped
 from tests.processes import run
 
@@ -100,7 +101,7 @@ def test_a_file_or_folder_is_its_text_or_its_documents(files, how, expected, war
     if documents:
         assert text == "".join(text for _, text in documents)
     elif not how:
-        assert read_text(next(iter(files))) == text
+        assert read_prompt(next(iter(files)), ByteTokenizer()) == text
 
 
 def test_what_lies_across_the_portions_that_are_read_and_encoded_is_whole(tmp_path, monkeypatch):

@@ -21,8 +21,10 @@ from torch.distributed.run import get_args_parser
 from docs.building.markdown import BLOCK as WRITTEN
 from memformers.commands.train import Train, parse_train
 from memformers.data.builtin import write_play
+from memformers.integrations.hub import push_to_hub
 from memformers.training import monitor
 from tests.builders import SMALL_SIZES
+from tests.hub import running_hub
 from tests.processes import ended, run
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,8 @@ OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
 MIXED = "docs/how-to/token_ids.md"
 """A page whose commands read what its Python wrote."""
+ON_HUB = "docs/how-to/share.md"
+"""A page whose models are on the hub."""
 NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
 """What pages need beside the package; these take long."""
 OTHERS = (
@@ -81,6 +85,12 @@ def _one_thread():
     torch.set_num_threads(1)  # tiny models are far slower where several have to wait for a core
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with running_hub(monkeypatch, tmp_path / "cache"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +133,13 @@ def tiny(arguments):
     "page", [pytest.param(page, id=name_of(page), marks=[pytest.mark.long] * (name_of(page) in NEEDS))
              for page in pages_with("python") if name_of(page) != MIXED],
 )  # fmt: skip
-def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
+def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, request):
     for package in NEEDS.get(name_of(page), ()):
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(monitor, "SAMPLE_CHARACTERS", 30)
+    if name_of(page) == ON_HUB:
+        request.getfixturevalue("hub")
     parts, names = blocks(page), {"__name__": "page"}
     for (language, code), (next_language, next_code) in zip(parts, [*parts[1:], ("", "")], strict=True):
         if language != "python":
@@ -141,8 +153,11 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
 
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
-def test_commands_run(page, workplace, monkeypatch):
+def test_commands_run(page, workplace, monkeypatch, request):
     monkeypatch.chdir(workplace)
+    if name_of(page) == ON_HUB:
+        request.getfixturevalue("hub")
+        push_to_hub("runs/tiny", "you/novels")
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -168,9 +183,7 @@ def test_commands_run(page, workplace, monkeypatch):
     [line[line.index("torchrun") :] for page in PAGES for language, code in blocks(page) if language == "sh"
      for line in code.replace("\\\n", " ").splitlines() if "torchrun --" in line],
 )  # fmt: skip
-def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_command(
-    line, tmp_path, monkeypatch
-):
+def test_torchrun_lines_are_read_by_both_parsers(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = get_args_parser().parse_args(shlex.split(line)[1:])
     assert (started.module, started.training_script) == (True, "memformers")

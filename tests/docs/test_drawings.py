@@ -34,7 +34,7 @@ def test_a_drawing_has_no_english_label_in_another_language(name):
 
 
 @pytest.mark.parametrize("sizes", [(0,), (8,), (4, 4, 4), (4, 2, 4)])
-def test_a_full_memory_is_drawn_with_its_keys_and_its_reach_and_every_position_in_one_place(sizes):
+def test_a_drawn_memory_has_each_position_once(sizes):
     *_, row = rolled(compressed(*sizes) if len(sizes) > 1 else exactly(*sizes), segments=8)
     assert [p for first, last, _ in row for p in range(first, last + 1)] == list(range(32))
     keys = [cell for cell in row if "memory" in cell[2]]

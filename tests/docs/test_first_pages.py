@@ -67,7 +67,7 @@ def test_the_sentence_about_slots_on_text_counts_every_comparison():
     assert [*BOLD_ON_TEXT.values()].count("worse") == worse
 
 
-def test_every_bold_row_that_compares_slots_on_a_text_is_in_that_sentence():
+def test_each_significant_row_about_slots_is_in_the_sentence():
     bold = {
         (page, cells[0])
         for page in RESULTS
@@ -79,7 +79,7 @@ def test_every_bold_row_that_compares_slots_on_a_text_is_in_that_sentence():
     assert bold == BOLD_ON_TEXT.keys()
 
 
-def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
+def test_exact_memory_wins_in_reach_and_slots_beyond():
     compared = 0
     for _, group, cells in table_rows("reach"):
         band = re.match(r"set ([\d,]+) to ([\d,]+) tokens ago", cells[0])
@@ -93,7 +93,7 @@ def test_exact_memory_wins_within_the_reach_of_all_layers_and_slots_beyond():
     assert compared >= 10
 
 
-def test_the_readme_is_short_and_has_the_words_that_people_search_for():
+def test_the_readme_is_short_and_searchable():
     searched = ["recurrence over segments", "memory carried across batches", "truncated backpropagation"]
     searched += ["reset it per row", "KV cache", "long context", "in place of `nn.GRU` or `nn.LSTM`"]
     assert [words for words in searched if words not in README] == []
@@ -106,14 +106,14 @@ def test_the_readme_has_both_commands_on_its_first_screen():
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.keys() - {"commands", "index", "speed"}))
-def test_a_headline_claims_nothing_from_one_seed_and_its_numbers_have_intervals(page):
+def test_headlines_claim_from_several_seeds(page):
     headline = re.search(r"\n\n\*\*(.+?)\*\*", RESULTS[page], re.DOTALL)[1]
     assert "one seed" not in headline
     for number in re.findall(r"\d+\.\d+", headline):
         assert f"{number} ±" in RESULTS[page] or f"± {number}" in RESULTS[page], number
 
 
-def test_what_memory_and_one_long_layer_save_of_python_source_are_paired_differences():
+def test_python_source_savings_are_paired():
     none, exact = python_source("none"), python_source("xl-256")
     saved = paired(none, exact)
     more = paired(*(python_source(arm, "text_heads") for arm in ("xl-256", "xl-last")))
@@ -153,9 +153,7 @@ significant; and what pages say of them."""
 
 
 @pytest.mark.parametrize(("experiments", "pairs", "significant", "sentences"), SAVED)
-def test_what_is_saved_is_a_paired_difference_and_significant_where_pages_say_so(
-    experiments, pairs, significant, sentences
-):
+def test_savings_are_paired_and_significant_if_so_said(experiments, pairs, significant, sentences):
     gains = [paired(*(python_source(arm, name) for arm in arms)) for name in experiments for arms in pairs]
     assert [gain.leaves_out_zero for gain in gains] == [i < significant for i in range(len(gains))]
     assert all(gain.n == 3 for gain in gains)
@@ -165,7 +163,7 @@ def test_what_is_saved_is_a_paired_difference_and_significant_where_pages_say_so
         assert [part for part in sentence.format(*numbers).split("…") if part not in page] == []
 
 
-def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_differences():
+def test_associative_recall_gains_are_paired():
     of = ("selective-128-shift", "xl-128-shift-slow", "xl-128-slow")
     of_arms = [seeds("mqar", arm, "correct") for arm in of]
     for better, worse in pairwise(of_arms):
@@ -180,7 +178,7 @@ def test_what_selecting_and_a_token_shift_gain_in_associative_recall_are_paired_
         assert [shown for shown in (*shares, level) if shown not in page] == []
 
 
-def test_which_memories_answer_more_without_a_token_shift_than_without_association():
+def test_two_memories_beat_guessing_without_a_shift():
     arms = ("xl-128-slow", "conv-128", "mean-128", "selective-128-slow")
     shares = {arm: mean(seeds("mqar", arm, "correct")) for arm in arms}
     level = level_without_association(SHORTEST)
@@ -197,7 +195,7 @@ def test_which_memories_answer_more_without_a_token_shift_than_without_associati
         ["selective-32-shift", "xl-32-shift-slow"],
     ],
 )
-def test_the_order_of_memories_in_associative_recall_is_significant(order):
+def test_the_order_in_associative_recall_is_significant(order):
     answers = [seeds("mqar", arm, "correct") for arm in order]
     for better, worse in pairwise(answers):
         gain = paired(better, worse)
@@ -220,7 +218,7 @@ def test_the_speed_is_that_of_its_page():
     assert f"{low} to {float(high):g} times as fast as labml-nn" in README
 
 
-def test_the_sentence_on_learning_while_reading_is_that_of_its_file():
+def test_the_sentence_on_learning_is_that_of_its_file():
     def loss(measure):
         return seeds("learning", "transformer-xl-shakespeare", measure)[0]
 

@@ -16,7 +16,7 @@ def beside(text, *marks):
     return f'<div class="beside" markdown>\n{columns}</div>'
 
 
-def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_them():
+def test_an_excerpt_is_the_code_without_docstrings():
     path, (head, *body) = excerpt(LOSS)
     assert path == "docs/plain/compressive.py"
     assert f"\n{head}\n" in (ROOT / path).read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_an_excerpt_is_the_lines_as_they_are_without_the_docstring_or_some_of_th
      (beside("a", '1 "in_slots ="'), "'1' is not understood; write ①"),
      ("<div>\n<!-- table reach -->\n\nmore", "no end")],
 )  # fmt: skip
-def test_a_page_can_not_outlive_what_it_shows_and_a_mark_has_a_text_and_a_line(page, reason):
+def test_a_page_that_shows_missing_code_is_an_error(page, reason):
     with pytest.raises(ValueError, match=reason) as error:
         filled(page if page.startswith("<") else f"<!-- {page} -->\n<!-- end -->")
     assert "\n" not in str(error.value)
@@ -65,7 +65,7 @@ def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
     assert "    return n_valid.clamp(0, mem_len) + n_visible_slots  # ②①\n```" in page
 
 
-def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():
+def test_formulas_become_mathml_with_marked_terms():
     tex = r'<span class="arithmatex">\(\underset{②}{a_i &lt; b} + \overset{①}{c}\)</span>'
     page = with_terms(TEX.sub(mathml, tex))
     assert page.count("<math") == 1
@@ -75,7 +75,7 @@ def test_formulas_become_mathml_in_which_a_mark_gives_its_term_a_class():
         TEX.sub(mathml, r'<div class="arithmatex">\[\nosuchcommand\]</div>')
 
 
-def test_links_lead_to_pages_and_files_that_are_not_on_the_site_are_named():
+def test_links_lead_to_pages_or_name_files():
     pages = {"CHANGELOG.md": "changelog.md"}
     same = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md), ![f](f.png)"
     page = relinked(f"[a](../tests/builders.py), {same}", "docs/page.md", pages)

@@ -29,7 +29,8 @@ SUFFIXES = r"\.(?:py|md|json|jsonl|npy|txt|toml|css|html|yml|csv|svg|safetensors
 """Of the files that pages name."""
 
 OTHER_NAMES = """
-EPYC     DataParallel FlopCounterMode GAE GRUModule HFLM LSTMModule ONNX TransfoXLModel WANDB_MODE _orig_mod
+    EPYC DataParallel FlopCounterMode GAE GRUModule HFLM HF_HOME LSTMModule ONNX PyTorchModelHubMixin
+    TransfoXLModel WANDB_MODE _orig_mod
     deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
     quantize_dynamic
     prefix_token_id set_recurrent_mode stop_strings transfo save_to_disk

@@ -36,7 +36,7 @@ def test_all_notebooks_run_to_their_end_on_a_small_budget(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_installs_the_repository_and_is_committed_as_it_ran_light_and_without_paths(path):
+def test_notebooks_are_committed_as_they_ran(path):
     """Not a package by its name: whoever takes a name first on PyPI decides what it installs."""
     notebook = nbformat.read(path, as_version=4)
     first, *others = (cell for cell in notebook.cells if cell.cell_type == "code")

@@ -154,7 +154,7 @@ def test_a_plain_file_says_offline_that_a_text_can_be_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_address_of_the_repository_is_everywhere_the_one_in_pyproject():
+def test_the_repository_has_one_address():
     [address] = re.findall(
         r'^Repository = "https://github\.com/([^"]+)"', read("pyproject.toml"), re.MULTILINE
     )
@@ -182,7 +182,7 @@ TRANSLATED = (
 @pytest.mark.parametrize(
     "path", ["README.md", *sorted(p.relative_to(ROOT) for p in ROOT.glob("docs/**/*.md"))]
 )
-def test_a_page_has_none_of_the_phrases_that_sound_like_a_translation(path):
+def test_pages_read_like_english(path):
     """See 'How sentences read' in CONTRIBUTING.md. Tables and source are written elsewhere."""
     prose = re.sub(r"^```.*?^```$", "", BLOCK.sub("", read(path)), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(TRANSLATED, " ".join(prose.split()), re.IGNORECASE) == []

@@ -4,7 +4,9 @@ import json
 import re
 import shlex
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
+from itertools import combinations, product
 
 import matplotlib
 import pytest
@@ -61,7 +63,7 @@ def test_pages_and_figures_are_as_their_data_and_the_source_say(wanted):
     assert {*wanted} >= {*(ROOT / "docs/results/figures").iterdir()}
 
 
-def test_verdicts_are_of_three_seeds_or_more_and_a_winner_is_on_its_side_of_zero():
+def test_verdicts_need_three_seeds_and_the_right_sign():
     for verdict in verdicts():
         assert verdict.gain.n > 2
         low, high = (verdict.gain.mean + sign * verdict.gain.half_width for sign in (-1, 1))
@@ -69,7 +71,7 @@ def test_verdicts_are_of_three_seeds_or_more_and_a_winner_is_on_its_side_of_zero
 
 
 @pytest.mark.parametrize("page", TRACED, ids=lambda page: page.stem)
-def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(page, wanted):
+def test_numbers_in_sentences_come_from_tables(page, wanted):
     tables = [block[0] for text in wanted.values() for block in BLOCK.finditer(text)]
     chosen = [share(mean(seeds("recall_chosen", arm, "correct, 192 – 384"))) for arm in MODELS]
     files = [path.read_text(encoding="utf-8") for path in FILES]
@@ -82,7 +84,7 @@ def test_each_number_in_a_sentence_stands_in_a_table_that_was_made_from_a_file(p
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_begins_with_its_answer_and_each_answer_has_a_figure_and_says_how_it_was_measured(page):
+def test_pages_answer_first(page):
     text = page.read_text(encoding="utf-8")
     assert re.match(r"# .+\n\n\*\*[A-Z]", text)
     if page.stem != "commands":
@@ -137,7 +139,7 @@ def test_the_guide_to_evaluation_says_what_learning_saved_and_took(step):
     assert settings == json.loads(json.dumps(asdict(LearnConfig(learn_step=step))))
 
 
-def test_the_recipes_page_says_what_more_seeds_of_few_position_features_show():
+def test_the_recipes_page_quotes_few_position_features():
     measure = "held-out loss, characters (nats)"
     losses = {}
     for arm in ("all", "p16-1k"):
@@ -157,7 +159,7 @@ def test_the_state_of_a_stream_is_what_a_model_keeps(model):
     assert cost_of_keys({KEYS: keys}, 3, lm.config.d_model) == f"{keys} · {kib(size)}"
 
 
-def test_the_keys_of_slots_of_nine_are_those_that_a_memory_of_these_lengths_holds():
+def test_slots_of_nine_have_the_keys_that_pages_say():
     settings = about("recall_far")["settings"]
     slots, shared = settings["Compressive, M = 32, C = 224, c = 9"], settings["all"]
     M, C, c = (slots[f"model.{name}"] for name in ("mem_len", "c_mem_len", "compression_rate"))
@@ -198,7 +200,7 @@ def shown(value):
     return f"{value.mean:.3f} ± {value.half_width:.3f}"
 
 
-def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
+def test_the_generation_guide_quotes_prompt_learning():
     saved = {}
     for n_prompt in PROMPT_LENGTHS:
         static, learning = (seeds("prompt_learning", f"prompt-{n_prompt}", x) for x in READINGS)
@@ -214,31 +216,47 @@ def test_the_guide_to_generation_says_what_learning_the_prompt_saves():
     assert about("prompt_learning")["predicted tokens"] == N_PREDICTED == 256
 
 
-def test_the_guide_to_evaluation_says_what_memory_still_saves_when_weights_learn():
-    def of(arm, measure):
-        return seeds("learning_worth", arm, f"{measure} (nats)")
+LEARNED_TEXTS = {"learning_worth": "On Tiny Shakespeare", "learning_worth_python": "On Python"}
 
-    text = "training text"
+
+def learned_losses(experiment, arm, measure):
+    return seeds(experiment, arm, f"{measure} (nats)")
+
+
+@pytest.mark.parametrize(("experiment", "text"), [*LEARNED_TEXTS.items()])
+def test_the_evaluation_guide_quotes_learning(experiment, text):
+    of = partial(learned_losses, experiment)
     saved = [
         paired(of("none", "static"), of("xl", "static")),
         paired(of("none", "learning"), of("xl", "learning")),
         mean(of("none", "learning saves")),
         mean(of("xl", "learning saves")),
         paired(of("xl", "static"), of("none", "learning")),
-        paired(of("xl", f"{text}, after learning"), of("xl", f"{text}, static")),
+        paired(of("xl", "training text, after learning"), of("xl", "training text, static")),
     ]
     assert all(value.leaves_out_zero and value.mean > 0 for value in saved)
     static, learning, none, xl, better, forgotten = map(shown, saved)
     guide = prose_of("evaluate.md")
-    assert f"saves {static} nats per character without learning and {learning} with it" in guide
-    assert f"learning saves {none} without memory and {xl} with it" in guide
-    assert f"better than memory without learning, by {better}." in guide
-    assert f"the loss of the training text rises by {forgotten}." in guide
-    for reading in READINGS:
-        for arm in ("compressive", "selective"):
-            assert not paired(of(arm, reading), of("xl", reading)).leaves_out_zero
-        assert not paired(of("selective", reading), of("compressive", reading)).leaves_out_zero
-    assert "no two memories differ significantly, with or without learning." in guide
+    of_text = guide[guide.index(text) :]
+    assert f"saves {static} nats per character without learning and {learning} with it" in of_text
+    assert f"learning saves {none} without memory and {xl} with it" in of_text
+    assert better in guide[guide.index("better than memory without learning, by") :]
+    assert forgotten in guide[guide.index("the loss of the training text rises by") :]
+
+
+def test_the_evaluation_guide_names_memories_that_differ():
+    different = set()
+    for experiment, reading in product(LEARNED_TEXTS, READINGS):
+        for arm, rival in combinations(("selective", "compressive", "xl"), 2):
+            losses = [learned_losses(experiment, name, reading) for name in (arm, rival)]
+            if paired(*losses).leaves_out_zero:
+                different.add((experiment, reading, arm, rival))
+    assert different == {("learning_worth_python", "learning", "compressive", "xl")}
+    losses = [learned_losses("learning_worth_python", name, "learning") for name in ("compressive", "xl")]
+    assert f"by +{shown(paired(*losses))}." in prose_of("evaluate.md")
+
+
+DISTANCES = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047", "2,048 or more")
 
 
 def test_the_guide_to_evaluation_says_which_words_learning_helps():
@@ -246,10 +264,9 @@ def test_the_guide_to_evaluation_says_which_words_learning_helps():
         losses = [seeds("learning_worth", "xl", f"{group}, {reading}") for reading in READINGS]
         return paired(*losses)
 
-    groups = ("1 – 63", "64 – 127", "128 – 255", "256 – 511", "512 – 1,023", "1,024 – 2,047", "2,048 or more")
-    gains = {group: saved(group) for group in groups}
+    gains = {group: saved(group) for group in DISTANCES}
     assert all(gain.leaves_out_zero for gain in gains.values())
-    best = sorted(groups, key=lambda group: -gains[group].mean)[:3]
+    best = sorted(DISTANCES, key=lambda group: -gains[group].mean)[:3]
     assert {*best} == {"64 – 127", "128 – 255", "256 – 511"}
     means = [gains[group].mean for group in best]
     new = saved("first")
@@ -259,7 +276,24 @@ def test_the_guide_to_evaluation_says_which_words_learning_helps():
     assert f"become harder, by {-new.mean:.3f} ± {new.half_width:.3f}." in guide
 
 
-def test_a_result_in_the_table_of_memories_is_of_three_seeds_of_both_arms():
+def test_the_evaluation_guide_quotes_learning_by_distance_in_python():
+    means = {}
+    for group in (*DISTANCES, "first"):
+        losses = [
+            learned_losses("learning_worth_python", "xl", f"{group}, {reading}") for reading in READINGS
+        ]
+        means[group] = paired(*losses)
+    new = means.pop("first")
+    assert not new.leaves_out_zero
+    assert all(gain.leaves_out_zero for gain in means.values())
+    sizes = [gain.mean for gain in means.values()]
+    assert (
+        f"On Python, it saves {min(sizes):.2f} to {max(sizes):.2f} at all distances, and new words don't "
+        f"become harder ({shown(new)})."
+    ) in prose_of("evaluate.md")
+
+
+def test_results_of_memories_have_three_seeds_of_both_arms():
     names = {memory.name for memory in ALL_MEMORIES}
     for (name, _), claim in claims().items():
         assert name in names

@@ -55,7 +55,7 @@ def text_of(page):
     return unescape(re.sub(r"<[^>]+>", "", page))
 
 
-def test_nothing_is_loaded_from_elsewhere_and_all_that_pages_ask_for_is_there(pages, site):
+def test_pages_load_only_files_of_the_site(pages, site):
     loads = r'<(?:script|img|iframe|source)[^>]* src="(https?:)?//|<link[^>]* href="(https?:)?//[^>]*styles'
     left = r"arithmatex|\$\$|<!-- (source|table|run)"
     roles = r"|:(func|class|meth|mod|attr):|\]\["
@@ -71,7 +71,7 @@ def test_nothing_is_loaded_from_elsewhere_and_all_that_pages_ask_for_is_there(pa
     assert re.search(r'<a href="drawings/memory.svg"><img [^>]*src="drawings/memory.svg"', method)
 
 
-def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_text(site):
+def test_marks_of_the_method_link_both_ways(site):
     page = read(site, "method.html")
     ids = re.findall(r' id="((?:text|lines)-\d+-\d)"', page)
     links = re.findall(r'<a class="mark [^"]+"[^>]* href="#([^"]+)">[①-⑨]</a>', page)
@@ -80,7 +80,7 @@ def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_
     assert len(re.findall("[①-⑨]", page)) == len(links)  # none is left that leads nowhere
 
 
-def test_every_public_module_has_a_page_and_no_entry_of_the_reference_is_without_text(pages):
+def test_the_reference_is_complete(pages):
     for module in (p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")):
         name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
         assert f'id="{name}"' in pages[f"api/{name}.html"]
@@ -105,7 +105,7 @@ def test_a_public_name_is_shown_with_its_arguments_and_examples(name, site):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_of_its_help(command, site):
+def test_the_command_page_follows_the_help(command, site):
     lines = help_of(command).splitlines()
     options = [
         match[1] for line in lines if (match := re.match(r"│ (-\S+(?:, -\S+)?|\[?[A-Z]{2,}\]?)(?= |$)", line))
@@ -119,7 +119,7 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the search is a program for node")
-def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(site):
+def test_a_search_finds_guides_before_the_reference(site):
     worker = next(site.glob("assets/javascripts/workers/search.*.js"))
     files = [worker, site / "search/search_index.json", site / "javascripts/search.js"]
     guides = {
@@ -147,7 +147,7 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     assert "commands/train.html" in hits["--resume"][:5]
 
 
-def test_a_site_that_is_opened_as_files_can_be_searched_and_shows_code_and_tables_whole(site, page):
+def test_a_site_opened_as_files_can_be_searched(site, page):
     page.set_viewport_size({"width": 1280, "height": 900})
     for path in sorted(site.rglob("*.html")):
         if not path.name.startswith("memformers."):  # a module's source code

@@ -15,12 +15,12 @@ from memformers.data.files import bytes_as_text, bytes_of
 from memformers.data.streams import Reading
 from memformers.data.tokenizer import ByteTokenizer, CharacterTokenizer, IdTokenizer
 from memformers.data.tokenizers import build_tokenizer, learn_bpe
-from memformers.evaluation import evaluate as module
 from memformers.evaluation.evaluate import (
     BLOCK,
     Evaluation,
     Units,
     comparable,
+    decoded_units,
     evaluate,
     evaluate_reading,
     reading_of,
@@ -181,12 +181,10 @@ def test_documents_count_without_their_first_tokens(name):
 
 
 @given(st.text(alphabet="aé \n", min_size=2, max_size=40), st.integers(1, 7))
-def test_units_do_not_depend_on_how_many_tokens_are_decoded(text, at_once):
+def test_units_do_not_depend_on_how_many_tokens_are_decoded(text, piece_len):
     for tokenizer in (ByteTokenizer(), CharacterTokenizer("aé \n"), build_tokenizer("word", text)):
         whole = units(tokenizer, tokenizer.ids(text))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "AT_ONCE", at_once)
-            assert units(tokenizer, tokenizer.ids(text)) == whole
+        assert decoded_units(tokenizer, tokenizer.ids(text), (), piece_len) == whole
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from memformers.common.command_line import parse_arguments
 from memformers.evaluation.evaluate import BLOCK, evaluate
 from memformers.evaluation.learning import evaluate_learning, learned
 from memformers.generation.generate import Sampling, continue_text
-from memformers.runs.load import load_packaged
+from memformers.runs.load import load_pretrained
 from tests.builders import MODELS, small_lm
 from tests.processes import run
 
@@ -64,7 +64,7 @@ def changed(lm, before):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("streams", [1, 2])
-def test_each_segment_is_scored_and_then_learned_as_in_a_plain_loop(model, streams):
+def test_segments_are_scored_then_learned_as_in_a_loop(model, streams):
     lm, text = small_lm(model, dropout=0.3), torch.randint(0, 11, (streams * 60 + 1,))
     got, evaluation = losses_in_order(lm, text, streams)
     side_by_side = torch.stack([text[60 * b : 60 * b + 61] for b in range(streams)], dim=1)
@@ -197,7 +197,7 @@ def test_frozen_weights_stay():
         evaluate_learning(lm.requires_grad_(False), text, 1, LEARN)
 
 
-def test_documents_start_with_empty_memory_but_not_with_the_trained_weights():
+def test_a_document_starts_empty_but_with_learned_weights():
     lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (sum(DOCUMENTS),))
     learner = copy.deepcopy(lm)
     wanted = [losses_by_hand(learner, part[:, None]) for part in text.split(DOCUMENTS)]
@@ -235,7 +235,7 @@ def test_divergence_is_an_error_that_leaves_the_model_as_it_was():
     assert changed(lm, before) == set()
 
 
-def test_static_numbers_stay_bit_for_bit_and_those_of_learning_have_names_of_their_own():
+def test_learning_leaves_the_static_numbers_alone():
     lm, text = small_lm("compressive", vocab_size=256), "To be, or not to be. " * 20
     static = evaluate_text(lm, ByteTokenizer(), text, streams=1)
     both = evaluate_text(lm, ByteTokenizer(), text, learn=LEARN)
@@ -318,8 +318,8 @@ def generated(prompt, *options):
     return run("generate", *words, "--tokens", 40, "--seed", 3, *options)
 
 
-def test_generation_that_learns_writes_what_a_model_that_has_learned_the_prompt_writes():
-    model, tokenizer = load_packaged("transformer-xl-shakespeare", torch.device("cpu"))
+def test_generation_learns_its_prompt():
+    model, tokenizer = load_pretrained("transformer-xl-shakespeare", torch.device("cpu"))
     prompt = "Speak, good captain, speak.\nI will not speak.\n" * 4
     with learned(model, tokenizer.encode(prompt), 1, LearnConfig()):
         wanted = continue_text(model, tokenizer, prompt, 40, Sampling(0.8), seed=3)

@@ -17,7 +17,7 @@ from memformers.report.document import write_report
 from memformers.report.numbers import number
 from tests.builders import COMPARED, small_training
 from tests.report.fake_runs import markdown_of
-from tests.training.runs import SHORT, finding, train_run
+from tests.training.runs import SHORT, dataset_with, train_run
 
 CPU = torch.device("cpu")
 
@@ -103,6 +103,6 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
 
 
 def test_held_out_are_the_tokens_and_documents_of_training():
-    corpus = finding("cat cat hat " * 10 + "hat he" + "at cat", (120, 6, 6))(small_training())
+    corpus = dataset_with("cat cat hat " * 10 + "hat he" + "at cat", small_training(), (120, 6, 6))
     tokens, lengths = held_out_tokens(corpus)
     assert (corpus.tokenizer.decode(tokens), lengths) == ("hat heat cat", (6, 6))

@@ -19,7 +19,7 @@ from memformers.data.tokenizers import build_tokenizer
 from memformers.integrations import huggingface
 from memformers.integrations.huggingface import MemformerForCausalLM
 from memformers.runs.load import load_checkpoint, load_model_tokenizer
-from memformers.training.job import load_initial
+from memformers.training.initial_weights import load_initial
 from tests.integrations.adapters import PROMPTS, wrapped
 
 pytestmark = pytest.mark.usefixtures("here")

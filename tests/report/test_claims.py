@@ -29,7 +29,7 @@ BETTER = less(-0.020, -0.021, -0.019)
          ["- b has fewer than 3 seeds in common with Transformer-XL"]),
     ],
 )  # fmt: skip
-def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, expected, tmp_path):
+def test_a_difference_is_claimed_if_its_interval_excludes_zero(bits, expected, tmp_path):
     fake_comparison(tmp_path, bits)
     markdown = markdown_of(tmp_path)
     assert [words for words in expected if words not in markdown] == []
@@ -51,7 +51,7 @@ def test_nats_are_compared_where_bits_per_character_are_not_known(tmp_path):
     assert compressive["loss_minus_base"]["mean"] == pytest.approx(-0.014)
 
 
-def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_hidden(tmp_path):
+def test_no_difference_comes_with_its_resolution(tmp_path):
     """Differences of deviation 0.01: 4.303 · 0.01 / √3 = 0.0248."""
     arms = dict.fromkeys(["compressive", "a", "b"], less(-0.02, -0.03, -0.01))
     fake_comparison(tmp_path, {"transformer-xl": XL} | arms)
@@ -65,7 +65,7 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
 
 
 @pytest.mark.parametrize("compared", [True, False])
-def test_one_seed_claims_nothing_and_the_report_has_the_command_for_more(compared, tmp_path):
+def test_one_seed_claims_nothing_but_names_the_next_command(compared, tmp_path):
     folder = tmp_path / "two words"
     fake_comparison(folder, {"transformer-xl": [2.5], "compressive": [1.5]})
     command = "python -m memformers compare --seeds 1 --tokens 1000 --data '/a b/c.txt' --out=old"
@@ -82,7 +82,7 @@ def test_one_seed_claims_nothing_and_the_report_has_the_command_for_more(compare
     assert not (folder / "figures" / "differences.svg").exists()
 
 
-def test_two_seeds_claim_nothing_and_the_table_has_both_differences(tmp_path):
+def test_two_seeds_claim_nothing_but_show_differences(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL[:2], "compressive": less(-0.021, -0.019, 0)[:2]})
     markdown = markdown_of(tmp_path)
     assert "**Two seeds are too few to claim which model is better.**" in markdown
@@ -95,7 +95,7 @@ def test_two_seeds_claim_nothing_and_the_table_has_both_differences(tmp_path):
     ("options", "scale", "percent"),
     [("--scale 5e-2", 0.05, "5 %"), ("--scale=.1", 0.1, "10 %"), ("--seeds 1", 1.0, "")],
 )
-def test_a_trial_is_known_from_the_plan_and_the_whole_run_is_advised(options, scale, percent, tmp_path):
+def test_a_trial_advises_the_full_run(options, scale, percent, tmp_path):
     folder = tmp_path / "trial"
     fake_comparison(folder, {"transformer-xl": [2.5], "compressive": [1.5]})
     command = f"memformers compare {options} --data book.txt"
@@ -133,7 +133,7 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     assert "No run of Transformer-XL has finished" in markdown_of(tmp_path)
 
 
-def test_costs_say_keys_operations_and_sizes_and_what_else_differs_is_called_out(tmp_path):
+def test_costs_name_everything_that_differs(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "slow": [None]}, keys={"transformer-xl": 64})
     fake_run(tmp_path / "slow", "transformer-xl", 2.4, learning_rate=1e-4, facts=FACTS | {"keys": 128})
     changed(tmp_path / "slow" / "run.json", parameters=12345 + 1234)
@@ -144,7 +144,7 @@ def test_costs_say_keys_operations_and_sizes_and_what_else_differs_is_called_out
     assert "slow has 1,234 more parameters than Transformer-XL (10.0%)" in markdown
 
 
-def test_a_claim_about_recall_names_the_distances_of_the_whole_bins_that_it_counts():
+def test_a_recall_claim_names_its_distances():
     recall = {"edges": [0, 256, 512, 2048, 2304], "asks": [1] * 4, "accuracy": [0.1, 0.2, 0.3, 0.4]}
     base, slots = (
         SimpleNamespace(

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
 from memformers.report.arms import POINTS, arms_of
-from memformers.report.plotting import PALETTE, Series, by_octave, draw_lines, line_styles
+from memformers.report.plotting import BESIDE, PALETTE, Series, by_octave, draw_lines, line_styles
 from memformers.report.rendering import DARK
 from memformers.runs.reader import read_runs
 from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_of
@@ -15,7 +15,7 @@ VALID = "bits_per_character.valid"
 
 
 @pytest.mark.drawn
-def test_each_figure_is_there_as_svg_and_the_same_data_give_the_same_files(tmp_path):
+def test_the_same_data_draw_the_same_figures(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
     made = []
     for _ in range(2):
@@ -26,7 +26,7 @@ def test_each_figure_is_there_as_svg_and_the_same_data_give_the_same_files(tmp_p
     assert made[0].keys() == {f"{name}.svg" for name in names}
 
 
-def test_curves_are_means_over_seeds_and_their_differences_of_the_same_seed(tmp_path):
+def test_curves_are_means_of_paired_seeds(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     base, slots = arms_of(read_runs(tmp_path))
     wanted = [mean_of([bits + 1 / i for bits in XL]) for i in range(1, 11)]
@@ -54,7 +54,7 @@ def test_a_long_curve_is_thinned_alike_for_all_seeds(tmp_path):
     assert whole[40.0] == (40.0, pytest.approx(sum(i % 40 for i in range(1, 41)) / 40))
 
 
-def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_seed(tmp_path):
+def test_loss_by_position_is_binned_by_octaves(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     base, slots = arms_of(read_runs(tmp_path))
     differences = by_octave(slots, base)
@@ -78,9 +78,20 @@ def test_an_arm_has_one_line_and_each_colour_has_a_dark_one():
 
 
 @pytest.mark.parametrize(("points", "seeds", "lines", "bands"), [(2, 3, 0, 0), (3, 2, 1, 0), (3, 3, 1, 1)])
-def test_two_points_are_not_joined_by_a_line_and_two_seeds_have_no_band(points, seeds, lines, bands):
+def test_two_points_have_no_line_and_two_seeds_no_band(points, seeds, lines, bands):
     axes = Figure().add_subplot()
     curve = [(float(x), mean_of([float(seed) for seed in range(seeds)])) for x in range(points)]
     draw_lines(axes, [Series("arm", curve, PALETTE[0])])
     assert sum(line.get_linestyle() == ":" for line in axes.lines) == lines
     assert sum(isinstance(drawn, FillBetweenPolyCollection) for drawn in axes.collections) == bands
+
+
+def test_marks_of_one_place_stand_beside_each_other():
+    figure = Figure()
+    axes = figure.add_subplot()
+    curve = [(1.0, mean_of([1.0, 2.0, 3.0]))]
+    draw_lines(axes, [Series("a", curve, PALETTE[0]), Series("b", curve, PALETTE[1])])
+    figure.draw_without_rendering()
+    left, right = (line.get_transform().transform((1.0, 2.0)) for line in axes.lines[::3])
+    assert left[1] == right[1]
+    assert right[0] - left[0] == pytest.approx(BESIDE * figure.dpi)

@@ -44,7 +44,7 @@ def seeds(tmp_path):
 
 
 @pytest.mark.drawn
-def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_want(comparison):
+def test_the_page_answers_first_and_folds_details(comparison):
     page = write_report(comparison).page.read_text(encoding="utf-8")
     markdown = (comparison / "report.md").read_text(encoding="utf-8")
     assert markdown.startswith("# Memory compared on Tiny Shakespeare\n")
@@ -70,7 +70,7 @@ def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_wan
     assert len(re.findall(captioned, page, re.DOTALL)) == len(images) == page.count("<figure>") == 4
 
 
-def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_and_unit(seeds):
+def test_results_are_also_csv_and_json(seeds):
     text, markdown = (seeds.with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".md"))
     assert all(number in text for number in ("2.450\u00a0±\u00a00.124", "300\u00a0MiB"))
     assert " ± " not in text.partition("<table>")[2]
@@ -84,7 +84,7 @@ def test_results_are_there_as_csv_and_json_and_a_number_stays_with_its_interval_
 
 
 @pytest.mark.parametrize(("names", "claims"), [(COMPARED, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
-def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
+def test_the_terminal_summary_fits_80_columns(names, claims, tmp_path):
     fake_comparison(tmp_path, {name: [2.4, 2.5, 2.45] for name in names})
     answer = write_report(tmp_path).answer
     assert answer.startswith("Memory compared on Tiny Shakespeare\n")
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(
     assert not {"|", "*", "\\"} & set(answer)
 
 
-def test_a_report_of_one_run_has_its_curves_and_no_chart_and_no_columns_of_dashes(tmp_path):
+def test_a_report_of_one_run_leaves_comparisons_out(tmp_path):
     fake_run(tmp_path / "one", "transformer-xl", 2.4)
     page, markdown = write_report(tmp_path / "one").page.read_text(), markdown_of(tmp_path / "one")
     assert 'class="chart"' not in page.partition("</style>")[2]
@@ -107,7 +107,7 @@ def test_a_report_of_one_run_has_its_curves_and_no_chart_and_no_columns_of_dashe
 
 
 @pytest.mark.drawn
-def test_on_a_screen_and_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms_swap_colours(seeds, page):
+def test_nothing_is_cut_off_on_screen_or_paper(seeds, page):
     page.set_viewport_size({"width": 1280, "height": 1000})
     page.goto(seeds.as_uri())
     assert page.evaluate(WIDE) == []
@@ -149,7 +149,7 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, expected, 
     assert "the whole held-out text" not in markdown
 
 
-def test_the_caption_of_losses_by_position_names_all_tokens_if_all_were_read(tmp_path):
+def test_the_position_caption_says_all_tokens_if_so(tmp_path):
     fake_run(tmp_path / "run", "transformer-xl", 2.5)
     assert "Loss over the whole held-out text, by position in the segment" in markdown_of(tmp_path / "run")
 
@@ -240,7 +240,7 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
 
 
 @pytest.mark.drawn
-def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(tmp_path):
+def test_odd_folder_names_and_a_stand_in_corpus_are_shown(tmp_path):
     corpus = FACTS["corpus"] | {"name": "built-in play (seed 0)", "stands_in_for_tiny_shakespeare": True}
     for name in ("$x$", "_hidden", "a_b"):
         fake_run(tmp_path / name, "transformer-xl", 2.4, facts=FACTS | {"corpus": corpus})
@@ -250,7 +250,7 @@ def test_any_name_of_a_folder_can_be_drawn_and_a_stand_in_corpus_is_said_on_top(
     assert (tmp_path / "figures" / "loss.svg").stat().st_size > 10_000
 
 
-def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(comparison):
+def test_settings_are_shown_as_used(comparison):
     resolved = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
     for model in COMPARED:
         changed(comparison / model / "run.json", resolved_settings=resolved)
@@ -271,7 +271,7 @@ def test_settings_are_shown_as_they_were_used_and_a_prompt_that_all_share_once(c
     assert "The prompt:\n\n```text\nROSSE:\n```" in markdown
 
 
-def test_a_report_names_its_run_date_and_commit_and_has_the_command_as_it_was_given(tmp_path):
+def test_a_report_says_how_it_was_made(tmp_path):
     folder, book = tmp_path / "named", str(tmp_path / "my book.txt")
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
     command = shlex.join(["memformers", "compare", "--data", book])

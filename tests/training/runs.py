@@ -1,9 +1,9 @@
 """Small texts, checkpoints, runs and processes that the tests of resuming share."""
 
+import json
 import signal
 import subprocess
 import sys
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,17 +16,17 @@ from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
-from memformers.training import api
+from memformers.training import api, job
 from memformers.training.distributed import with_precision
-from memformers.training.job import spec_of
 from memformers.training.monitor import RunMonitor
+from memformers.training.text import spec_of
 from memformers.training.trainer import Monitor, Trainer
 
 
 def train_run(config, folder, dashboard="", **options):
     """Train; returns the folder. The network may have lengths without use, as an experiment's arms do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "check_all_used", lambda config: None)
+        patch.setattr(job, "check_all_used", lambda config: None)
         return api.train(config, folder, dashboard=dashboard, **options).folder
 
 
@@ -40,25 +40,34 @@ SHORT = write_play(30_000)
 """A part of the built-in play that trains within seconds."""
 
 
-def finding(text, documents=(), name="some"):
-    """A ``find_text`` that finds ``text`` for any config, or documents of these lengths in it."""
-    ends = accumulate(documents)
-    parts = [
-        Part("", name, text[end - n : end].encode(), True) for n, end in zip(documents, ends, strict=True)
-    ]
-    sources = Sources(name, name, parts or [Part("", name, text.encode(), False)])
-    find = cache(lambda spec: dataset_from(sources, spec))
-    return lambda config, folder=None: find(spec_of(config))
+def dataset_with(text, config, documents=()):
+    """``text``, or documents of these lengths in it, as a training of ``config`` finds it."""
+    parts = [Part("", "some", part.encode(), True) for part in parts_of(text, documents)]
+    sources = Sources("some", "some", parts or [Part("", "some", text.encode(), False)])
+    return dataset_from(sources, spec_of(config))
+
+
+def parts_of(text, lengths):
+    """The beginning of ``text``, in parts of these ``lengths``."""
+    ends = accumulate(lengths)
+    return [text[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def write_text_file(folder, text, documents=()):
+    """A file of ``text``, or of documents of these lengths in it; returns its path, as ``data`` takes it."""
+    path = folder / "text.txt"
+    if documents:
+        path = folder / "text.jsonl"
+        lines = [json.dumps({"text": part}) for part in parts_of(text, documents)]
+        text = "\n".join(lines) + "\n"
+    path.write_text(text)
+    return str(path)
 
 
 def segments_of(config, position=0, documents=()):
     """TEXT, as ``config`` reads it."""
     S = config.model.segment_len
     return training_segments(TEXT, config.batch_size, S, (0, position), documents=documents)
-
-
-find_documents = finding(SHORT, (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46))
-"""Documents that train within moments: an epoch is a few segments of each of four streams."""
 
 
 def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":

@@ -20,9 +20,11 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT
 from memformers.runs.load import load_checkpoint
 from memformers.runs.metrics import read_metrics
-from memformers.training import job as job_module
+from memformers.training import text as text_module
 from memformers.training.config import check_all_used, read_train_config
-from memformers.training.job import build_model, find_text, keep_tokenizer, load_initial
+from memformers.training.initial_weights import load_initial
+from memformers.training.job import build_model
+from memformers.training.text import find_text, keep_tokenizer
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.faults import fault_at
@@ -242,7 +244,7 @@ def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_pa
         end.wait(60)
         return find_text(config, folder)
 
-    monkeypatch.setattr(job_module, "find_text", find)
+    monkeypatch.setattr(text_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(max_tokens=64), tmp_path / "a"))
     thread.start()
     inside.wait(60)

@@ -14,17 +14,24 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memformers import AdaptiveConfig, LayerMemory, MemoryLM, MemoryRule, kernels
+from memformers import AdaptiveConfig, LayerMemory, MemoryLM, MemoryRule
 from memformers.data.streams import IGNORED, Segment, training_segments
 from memformers.models.memory import Memory
-from memformers.training import job as job_module
 from memformers.training.job import build_model
 from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.state import NotFiniteError, TrainingState
 from memformers.training.trainer import clip_gradients, truncate_to_stage
 from tests.builders import MODELS, small_lm, small_training
 from tests.texts import kept, memory_of
-from tests.training.runs import DOCUMENTS, Notes, finding, segments_of, train_here, train_run, trainer_of
+from tests.training.runs import (
+    DOCUMENTS,
+    Notes,
+    segments_of,
+    train_here,
+    train_run,
+    trainer_of,
+    write_text_file,
+)
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
 
@@ -63,18 +70,17 @@ def test_records_and_evaluations_come_as_often_as_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "worth_blocking"),
-    [("compressive", 1),
-     *(pytest.param(model, 1 << 18, marks=pytest.mark.long) for model in MODELS),
-     *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2])],
+    ("model", "kernel"),
+    [("compressive", "blocked"),
+     *(pytest.param(model, "auto", marks=pytest.mark.long) for model in MODELS),
+     *(pytest.param(model, "blocked", marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
-def test_bfloat16_learns_like_float32(model, worth_blocking, monkeypatch):
-    monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", worth_blocking)
+def test_bfloat16_learns_like_float32(model, kernel):
     dtypes, losses = set(), {}
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
-        config = small_training(model=model, max_tokens=2_000, precision=precision, **rates)
+        config = small_training(model=model, kernel=kernel, max_tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
         lm.register_forward_hook(lambda _, __, output: dtypes.update(x.dtype for x in kept(output.memory)))
         losses[precision] = [metrics["loss.train"] for metrics in train_here(lm, config, regular(config))]
@@ -263,11 +269,12 @@ def test_a_compiled_step_has_the_same_gradient(model):
 
 
 @pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
-def test_documents_of_one_token_are_an_error(lengths, tmp_path, monkeypatch):
-    monkeypatch.setattr(job_module, "find_text", finding("x" * sum(lengths), lengths))
-    config = small_training(batch_size=1, model="transformer")
+def test_documents_of_one_token_are_an_error(lengths, tmp_path):
+    data = write_text_file(tmp_path, "x" * sum(lengths), lengths)
+    config = small_training(batch_size=1, model="transformer", data=data)
     config = replace(config, model=replace(config.model, segment_len=1))
-    with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
+    message = r"text.jsonl has only documents of a single token to (train|validate) on"
+    with pytest.raises(ValueError, match=message):
         train_run(config, tmp_path / "run")
 
 

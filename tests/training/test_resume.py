@@ -19,15 +19,13 @@ from memformers.runs.folder import METRICS, alone_in
 from memformers.runs.metrics import read_metrics
 from memformers.training import job as job_module
 from memformers.training.checkpoints import cut_metrics
-from memformers.training.job import find_text
 from tests.builders import small_lm, small_training
 from tests.training.faults import outcome
 from tests.training.runs import (
     SHORT,
-    find_documents,
-    finding,
     stop,
     train_run,
+    write_text_file,
 )
 
 LONGER = {
@@ -39,6 +37,8 @@ LONGER = {
 }
 SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
+SHORT_DOCUMENTS = (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46)
+"""Lengths with which an epoch is a few segments of each of four streams."""
 RESUMED = {
     # Stopped before and after a start, an epoch of eight steps, and an evaluation.
     "epochs": (
@@ -56,12 +56,14 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_equals_an_undisturbed_one(name, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_undisturbed_one(name, tmp_path):
     settings, network, steps = RESUMED[name]
     config = small_training(**settings)
+    if name == "epochs":
+        config = replace(config, data=write_text_file(tmp_path, SHORT[:550]))
+    elif name == "documents":
+        config = replace(config, data=write_text_file(tmp_path, SHORT, SHORT_DOCUMENTS))
     config = replace(config, model=replace(config.model, dropout=0.3, **network))
-    texts = {"epochs": finding(SHORT[:550]), "documents": find_documents}
-    monkeypatch.setattr(job_module, "find_text", texts.get(name, find_text))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
         stop(config, folder, step)
@@ -86,9 +88,8 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path):
 def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "find_text", finding(SHORT))
-        stop(small_training(), folder, 20)
+    data = write_text_file(tmp_path_factory.mktemp("text"), SHORT)  # the built-in play of these tests
+    stop(small_training(data=data), folder, 20)
     return folder
 
 
@@ -100,12 +101,11 @@ def stopped(tmp_path_factory):
      ({"batch_size": 5}, "batch_size 4 → 5"),
      ({"dropout": 0.1, "gradient_accumulation_steps": 2},
       "model.dropout 0.0 → 0.1, step.gradient_accumulation_steps 1 → 2"),
-     ({}, "other.txt")],
+     ({"data": "other.txt"}, "other.txt")],
 )  # fmt: skip
-def test_resuming_with_other_settings_names_them(changes, message, stopped, monkeypatch):
+def test_resuming_with_other_settings_names_them(changes, message, stopped, here):
     changes = dict(changes)
-    if not changes:
-        monkeypatch.setattr(job_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
+    Path("other.txt").write_text("to be\n" * 9_000)
     before, model = sorted(stopped.rglob("*")), {"dropout": changes.pop("dropout", 0.0)}
     config = small_training(**changes)
     with pytest.raises(ValueError, match=message):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from memformers import evaluate, train
-from memformers.common import machine
 from memformers.common.console import Progress
 from memformers.common.files import read_json
+from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.data import TRAIN, VALIDATION
 from memformers.data.sources import Part, Sources
 from memformers.data.tokenize_corpus import dataset_from
@@ -23,12 +23,13 @@ from memformers.runs.load import load_checkpoint
 from memformers.runs.metrics import read_metrics
 from memformers.training import distributed, monitor
 from memformers.training.config import read_train_config
-from memformers.training.job import build_model, spec_of, with_vocabulary
+from memformers.training.job import build_model
 from memformers.training.monitor import RunMonitor, default_prompt
 from memformers.training.state import NotFiniteError
+from memformers.training.text import check_text, spec_of
 from memformers.training.validation import EVALUATION_STREAMS, Validation
 from tests.builders import small_training
-from tests.training.runs import SHORT, train_run, without_times
+from tests.training.runs import SHORT, dataset_with, train_run, without_times
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
@@ -115,10 +116,10 @@ def test_auto_precision_is_kept_on_resume(tmp_path, monkeypatch):
     ("flags", "expected"),
     [("fpu avx512f", False), ("fpu avx512_bf16 avx", True), ("amx_bf16", True), ("", False)],
 )
-def test_a_processor_with_instructions_for_bfloat16_takes_it(flags, expected, monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n" if flags else "")
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
+def test_a_processor_with_instructions_for_bfloat16_takes_it(flags, expected, tmp_path):
+    source = tmp_path / "cpuinfo"
+    source.write_text(f"processor\t: 0\nflags\t\t: {flags}\n" if flags else "")
+    assert multiplies_bfloat16_faster(torch.device("cpu"), source) is expected
 
 
 LENGTHS = (30, 1, 500, 20, 700, 9)
@@ -149,14 +150,16 @@ def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
         assert validation.n_predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
-def test_evaluations_read_the_same_tokens(
-    tmp_path,
-):
+def test_evaluations_read_the_same_tokens(tmp_path, capsys):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
     run, whole = (
         train_run(small_training(max_tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
         for most in (500, 0)
     )
+    lines = capsys.readouterr().err
+    for part in ("the first 499 of 2,999", "all 2,999"):
+        assert f"Evaluations during the training read {part} held-out tokens:" in lines
+    assert "The last evaluation reads all 2,999 held-out tokens: " in lines
     result = read_json(run / "result.json")
     (evaluated, trained), (wholes, same) = (
         [[r for r in read_metrics(folder) if name in r] for name in ("loss.valid", "loss.train")]
@@ -174,30 +177,29 @@ def test_evaluations_read_the_same_tokens(
     assert result["seconds"] == evaluated[-1]["seconds"]
 
 
-@pytest.mark.parametrize(("while_training", "final"), [(32_768, 500), (500, 0)])
-def test_the_result_is_of_the_final_evaluation(while_training, final, tmp_path, capsys):
+def test_the_result_is_of_the_final_evaluation(tmp_path, capsys):
     """Characters are tokens here, so the units differ by a constant."""
-    config = small_training(max_tokens=128, evaluation_tokens=while_training, final_tokens=final)
+    config = small_training(max_tokens=128, evaluation_tokens=32_768, final_tokens=500)
     result = read_json(train_run(config, tmp_path / "run") / "result.json")
     assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2))
-    assert result["evaluated_tokens"] == min(final or 3_000, 3_000) - 1
-    first, last = ("the first 499 of" if n == 500 else "all" for n in (while_training, final))
+    assert result["evaluated_tokens"] == 499
     lines = capsys.readouterr().err
-    assert f"Evaluations during the training read {first} 2,999 held-out tokens:" in lines
-    assert f"The last evaluation reads {last} 2,999 held-out tokens: " in lines
+    assert "Evaluations during the training read all 2,999 held-out tokens:" in lines
+    assert "The last evaluation reads the first 499 of 2,999 held-out tokens: " in lines
 
 
 def test_a_vocabulary_size_must_be_the_texts():
-    for size in (None, 255, 256, 257):
+    text = dataset_with(SHORT, small_training())
+    size = text.tokenizer.vocab_size
+    for requested in (None, size, size + 1):
         config = small_training()
-        config = replace(config, model=replace(config.model, vocab_size=size))
-        assert spec_of(config).vocab_size == size
-        if size is None:
-            assert with_vocabulary(config, 53).model.vocab_size == 53
+        config = replace(config, model=replace(config.model, vocab_size=requested))
+        assert spec_of(config).vocab_size == requested
+        if requested == size + 1:
+            with pytest.raises(ValueError, match=f"vocab_size={requested}, but the text has {size}"):
+                check_text(text, config)
         else:
-            assert with_vocabulary(config, size) == config
-            with pytest.raises(ValueError, match=f"vocab_size={size}, but the text has 53"):
-                with_vocabulary(config, 53)
+            check_text(text, config)
 
 
 def test_a_log_has_lines_but_no_bar(capsys, monkeypatch):

@@ -18,7 +18,7 @@ from memformers.data import tokenize_corpus, tokenizers
 from memformers.data.builtin import write_play
 from memformers.evaluation.probe import common_corpus
 from memformers.runs.reader import read_runs
-from memformers.training.job import find_text, learned_subwords
+from memformers.training.text import find_text, learned_subwords
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import stop, train_run

@@ -151,5 +151,9 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         Column("MiniGrid-MemoryS7", "MiniGrid-MemoryS7-v0", experiment="agents_minigrid")], "transformer-xl"),
     "memories": ("memory", COST,
                  [Column(*named, "Transformer-XL") for named in OF_MEMORIES], "transformer-xl"),
+    "equal_bytes": ("memory", COST, [
+        Column("Tiny Shakespeare", PER_CHARACTER, "Transformer-XL"),
+        Column("Python", PER_CHARACTER, "Transformer-XL", experiment="equal_bytes_python"),
+    ], "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""
