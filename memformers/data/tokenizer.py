@@ -1,8 +1,7 @@
 """Text to token ids and back. Subwords are in [`memformers.data.tokenizers`][].
 
-Characters, bytes and words are encoded here, not by Hugging Face's library, which has equal tokenizers
-([`memformers.integrations.huggingface_tokenizer`][]): to prepare a text, those take 17, 8 and 3 times the CPU
-time, and they read nothing that isn't UTF-8.
+Characters, bytes and words are encoded here. Hugging Face's library can encode them to the same ids, in 17, 8
+and 3 times the CPU time, and reads nothing that isn't UTF-8.
 """
 
 import codecs
