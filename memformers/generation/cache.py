@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from memformers.generation.fingerprint import Fingerprint
 from memformers.kernels.one_query import attend_one_query
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.fast_linear import linear, product
+from memformers.models.fast_linear import as_function, linear, product
 from memformers.models.fused_norm import folded
 from memformers.models.hooks import is_unmodified
-from memformers.models.layers import MemoryLayer
+from memformers.models.layers import FeedForward, MemoryLayer
 from memformers.models.memory import LayerMemory, Memory
 from memformers.models.stack import MemoryStack
 
@@ -27,8 +27,14 @@ class LayerCache:
     every precision."""
 
     layer: MemoryLayer
+    normalize: Callable[[Tensor], Tensor]
+    """The layer's ``attention_input``."""
     maps: Sequence[Callable[[Tensor], Tensor]]
     """The maps to query, key and value: one, two or three functions."""
+    output: Callable[[Tensor], Tensor]
+    """The output map of attention."""
+    feed_forward: Callable[[Tensor], Tensor]
+    """The feed-forward network after its norm, for pre-norm."""
     terms: dict[str, Tensor]
     """The kernel's r ``[H, K, E]``, u, and s or v, for the longest attention."""
     r_descending: Tensor
@@ -54,7 +60,17 @@ class LayerCache:
             maps = stacked([attention.query, attention.key, attention.value])
         else:  # keys and values are projected from other inputs than queries
             maps = [*stacked([attention.query]), *stacked([attention.key, attention.value])]
-        return cls(layer, maps, terms, r_descending, none.mT, none)
+        return cls(
+            layer,
+            normalize=layer.attention_input if layer.norm == "post" else as_function(layer.norm_self_attn),
+            maps=maps,
+            output=as_function(attention.output),
+            feed_forward=feed_forward_function(layer),
+            terms=terms,
+            r_descending=r_descending,
+            key=none.mT,
+            value=none,
+        )
 
     def restart(self, past: LayerMemory, segment_len: int, kept_slots: int, n_kept: int) -> None:
         """Begin a segment of S tokens after ``past``, of which the first ``kept_slots`` and the newest
@@ -87,9 +103,8 @@ class LayerCache:
     def attend(self, x: Tensor, kv_input: Tensor, key_start: Tensor | None) -> Tensor:
         """Append the keys of the next inputs, made of ``kv_input [t, B, D]``, and attend from ``x [t, B, D]``
         to all keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``."""
-        attention = self.layer.self_attn
-        z = self.layer.attention_input(x)
-        query, key, value = self.project(z, z if kv_input is x else self.layer.attention_input(kv_input))
+        z = self.normalize(x)
+        query, key, value = self.project(z, z if kv_input is x else self.normalize(kv_input))
         # Append: buffers have room for the whole segment.
         begin = self.n_keys
         end = begin + len(x)
@@ -107,9 +122,10 @@ class LayerCache:
         values = self.value[:, :, first:end]  # [B, H, K, E]
         if len(x) == 1:
             attended = self._attend_one_query(query, keys, values, key_start)
-        else:
-            attended = attention.attend_by_head(query, keys.mT, values, key_start=key_start)
-        return linear(attention.output, attended.permute(2, 0, 1, 3).flatten(2))  # [t, B, D]
+            return self.output(attended.reshape(x.shape))  # [1, B, D]
+        attention = self.layer.self_attn
+        attended = attention.attend_by_head(query, keys.mT, values, key_start=key_start)
+        return self.output(attention.join_heads(attended))  # [t, B, D]
 
     def _attend_one_query(
         self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None
@@ -199,6 +215,18 @@ def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:
     """``[0, B, D]`` in the dtype and on the device of the weights, which may be sharded."""
     weight = transformer.weight
     return torch.empty(0, batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
+
+
+def feed_forward_function(layer: MemoryLayer) -> Callable[[Tensor], Tensor]:
+    """The feed-forward network of ``layer`` after its norm, in pre-norm, as a function of ``[·, B, D]``:
+    of its modules, or of their weights where these are unmodified."""
+    norm = as_function(layer.norm_ff)
+    network = layer.feed_forward
+    if not is_unmodified(network, FeedForward) or not is_unmodified(network.layer1, nn.Linear):
+        return lambda x: network(norm(x))
+    layer1 = as_function(network.layer1)
+    layer2 = as_function(network.layer2)
+    return lambda x: layer2(layer1(norm(x)).relu_())
 
 
 def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:

@@ -18,7 +18,7 @@ from memformers.common.files import read_json, write_manifest, write_text
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, save_tokenizer
 from memformers.models.config import ModelConfig, applies_to
-from memformers.models.hub import HUB_NAME, import_hub
+from memformers.models.hub import HUB_MODEL, import_hub
 from memformers.models.io import CONFIG, WEIGHTS, Pretrained
 from memformers.models.rules import BUILT_IN
 from memformers.runs.folder import FACTS, RESULT
@@ -68,7 +68,7 @@ def push_to_hub(
     Raises:
         ValueError: For a name, run or tokenizer that can't be used, and for whatever the hub refuses.
     """
-    if not HUB_NAME.fullmatch(repo_id):
+    if not HUB_MODEL.fullmatch(repo_id):
         raise UserError(f"expected a name on the hub, as OWNER/NAME, got {repo_id!r}.")
     api = import_hub().HfApi(library_name="memformers", library_version=__version__)
     with TemporaryDirectory(prefix="memformers-") as folder:

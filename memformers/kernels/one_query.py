@@ -18,20 +18,19 @@ def attend_one_query(
     [H, K]`` and ``key_start [B, 1]`` as there.
     """
     B, H, E, K = key.shape
+    query = query.squeeze(2)  # [B, H, E]
 
     # The only query sees key j at distance K − 1 − j: its scores by descending distance are those by key.
-    with_v = query if v is None else query + v[:, None]
-    position = torch.bmm(with_v[:, :, 0].transpose(0, 1), r_descending)  # [H, B, K]
+    with_v = query if v is None else query + v
+    position = torch.bmm(with_v.transpose(0, 1), r_descending)  # [H, B, K]
     if s is not None:
         position = position + s.flip(1)[:, None]
     position = position.transpose(0, 1).reshape(B * H, 1, K)
 
-    with_u = query + u[:, None]  # [B, H, 1, E]
+    with_u = (query + u).reshape(B * H, 1, E)
     scale = 1 / math.sqrt(E)
-    scores = torch.baddbmm(position, with_u.flatten(0, 1), key.flatten(0, 1), beta=scale, alpha=scale)
-    scores = scores.view(B, H, K)
+    scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale)  # [B·H, 1, K]
     if key_start is not None:
         is_hidden = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
-        scores = scores.masked_fill(is_hidden, -math.inf)
-    probabilities = scores.softmax(dim=-1).view(B * H, 1, K)
-    return torch.bmm(probabilities, value.flatten(0, 1)).view(B, H, 1, E)
+        scores = scores.view(B, H, K).masked_fill(is_hidden, -math.inf).view(B * H, 1, K)
+    return torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1)).view(B, H, 1, E)

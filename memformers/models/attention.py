@@ -133,7 +133,7 @@ class RelativeMultiHeadAttention(nn.Module):
         k = self.by_head(key)  # [B, H, K, E]
         v = self.by_head(value)  # [B, H, K, E]
         attended = self.attend_by_head(q, k, v, mask=mask, key_start=key_start)  # [B, H, S, E]
-        return self.output(rearrange(attended, "b h s e -> s b (h e)"))  # [S, B, D]
+        return self.output(self.join_heads(attended))  # [S, B, D]
 
     def attend_by_head(
         self,
@@ -181,6 +181,11 @@ class RelativeMultiHeadAttention(nn.Module):
     def by_head(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
         return rearrange(x, "t b (h e) -> b h t e", h=self.n_heads)
+
+    def join_heads(self, x: Tensor) -> Tensor:
+        """The reverse of [`by_head`][memformers.models.attention.RelativeMultiHeadAttention.by_head]:
+        ``[B, H, t, E]`` to ``[t, B, D]``."""
+        return rearrange(x, "b h t e -> t b (h e)")
 
     @torch.no_grad()
     def probabilities(

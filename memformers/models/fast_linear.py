@@ -5,6 +5,9 @@ two threads on an AMD EPYC, the calling thread computes 25 to 40 % less for a to
 1,024. On a single core, nothing is gained.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +29,19 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not is_unmodified(module, nn.Linear):
         return module(x)
     return product(x, module.weight, module.bias)
+
+
+def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The ``module`` as a function of ``[·, in]``, without gradient: that of its current weights if it is an
+    unmodified linear map or layer norm. A call then takes a third of the time of a small module's."""
+    if is_unmodified(module, nn.Linear):
+        return partial(product, weight=module.weight, bias=module.bias)
+    if is_unmodified(module, nn.LayerNorm):
+        shape = module.normalized_shape
+        return partial(
+            torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps
+        )
+    return module
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memformers.models.absorbed_maps import attend_absorbed, is_absorbing_faster
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.hooks import is_unmodified
 
@@ -52,6 +53,10 @@ def attend_with_memory(
 
     # The projections of normalized vectors.
     query = F.linear(x, *folded(norm, attention.query))  # [S, B, D]
+    if is_absorbing_faster(attention, x, past):
+        key_map = folded(norm, attention.key)
+        value_map = folded(norm, attention.value)
+        return attend_absorbed(attention, query, past, kv_input, key_map, value_map, key_start)
     key = project_both(past, kv_input, *folded(norm, attention.key))  # [M + S, B, D]
     value = project_both(past, kv_input, *folded(norm, attention.value))  # [M + S, B, D]
     return attention.attend(query, key, value, None, key_start)

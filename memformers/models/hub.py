@@ -7,12 +7,12 @@ from typing import Any
 
 from memformers.common.errors import UserError, one_line
 
-HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+HUB_MODEL = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
-def is_hub_name(name: str) -> bool:
+def is_hub_model(name: str) -> bool:
     """Whether ``name`` is OWNER/NAME on the hub. A folder called OWNER makes it a path."""
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).parent.exists()
+    return HUB_MODEL.fullmatch(name) is not None and not Path(name).parent.exists()
 
 
 def import_hub() -> Any:

@@ -26,7 +26,7 @@ from memformers.common.files import (
     write_manifest,
 )
 from memformers.models.config import ModelConfig, NetworkConfig
-from memformers.models.hub import download, is_hub_name
+from memformers.models.hub import download, is_hub_model
 from memformers.models.registry import import_memory, register_model
 
 Config = TypeVar("Config", bound=NetworkConfig)
@@ -105,7 +105,7 @@ class Pretrained(nn.Module):
             register_model(model)
 
         # A folder comes before a model of the package or the hub with the same name.
-        is_on_hub = isinstance(folder, str) and is_hub_name(folder)
+        is_on_hub = isinstance(folder, str) and is_hub_model(folder)
         if revision and not is_on_hub:
             raise UserError(f"revision is for a model on the hub, and {folder} is none; leave it out.")
         folder = user_path(folder)

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class AttentionCache(Protocol):
-    """Cached keys and values of a layer's past."""
+    """Cached keys and values of a layer's past, and its modules as functions."""
 
     def attend(self, x: Tensor, kv_input: Tensor, key_start: Tensor | None) -> Tensor:
         """Append the keys of ``kv_input [t, B, D]``; attend from ``x [t, B, D]`` to all: ``[t, B, D]``."""
+        ...
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """FFN(norm(x)) of ``x [t, B, D]``, in pre-norm: ``[t, B, D]``."""
         ...
 
 
@@ -212,7 +216,7 @@ class MemoryLayer(nn.Module):
             return self.norm_ff(x + self.dropped(self.feed_forward(x)))
         # Pre-norm: x = x + sublayer(norm(x)), or through a gate.
         x = self.joined(x, y, self.gate_self_attn)
-        y = self.feed_forward(self.norm_ff(x))
+        y = self.feed_forward(self.norm_ff(x)) if cache is None else cache.feed_forward(x)
         return self.joined(x, self.dropped(y), self.gate_ff)
 
     if TYPE_CHECKING:

@@ -181,6 +181,9 @@ class MemoryStack(nn.Module):
         inputs = (x, past, mask, key_start, None if kv_input is x else kv_input)
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, use_reentrant=False)
+        # A user's layer may do what a region can't, such as change a buffer.
+        if torch.compiler.is_compiling() and type(layer) is MemoryLayer:
+            return compiled_once(layer, *inputs)
         return layer(*inputs)
 
     def _update(
@@ -291,6 +294,12 @@ class MemoryStack(nn.Module):
         if norm.weight.is_meta and hasattr(norm, "_hf_hook"):  # accelerate loads it only for a call
             return torch.empty_like(norm.weight, device=norm._hf_hook.execution_device)
         return norm.weight
+
+
+@torch.compiler.nested_compile_region
+def compiled_once(layer: MemoryLayer, *inputs: Any) -> Tensor:
+    """The output of ``layer``; ``torch.compile`` compiles all layers with the same shapes as one."""
+    return layer(*inputs)
 
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:

@@ -17,7 +17,7 @@ from memformers.common.files import (
 from memformers.convert.transfo_xl import VOCABULARY, from_transfo_xl, load_vocabulary
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, SubwordTokenizer, load_tokenizer
-from memformers.models.hub import download, is_hub_name
+from memformers.models.hub import download, is_hub_model
 from memformers.models.io import CONFIG, WEIGHTS, packaged
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS
@@ -34,7 +34,7 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
 def load_pretrained(name: str, device: torch.device, revision: str = "") -> tuple[MemoryLM, Tokenizer]:
     """The model ``name``, in eval mode on ``device``, and its tokenizer: one of the package, in float32, or
     OWNER/NAME on Hugging Face's hub; else ValueError."""
-    if is_hub_name(name):
+    if is_hub_model(name):
         files = (CONFIG, WEIGHTS, MANIFEST, TOKENIZER)
         return load_with_tokenizer(download(name, files, revision), device)
     model, tokenizer = load_with_tokenizer(packaged(name), device)

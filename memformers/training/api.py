@@ -168,7 +168,9 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
         ranks.say(
             f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}"
         )
-        ranks.say(f"corpus: {job.text.info.name} ({job.text.info.source}){documents}")
+        text = job.text.info
+        source = f" ({text.source})" if text.source != text.name else ""
+        ranks.say(f"corpus: {text.name}{source}{documents}")
 
         # Where it starts
         state = TrainingState(build_optimizers(job.model, config))

@@ -11,7 +11,7 @@ from memformers.common.files import user_path
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import SHARED_SETTINGS, ModelConfig, applies_to
-from memformers.models.hub import is_hub_name
+from memformers.models.hub import is_hub_model
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.load import load_checkpoint, load_pretrained
@@ -72,7 +72,7 @@ def load_initial(name: str) -> tuple[MemoryLM, Tokenizer]:
     their defaults."""
     cpu = torch.device("cpu")
     is_packaged = name in packaged_names() and not Path(name).exists()
-    if is_packaged or is_hub_name(name):
+    if is_packaged or is_hub_model(name):
         model, tokenizer = load_pretrained(name, cpu)
     else:
         model, tokenizer = load_checkpoint(user_path(name), cpu)

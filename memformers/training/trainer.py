@@ -20,7 +20,7 @@ from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.state import MetricAccumulator, TrainingState, evaluations_due, has_ended
 
-GROWTH_STAGES = 8  # lengths of a growing memory; few, since each is another shape to compile
+GROWTH_STAGES = 8  # lengths of a growing memory
 
 
 class Monitor:
@@ -36,6 +36,21 @@ class Monitor:
     def checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if one is due. This is called before each step, and may end the training by an
         exception."""
+
+
+class CompiledModel(nn.Module):
+    """``model``, whose forward and backward pass ``torch.compile`` builds at the first step that
+    ``is_active``. Before, the memory has other numbers of keys, each of which would take a compilation."""
+
+    def __init__(self, model: MemoryLM):
+        super().__init__()
+        self.model = model
+        self.is_active = False
+        self.compiled = [torch.compile(model, fullgraph=True)]  # in a list: its parameters are the model's
+
+    def forward(self, *arguments: Any) -> Any:
+        run = self.compiled[0] if self.is_active else self.model
+        return run(*arguments)
 
 
 class Trainer:
@@ -70,8 +85,9 @@ class Trainer:
         self.state = state or TrainingState(build_optimizers(model, config))
         self.ranks = ranks
         self.forward: Any = model
+        self.compiled: CompiledModel | None = None
         if config.step.compile:
-            self.forward = torch.compile(model, fullgraph=True)
+            self.compiled = self.forward = CompiledModel(model)
         if ranks.parallel == "ddp":
             # A compression function has no gradient in a segment that compresses nothing, and a custom
             # memory's parameters may have none while the memory is empty.
@@ -125,6 +141,8 @@ class Trainer:
         predicted_per_part = n_predicted / (self.ranks.size * n_parts)
         part_of_rank = self.ranks.shard(segment).to(self.device)  # [S, B]
         memories = self.memory_parts(part_of_rank, n_parts)
+        if self.compiled is not None:
+            self.compiled.is_active = self.has_final_shapes(segment)
 
         # Forward and backward
         self.model.zero_grad()
@@ -151,6 +169,15 @@ class Trainer:
         self.count(segment)
         memory = memories[0] if n_parts == 1 else Memory.join(memories)
         self.state.memory = self.truncate_while_growing(memory)
+
+    def has_final_shapes(self, segment: Segment) -> bool:
+        """Whether memory has as many keys as it will have in all later steps."""
+        if segment.doc_starts is not None:
+            return True  # as memory_parts sees to
+        # What each stream has read since memory was empty, and since it has its full length
+        n_read = segment.end - len(segment.inputs)
+        n_full = (self.state.tokens - self.growing_tokens) / self.config.batch_size
+        return min(n_read, n_full) >= max(size.positions for size in self.model.config.memory_sizes)
 
     def memory_parts(self, segment: Segment, n_parts: int) -> list[Memory]:
         """The memory that each part of ``segment`` is read with."""
@@ -181,12 +208,16 @@ class Trainer:
         self.state.epoch = segment.epoch
         self.state.position = segment.end
 
+    @property
+    def growing_tokens(self) -> float:
+        """The tokens over which memory grows; that of an extended training has grown already."""
+        return 0.0 if self.state.extended_at else self.config.memory_growth * self.config.max_tokens
+
     def truncate_while_growing(self, memory: Memory) -> Memory:
-        """``memory``, cut to its stage while the memory grows; an extended training has grown already."""
-        growing_tokens = self.config.memory_growth * self.config.max_tokens
-        if self.state.extended_at or self.state.tokens >= growing_tokens:
+        """``memory``, cut to its stage while it grows."""
+        if self.state.tokens >= self.growing_tokens:
             return memory
-        stage = int(GROWTH_STAGES * self.state.tokens / growing_tokens)
+        stage = int(GROWTH_STAGES * self.state.tokens / self.growing_tokens)
         return truncate_to_stage(memory, stage / GROWTH_STAGES, self.model.config.memory_sizes)
 
     def set_learning_rates(self, segment: Segment) -> None:

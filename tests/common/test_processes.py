@@ -11,7 +11,7 @@ import pytest
 
 import memformers
 from memformers.common.network import get
-from memformers.common.processes import run_modules
+from memformers.common.processes import SPINS, busy_notice, run_modules, spin_less
 from tests.processes import Server, finish, is_running, start, wait_for
 
 WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
@@ -62,7 +62,7 @@ def test_a_process_imports_the_package_of_its_parent(tmp_path):
         (package / "said.py").write_text(
             "import importlib.util as u, memformers as m; print(m.__version__, u.find_spec('common'))"
         )
-    imports = "from memformers.common.processes import run_modules"
+    imports = "from memformers.common.processes import SPINS, busy_notice, run_modules, spin_less"
     program = f"{imports}; list(run_modules([['memformers.said']], 1, environment={{}}))"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     ended = finish([sys.executable, "-c", program], cwd=tmp_path / "ours", env=environment)
@@ -81,3 +81,24 @@ def test_a_login_in_the_address_is_sent():
 def test_no_error_shows_the_password(address):
     with pytest.raises(OSError, match=r"^(?!.*secret)"):
         get(f"http://ada:secret@{address}/api", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, str(SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+)
+def test_threads_spin_less_unless_the_user_has_a_setting(settings, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    spin_less()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_a_line_says_that_other_programs_use_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
+    assert busy_notice() == ""
+    monkeypatch.setattr(os, "getloadavg", lambda: (12.2, 0.0, 0.0))
+    assert busy_notice() == "note: 12 processes compete for 4 cores, so this takes longer than usual.\n"

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 import zstandard
 
+from memformers.data.tables import documents_in_table
 from tests.data.reading import contents, dataset, refused, whole, write
 
 datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets isn't installed")
@@ -135,6 +136,20 @@ def test_a_folder_of_splits_that_datasets_saved_has_these_splits(tmp_path):
     data = dataset(tmp_path / "saved")
     for split, rows in splits.items():
         assert whole(data, split) == "".join(rows["text"])
+
+
+def test_a_parquet_table_of_one_group_of_rows_is_read_in_constant_memory(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow isn't installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow isn't installed")
+    pages = [f"{n} " + "a page of a story " * 200 for n in range(20_000)]
+    parquet.write_table(pyarrow.table({"text": pages}), tmp_path / "x.parquet", compression="zstd")
+    n_bytes = pyarrow.total_allocated_bytes()
+    n_read = 0
+    for _, text in documents_in_table(tmp_path / "x.parquet", "parquet", "text"):
+        assert text == pages[n_read]
+        assert pyarrow.total_allocated_bytes() - n_bytes < 24 << 20, "of 72 MB"
+        n_read += 1
+    assert n_read == len(pages)
 
 
 def test_shards_of_parquet_are_splits(tmp_path):

@@ -46,6 +46,8 @@ MIXED = "docs/how-to/token_ids.md"
 """A page whose commands read what its Python wrote."""
 ON_HUB = "docs/how-to/share.md"
 """A page whose models are on the hub."""
+LOADERS = ("streaming", "litdata", "webdataset")
+"""Libraries that a part of this page imports; tests/integrations runs that part."""
 NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
 """What pages need beside the package; these take long."""
 OTHERS = (
@@ -67,6 +69,11 @@ def pages_with(kind):
     """Those of results have commands of experiments, which test_results reads."""
     pages = [page for page in PAGES if page.parent.name != "results"]
     return [page for page in pages if any(language == kind for language, _ in blocks(page))]
+
+
+def imported_loader(code):
+    """The one of LOADERS that the code of a block imports, if any."""
+    return next((name for name in LOADERS if f"from {name} import" in code), "")
 
 
 def name_of(page):
@@ -163,7 +170,7 @@ def test_commands_run(page, workplace, monkeypatch, request):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     names: dict[str, object] = {}
     for language, code in blocks(page):
-        if language == "python" and name_of(page) == MIXED:
+        if language == "python" and name_of(page) == MIXED and not imported_loader(code):
             exec(compile(code, "block", "exec"), names)
         for line in code.replace("\\\n", " ").splitlines() if language == "sh" else ():
             arguments = shlex.split(line, comments=True)

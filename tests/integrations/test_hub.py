@@ -202,3 +202,14 @@ def test_the_folder_of_a_push_loads_like_any_other(tmp_path):
 def test_the_hub_is_imported_only_when_it_is_used():
     code = "import sys, memformers; memformers.MemoryLM; assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_transformers_gets_a_model_by_its_name_on_the_hub(hub):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from memformers.integrations import huggingface
+
+    push_to_hub(language_model(), NAME, ByteTokenizer())
+    model, tokenizer = huggingface.load(NAME)
+    ids = tokenizer("It was", return_tensors="pt").input_ids
+    expected = language_model()(ids.T).logits[:, 0]
+    assert torch.allclose(model(ids).logits[0], expected, atol=1e-5)
