@@ -44,7 +44,7 @@ def live_page(folder: Path) -> Iterator[str]:
 
 def open_page(browser: Browser, address: str, width: int) -> Page:
     page = browser.new_page(viewport={"width": width, "height": 600}, color_scheme="light")
-    page.goto(address)
+    page.goto(address, timeout=0)  # a busy machine needs minutes
     return page
 
 
@@ -66,7 +66,7 @@ def take_live_page(browser: Browser, address: str) -> None:
             break
         page.wait_for_timeout(1000)
         if "/comparisons/" not in page.url:
-            page.goto(address)
+            page.goto(address, timeout=0)  # a busy machine needs minutes
     page.screenshot(path=IMAGES / "comparison.png", full_page=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from memformers.common.console import duration
 from memformers.common.errors import UserError
-from memformers.common.intervals import Mean, mean_of_known
+from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean, mean_of_known
 from memformers.report.arms import ArmRuns, Column, Measure, arms_of, base_of, labels_of, measure_of
 from memformers.report.claims import claims, trial
 from memformers.report.data import Block, Cell, Details, Notice, Table, prose
@@ -277,7 +277,7 @@ def traces_of(
         middle.append(finite(mean.mean))
         low.append(finite(mean.mean - mean.half_width))
         high.append(finite(mean.mean + mean.half_width))
-        has_band = has_band or (mean.n > 1 and not math.isnan(mean.half_width))
+        has_band = has_band or mean.n >= MIN_FOR_A_CLAIM  # of two, it would be as high as the chart
     if has_band:
         # plotly fills the area between a trace and the one before it
         fill = {"fill": "tonexty", "fillcolor": f"{color}{BAND_ALPHA}"}

@@ -114,17 +114,30 @@ def test_a_live_verdict_counts_finished_seeds_only(tmp_path):
         record(tmp_path / name, recorded, *("completed", recorded[-1]) * (len(recorded) == 3))
     runs.update()
     data = describe(runs, "loss.valid")
-    low, high, mean, *_ = data["figure"]["data"]
+    mean = data["figure"]["data"][0]
     assert (mean["name"], mean["x"]) == ("short", [10.0, 20.0, 30.0])
     wanted = [mean_of([losses["short"][i], losses["short-seed1"][i]]) for i in range(3)]
-    for trace, sign in ((low, -1), (mean, 0), (high, 1)):
-        assert trace["y"] == pytest.approx([m.mean + sign * m.half_width for m in wanted])
+    assert mean["y"] == pytest.approx([m.mean for m in wanted])
     assert describe(runs, "loss.valid", "seconds")["figure"]["data"][0]["x"] == [0.5, 1.0, 1.5]
     expected = ("<strong>So far</strong>: 4 of 6", "2 finished, 1 running", "1.200\u00a0±\u00a02.541",
             "<strong>Two seeds are too few to claim which model is better.</strong>",
             "<em>−0.500 and −0.450</em>")  # fmt: skip
     assert [words for words in expected if words not in data["above"]] == []
     assert data["above"].count("<li style=") == 2
+
+
+def test_a_live_band_needs_three_finished_seeds(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0, 1, 2)))
+    losses = {"short": [3.0, 2.0], "short-seed1": [3.5, 2.2], "short-seed2": [3.1, 2.4]}
+    losses |= {"long": [3.0, 2.0], "long-seed1": [3.5, 2.2]}
+    for name, recorded in losses.items():
+        record(tmp_path / name, recorded, "completed", recorded[-1])
+    runs.update()
+    low, high, mean, other = describe(runs, "loss.valid")["figure"]["data"]
+    assert (mean["name"], other["name"]) == ("short", "long")
+    wanted = [mean_of([3.0, 3.5, 3.1]), mean_of([2.0, 2.2, 2.4])]
+    for trace, sign in ((low, -1), (mean, 0), (high, 1)):
+        assert trace["y"] == pytest.approx([m.mean + sign * m.half_width for m in wanted])
 
 
 def test_the_live_page_says_why_its_two_losses_differ(tmp_path):
