@@ -130,7 +130,7 @@ SAVED = [
     (["text_recipe"], [("xl-plain", "transformer-xl"), ("compressive-plain", "compressive"),
                        ("compressive", "transformer-xl")], 3,
      [(LONG_TEXT, "saves {} bits per byte for Transformer-XL and {} for the Compressive Transformer"),
-      (LONG_TEXT, "{1} for the Compressive Transformer, which is {2} behind with it")]),
+      (LONG_TEXT, "{1} for the Compressive Transformer. With a shift, the Compressive Transformer is {2} behind")]),
     (["text_selective_python", "text_selective_rfc"], [SELECTIVE], 2,
      [(WHICH, "saves another {} on Python and {} on RFCs"),
       *((page, "another {} and {}") for page in (HOME, INDEX, LONG_TEXT))]),
@@ -142,9 +142,9 @@ SAVED = [
     (["text_selective_longer"], [("last-832-shift", "last-416-selective-shift")], 1,
      [(LONG_TEXT, "it saves {} on Python compared with the 832"), (WHICH, "kept, it saves {} on Python")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-slots-shift", "last-256-shift")], 1,
-     [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…by {}, which is not significant")]),
+     [(LONG_TEXT, "{} higher than with the 256 newest on RFCs…but not significantly ({})")]),
     (["text_selective_rfc", "text_selective_python"], [("last-128-means-shift", "last-256-shift")], 1,
-     [(LONG_TEXT, "means of 4 tokens are no better: +{} on RFCs and +{} on Python, which is not")]),
+     [(LONG_TEXT, "means of 4 tokens are no better: +{} on RFCs and +{} (not significant)")]),
     (["text_shift_python", "text_shift_rfc"], [SELECTIVE[::-1]], 1,  # without expiry, it costs
      [(LONG_TEXT, "{} higher than with the 256 newest…(+{})")]),
 ]  # fmt: skip
