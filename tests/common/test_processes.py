@@ -62,7 +62,7 @@ def test_a_process_imports_the_package_of_its_parent(tmp_path):
         (package / "said.py").write_text(
             "import importlib.util as u, memformers as m; print(m.__version__, u.find_spec('common'))"
         )
-    imports = "from memformers.common.processes import SPINS, busy_notice, run_modules, spin_less"
+    imports = "from memformers.common.processes import run_modules"
     program = f"{imports}; list(run_modules([['memformers.said']], 1, environment={{}}))"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     ended = finish([sys.executable, "-c", program], cwd=tmp_path / "ours", env=environment)
