@@ -192,8 +192,8 @@ def test_no_label_of_the_verdicts_lies_on_an_interval():
             assert not [line for line in lines if box.y0 < line.y0 + 2 and line.y0 - 2 < box.y1], label
 
 
-def prose_of(page):
-    return " ".join((ROOT / "docs/how-to" / page).read_text(encoding="utf-8").split())
+def prose_of(page, folder="how-to"):
+    return " ".join((ROOT / "docs" / folder / page).read_text(encoding="utf-8").split())
 
 
 def shown(value):
@@ -291,6 +291,32 @@ def test_the_evaluation_guide_quotes_learning_by_distance_in_python():
         f"On Python, it saves {min(sizes):.2f} to {max(sizes):.2f} at all distances, and new words don't "
         f"become harder ({shown(new)})."
     ) in prose_of("evaluate.md")
+
+
+def test_the_page_of_memories_names_those_that_are_worse_at_equal_bytes():
+    """The prose lists every memory whose interval leaves out zero, and counts the others."""
+    positions = seeds("equal_bytes", "transformer-xl", "bits per character")
+    worse = {}
+    n_level = 0
+    for memory in ALL_MEMORIES:
+        bits = seeds("equal_bytes", memory.arm, "bits per character")
+        if not bits or memory.name == "Transformer-XL":
+            continue
+        difference = paired(bits, positions)
+        assert difference.mean > -difference.half_width, "no memory is significantly better"
+        if difference.leaves_out_zero:
+            worse[memory.name] = shown(difference)
+        else:
+            n_level += 1
+    assert worse.keys() == {
+        "no memory", "Compressive Transformer", "pooled slots", "KeyDiff", "Infini-attention"
+    }  # fmt: skip
+    page = prose_of("memories.md", "results")
+    page = page[page.index("At equal bytes, no memory is significantly better") :]
+    for difference in worse.values():
+        assert difference in page
+    assert n_level == 7
+    assert "for the other seven, the interval contains zero" in page
 
 
 def test_results_of_memories_have_three_seeds_of_both_arms():

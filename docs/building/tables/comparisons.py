@@ -152,8 +152,6 @@ COMPARISONS: dict[str, Sequence[Any]] = {
     "memories": ("memory", COST,
                  [Column(*named, "Transformer-XL") for named in OF_MEMORIES], "transformer-xl"),
     "equal_bytes": ("memory", COST, [
-        Column("Tiny Shakespeare", PER_CHARACTER, "Transformer-XL"),
-        Column("Python", PER_CHARACTER, "Transformer-XL", experiment="equal_bytes_python"),
-    ], "transformer-xl"),
+        Column("Tiny Shakespeare, bits per character", PER_CHARACTER, "Transformer-XL")], "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from docs.building.results import kib, seeds
+from docs.building.results import experiments, kib, seeds
 from docs.building.tables.cells import Row, more
 from docs.building.tables.comparisons import OF_MEMORIES, PER_CHARACTER
 from experiments.memories import ALL_MEMORIES, ListedMemory
@@ -52,7 +52,8 @@ class Claim(NamedTuple):
     page: str
 
 
-TEXT = "text: bits per character"
+TEXTS = {"equal_bytes": "Tiny Shakespeare, bits", "equal_bytes_python": "Python, bits"}
+"""The columns of the experiments in which all memories read a text, per character."""
 RECALL = "recall, points"
 ASSOCIATION = "associative recall, points"
 OF_FILES = {
@@ -75,13 +76,23 @@ def claims() -> dict[tuple[str, str], Claim]:
     """What was measured with three seeds, by the name of the memory and the column."""
     known: dict[tuple[str, str], Claim] = {}
     for name, arm in OF_FILES.items():
-        for column, (_, measure) in ((RECALL, OF_MEMORIES[0]), (TEXT, OF_MEMORIES[1])):
-            known[name, column] = Claim("memories", arm, "transformer-xl", measure, "memories")
+        _, measure = OF_MEMORIES[0]
+        known[name, RECALL] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    measured_texts = [name for name in TEXTS if name in experiments()]
+    for experiment in measured_texts:
+        column = TEXTS[experiment]
+        for memory in ALL_MEMORIES:
+            if memory.name != BASE and seeds(experiment, memory.arm, PER_CHARACTER):
+                known[memory.name, column] = Claim(
+                    experiment, memory.arm, "transformer-xl", PER_CHARACTER, "memories"
+                )
+    # Not at equal bytes: its first layer alone would have eight times as many keys.
+    _, measure = OF_MEMORIES[1]
+    known["memory tokens", TEXTS["equal_bytes"]] = Claim(
+        "memories", "memory-tokens", "transformer-xl", measure, "memories"
+    )
     for name, arm in OF_MQAR.items():
         known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
-    known["selective", TEXT] = Claim(
-        "tiny_shakespeare_shift", "selective", "transformer-xl", PER_CHARACTER, "tiny-shakespeare"
-    )
     return known
 
 
@@ -97,7 +108,7 @@ def memory_costs() -> str:
 def memory_results() -> str:
     """Each memory's results minus Transformer-XL's."""
     measured = claims()
-    columns = (TEXT, RECALL, ASSOCIATION)
+    columns = (*TEXTS.values(), RECALL, ASSOCIATION)
     body: list[Row] = []
     for memory in ALL_MEMORIES:
         row: Row = [memory.name]
