@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant
+from experiments.columns import correct
 from memformers.common.fields import Count, replace_nested
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
@@ -21,9 +22,8 @@ from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(
-    model=MEMORIES, max_tokens=500_000, memory_warmup=0.0
-)  # slots are there from the first steps
+# Memories have their full lengths at once, so that there are slots from the first steps.
+TEXT = TrainConfig(model=MEMORIES, max_tokens=500_000, memory_warmup=0.0)
 RECALL_TOKENS = 1_000_000
 ROWS = {
     "transformer-xl": ("Transformer-XL, equal keys", None),
@@ -40,10 +40,11 @@ ROWS = {
 PAPER = ", ".join(f"{label} {bits:.3f}" for label, bits in ROWS.values() if bits)
 
 
-def arms_of(model: ModelConfig) -> list[Variant]:
+def list_compressions(model: ModelConfig) -> list[Variant]:
     """With the lengths of ``model``; Transformer-XL has equal keys, slots in half the layers are half."""
     n_lower = model.n_layers // 2
-    upper = (*[0] * n_lower, *model.per_layer("c_mem_len")[n_lower:])
+    no_slots = [0] * n_lower
+    upper = (*no_slots, *model.per_layer("c_mem_len")[n_lower:])
     settings: dict[str, dict[str, Any]] = {
         "transformer-xl": {"model": "transformer-xl", "mem_len": keys_of_layers(model)},
         "bptt": {"compression_loss": "none", "bptt": 1},
@@ -83,34 +84,38 @@ class Ablation(ArmsCommand):
     """The text, as for training: Tiny Shakespeare if not given."""
 
     @classmethod
-    def listed(cls) -> Sequence[Variant]:
-        return arms_of(TEXT.model)
+    def list_variants(cls) -> Sequence[Variant]:
+        return list_compressions(TEXT.model)
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         """On the text, one training run at a time has all threads."""
-        few = QUICK_TOKENS if self.quick else None
-        text = replace_nested(TEXT, data=self.data, max_tokens=self.text_tokens or few or TEXT.max_tokens)
-        text = replace_nested(text, evaluations=1) if self.quick else text
-        tokens = self.recall_tokens or few or RECALL_TOKENS
-        near = RecallConfig(quick=self.quick, tokens=tokens).setup.base
-        on_text = self.experiment_on(TextTask(probed=False), text, arms_of(text.model))
-        experiments = {
-            "text": replace(on_text, jobs=1, threads=None),
-            "recall": self.experiment_on(RECALL, near, arms_of(near.model)),
-        }
+        quick_tokens = QUICK_TOKENS if self.quick else None
+        text_tokens = self.text_tokens or quick_tokens or TEXT.max_tokens
+        text = replace_nested(TEXT, data=self.data, max_tokens=text_tokens)
+        if self.quick:
+            text = replace_nested(text, evaluations=1)
+        on_text = self.plan_experiment(TextTask(probed=False), text, list_compressions(text.model))
+        on_text = replace(on_text, jobs=1, threads=None)
+
+        recall_tokens = self.recall_tokens or quick_tokens or RECALL_TOKENS
+        recall = RecallConfig(quick=self.quick, tokens=recall_tokens).setup.base
+        on_recall = self.plan_experiment(RECALL, recall, list_compressions(recall.model))
+
+        experiments = {"text": on_text, "recall": on_recall}
         return {self.only: experiments[self.only]} if self.only else experiments
 
-    def measures(self, task: str) -> Sequence[Measure]:
+    def measures_of(self, task: str) -> Sequence[Measure]:
         """Answers beyond and within the distances that one layer of Transformer-XL with equal keys sees."""
         if task == "text":
             return [BITS]
         setup = SETTINGS["near"]
-        low = layer_reach(setup.run("transformer-xl").model)
-        high = layer_reach(setup.run("conv").model)
-        return [
-            correct(f"answers about values set {a} to {b} tokens ago", right_between(a, b))
-            for a, b in ((low, high), (0, low))
-        ]
+        xl_reach = layer_reach(setup.run("transformer-xl").model)
+        slots_reach = layer_reach(setup.run("conv").model)
+        measures = []
+        for low, high in ((xl_reach, slots_reach), (0, xl_reach)):
+            label = f"answers about values set {low} to {high} tokens ago"
+            measures.append(correct(label, right_between(low, high)))
+        return measures
 
 
 if __name__ == "__main__":

@@ -26,23 +26,23 @@ BASE = TrainConfig(
 KEYS = 64
 """In each layer, besides the segment's; half of them slots or kept positions where there are any."""
 D_HEAD = BASE.model.d_model // BASE.model.n_heads
-LENGTHS: Mapping[str, dict[str, Any]] = {
+LENGTHS_BY_KEYS: Mapping[str, dict[str, Any]] = {
     "M": {"mem_len": KEYS},
     "M + C": {"mem_len": KEYS // 2, "c_mem_len": KEYS // 2},
     "M + 1": {"mem_len": KEYS - 1},
     "0": {},
 }
-"""Lengths by the formula of a memory's keys."""
-OF_MODEL = {"Gated DeltaNet": {"mem_len": KEYS - D_HEAD}}
-"""The state of a head has as many columns as it has features, each of the size of a position: it counts as
-D_HEAD of the keys."""
+"""The lengths with which each formula of a memory's keys is KEYS, if it can be."""
+LENGTHS_BY_NAME = {"Gated DeltaNet": {"mem_len": KEYS - D_HEAD}}
+"""The state of a head is a matrix with D_HEAD columns, each of the size of a position: it counts as D_HEAD of
+the keys."""
 
 
-def variants() -> Iterator[Variant]:
+def list_memories() -> Iterator[Variant]:
     """All memories but memory tokens: with equal bytes, their first layer alone would have 512 keys."""
     for memory in ALL_MEMORIES:
-        if memory.keys in LENGTHS:
-            lengths = OF_MODEL.get(memory.name, LENGTHS[memory.keys])
+        if memory.keys in LENGTHS_BY_KEYS:
+            lengths = LENGTHS_BY_NAME.get(memory.name, LENGTHS_BY_KEYS[memory.keys])
             yield Variant(memory.arm, {"model": memory.import_path, **lengths}, memory.name)
 
 
@@ -57,18 +57,18 @@ class EqualBytes(ArmsCommand):
         "recipe, which was chosen for none of them."
     )
     base: ClassVar = "transformer-xl"
-    known: ClassVar = tuple(variants())
+    variants: ClassVar = tuple(list_memories())
     data: str = ""
     """The text, as for training; Tiny Shakespeare if not given."""
     tokens: Count = BASE.max_tokens
     """Tokens of each training run."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         tokens = QUICK_TOKENS if self.quick else self.tokens
         train = replace(BASE, data=self.data, max_tokens=tokens)
-        return {"characters": self.experiment_on(TextTask(probed=False), train)}
+        return {"characters": self.plan_experiment(TextTask(probed=False), train)}
 
-    def measures(self, task: str) -> Sequence[Measure]:
+    def measures_of(self, task: str) -> Sequence[Measure]:
         return [BITS]
 
 

@@ -14,21 +14,19 @@ from typing import TypeVar
 
 import torch
 
+from experiments.tiny_shakespeare import load_packaged, read_shakespeare
 from memformers.common.command_line import cli_errors, parse_arguments
-from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.data.sources import CorpusSpec
 from memformers.data.streams import Tokens
-from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.evaluate import evaluate
 from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, evaluate_learning
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
-from memformers.runs.load import load_pretrained
 
 T = TypeVar("T")
 CONFIGS = (LearnConfig(), LearnConfig(learn_step="rms"))
+"""The ways to learn."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +40,23 @@ class Learning:
 
     def run(self) -> None:
         torch.set_num_threads(1)
-        corpus = dataset_of(CorpusSpec(self.data))
-        if corpus.info.is_stand_in:
-            raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+        corpus = read_shakespeare(self.data)
         tokens = corpus.validation.tokens
         rows = []
         for name in packaged_names():
-            model, tokenizer = load_pretrained(name, torch.device("cpu"))
-            assert tokenizer.to_json() == corpus.tokenizer.to_json()
+            model = load_packaged(name, corpus)
             for measure, value in measure_model(model, tokens, corpus.train.tokens):
                 print(f"{name}: {measure}: {value:.4f}", flush=True)
                 rows.append((measure, name, 0, value))
         self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / "results.csv", csv_text(("measure", "arm", "seed", "value"), rows))
-        about = {
+        facts = {
             "corpus": {"name": corpus.info.name, "sha256": corpus.info.sha256, "tokens": len(tokens)},
             "learn": {config.learn_step: asdict(config) for config in CONFIGS},
             "streams": STREAMS_OF_LEARNING,
             "environment": describe_environment(torch.device("cpu")),
         }
-        write_json(self.out / "results.json", about)
+        write_json(self.out / "results.json", facts)
 
 
 def measure_model(model: MemoryLM, tokens: Tokens, training: Tokens) -> Iterator[tuple[str, float]]:
@@ -88,7 +83,8 @@ def measure_model(model: MemoryLM, tokens: Tokens, training: Tokens) -> Iterator
 def timed(work: Callable[[], T]) -> tuple[T, float]:
     """What ``work`` returns, and the seconds of CPU time of this process that it took."""
     start = time.process_time()
-    return work(), time.process_time() - start
+    result = work()
+    return result, time.process_time() - start
 
 
 if __name__ == "__main__":

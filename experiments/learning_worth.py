@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Column, Parts, Tasks, Variant
-from experiments.memory_worth import EDGES, by_name, means, positions, word_distances, word_groups
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant
+from experiments.columns import ArmsByTask, Column, ColumnsByTable
+from experiments.memory_worth import positions
+from experiments.word_distances import list_groups, losses_by_distance, mean_losses, word_distances
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.comparison.experiment import Experiment
@@ -34,7 +36,7 @@ from memformers.evaluation.learning import (
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.report.arms import Measure
+from memformers.report.arms import ArmRuns, Measure, Result
 from memformers.runs.load import load_checkpoint
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import EvaluationConfig, TrainConfig
@@ -45,7 +47,7 @@ BASE = TrainConfig(
     evaluation=EvaluationConfig(evaluations=1),
 )
 HALVES = {"mem_len": 32, "c_mem_len": 32}
-ARMS = by_name(
+VARIANTS = (
     Variant("none", {"model": "transformer"}, "no memory"),
     Variant("xl", positions(64), "Transformer-XL"),
     Variant("compressive", {"model": "compressive", **HALVES}, "Compressive", "xl"),
@@ -56,11 +58,15 @@ MEASURED = "learning.json"
 """In a run's folder: its losses as trained and with learning, in nats per token."""
 N_RELEARNED = 65_536
 """Tokens of the training text that are read again after learning, to see how much was forgotten."""
-STATIC, LEARNING = "static", "learning"
+
+# Names in this file: how a text was read, the part of it, and the choice of the learning rate.
+STATIC = "static"
+LEARNING = "learning"
 SECOND_HALF = "second half"
+BY_DISTANCE = "by distance"
+TRAINING = "training text"
 RATE = "learning rate"
 BY_RATE = "first half, by learning rate"
-TRAINING = "training text"
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class LearningWorth(ArmsCommand):
         "where it last began."
     )
     base: ClassVar = "none"
-    known: ClassVar = tuple(ARMS.values())
+    variants: ClassVar = VARIANTS
     data: str = ""
     """The text, as for training; Tiny Shakespeare if not given."""
     tokens: Count = BASE.max_tokens
@@ -86,72 +92,84 @@ class LearningWorth(ArmsCommand):
     rates: tuple[float, ...] = (0.015, 0.03, 0.06)
     """The learning rates to choose from."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         tokens = QUICK_TOKENS if self.quick else self.tokens
         train = replace(BASE, data=self.data, max_tokens=tokens)
-        return {"characters": self.experiment_on(TextTask(probed=False), train)}
+        return {"characters": self.plan_experiment(TextTask(probed=False), train)}
 
-    def measure(self, folder: Path) -> None:
+    def measure_runs(self, folder: Path) -> None:
         """Write the losses of each run, on the same held-out text."""
         runs = [run for run in read_runs(folder) if run.result]
         if all((run.folder / MEASURED).exists() for run in runs):
             return
+        # All runs were trained on one text.
         corpus = common_corpus(runs)
         tokens, _ = held_out_tokens(corpus)
         training = corpus.train.tokens[:N_RELEARNED]
-        chosen: dict[str, dict[str, Any]] = {}  # the learning rate of each arm, of its first seed
+
+        # In the order of seeds, since the first one chooses the learning rate of its arm.
+        choices: dict[str, dict[str, Any]] = {}
         for run in tqdm(sorted(runs, key=lambda run: run.seed), desc="learning", unit="run"):
             path = run.folder / MEASURED
             if not path.exists():
                 model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
-                choice = chosen.get(run.arm) or choose_rate(model, tokens, self.rates)
+                choice = choices.get(run.arm) or choose_rate(model, tokens, self.rates)
                 measured = measure_model(model, tokenizer, tokens, training, choice[RATE])
                 write_json(path, {**choice, **measured})
-            known = read_json(path)
-            chosen.setdefault(run.arm, {name: known[name] for name in (RATE, BY_RATE)})
+            measured = read_json(path)
+            choices.setdefault(run.arm, {name: measured[name] for name in (RATE, BY_RATE)})
 
-    def result_of(self, run: Run) -> dict[str, Any]:
-        return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
+    def extra_results(self, run: Run) -> dict[str, Any]:
+        path = run.folder / MEASURED
+        return read_json(path) if path.exists() else {}
 
-    def parts(self, tasks: Tasks) -> Parts:
-        [arms] = tasks.values()
-        measures = [
+    def columns_by_table(self, arms_by_task: ArmsByTask) -> ColumnsByTable:
+        [arms] = arms_by_task.values()
+        held_out = (
             Measure("static (nats)", loss_of(SECOND_HALF, STATIC)),
             Measure("learning (nats)", loss_of(SECOND_HALF, LEARNING)),
             Measure("learning saves (nats)", saving_of(SECOND_HALF), better=1),
             Measure(RATE, RATE),
-        ]
-        forgetting = [
+        )
+        forgetting = (
             Measure("training text, static (nats)", loss_of(TRAINING, STATIC)),
             Measure("training text, after learning (nats)", loss_of(TRAINING, LEARNING)),
             Measure("training text, learning saves (nats)", saving_of(TRAINING), better=1),
-        ]
-        results = [result for arm in arms for result in arm.results.values()]
-        groups = dict.fromkeys(group for result in results for group in result.get("by distance", ()))
-        titles = {"": measures, "How much is forgotten": forgetting}
+        )
+        tables = {"": columns_of(held_out, arms), "How much is forgotten": columns_of(forgetting, arms)}
+        groups = list_groups(arms, BY_DISTANCE)
         for reading in (STATIC, LEARNING):
+            measures = [Measure(f"{group}, {reading}", loss_of_group(group, reading)) for group in groups]
             title = f"Loss by the characters since the word last began, {reading}"
-            titles[title] = [Measure(f"{group}, {reading}", loss_of(group, reading)) for group in groups]
-        return {title: [Column(m.label, m, arms) for m in listed] for title, listed in titles.items()}
+            tables[title] = columns_of(measures, arms)
+        return tables
 
 
-def loss_of(part: str, reading: str) -> Callable[[dict[str, Any]], float | None]:
-    """The loss of a ``part`` of the text, or of a group of distances in it, from a run's result."""
-
-    def of_result(result: dict[str, Any]) -> float | None:
-        losses = result.get(part) or result.get("by distance", {}).get(part, {})
-        loss: float | None = losses.get(reading)
-        return loss
-
-    return of_result
+def columns_of(measures: Sequence[Measure], arms: Sequence[ArmRuns]) -> list[Column]:
+    return [Column(measure.label, measure, arms) for measure in measures]
 
 
-def saving_of(part: str) -> Callable[[dict[str, Any]], float | None]:
-    def of_result(result: dict[str, Any]) -> float | None:
-        losses = result.get(part, {})
-        return losses[STATIC] - losses[LEARNING] if losses else None
+def loss_of(part: str, reading: str) -> Callable[[Result], float | None]:
+    """The loss of a ``part`` of the text, from a run's result."""
+    return lambda result: result.get(part, {}).get(reading)
 
-    return of_result
+
+def loss_of_group(group: str, reading: str) -> Callable[[Result], float | None]:
+    """The loss of a ``group`` of distances, from a run's result."""
+    return lambda result: result.get(BY_DISTANCE, {}).get(group, {}).get(reading)
+
+
+def saving_of(part: str) -> Callable[[Result], float | None]:
+    """How much lower learning makes the loss of a ``part`` of the text, from a run's result."""
+
+    def read_saving(result: Result) -> float | None:
+        losses = result.get(part)
+        if not losses:
+            return None
+        saving: float = losses[STATIC] - losses[LEARNING]
+        return saving
+
+    return read_saving
 
 
 def choose_rate(model: MemoryLM, tokens: Tensor, rates: Sequence[float]) -> dict[str, Any]:
@@ -174,24 +192,20 @@ def measure_model(
 ) -> dict[str, Any]:
     """The losses of the second half of ``tokens [n]`` in nats, as trained and with learning, and those of the
     ``training`` text before and after."""
-    # Losses of all tokens, [n − 1] each, of which the second half counts.
+    # Losses of all predicted tokens, [n − 1] each.
     static: list[Tensor] = []
     evaluate(model, tokens, STREAMS_OF_LEARNING, progress=static.append)
     trained_loss = evaluate(model, training, STREAMS).loss
     learning, loss_afterwards = learn_text(model, tokens, training, rate)
-    losses = {STATIC: torch.cat(static), LEARNING: learning}
-    second_half = torch.arange(len(tokens) - 1) >= half_of(tokens)
-    distances = word_distances(tokens, tokenizer)[1:]
-    group, names = word_groups(distances, EDGES)
-    by_distance = {}
-    for number, name in enumerate(names):
-        members = second_half & (group == number)
-        if members.any():
-            by_distance[name] = means(losses, members)
+
+    # Only the second half counts: the learning rate was chosen on the first.
+    n_first = half_of(tokens)
+    losses = {STATIC: torch.cat(static)[n_first:], LEARNING: learning[n_first:]}
+    distances = word_distances(tokens, tokenizer)[1 + n_first :]
     return {
-        SECOND_HALF: means(losses, second_half),
+        SECOND_HALF: mean_losses(losses),
         TRAINING: {STATIC: trained_loss, LEARNING: loss_afterwards},
-        "by distance": by_distance,
+        BY_DISTANCE: losses_by_distance(losses, distances),
     }
 
 

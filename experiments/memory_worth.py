@@ -5,11 +5,8 @@ Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is 
 budget is an experiment in ``FOLDER/TOKENS``; ``--resume`` continues, and adds budgets, arms and seeds.
 """
 
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,7 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant, prepared_python_source
+from experiments.arms import ArmsCommand, Variant, prepared_python_source
+from experiments.columns import ArmsByTask, Column, ColumnsByTable
+from experiments.word_distances import list_groups, losses_by_distance, mean_losses, word_distances
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json
@@ -27,7 +26,8 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.controls import choose_streams, losses_under_controls
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import Lengths
-from memformers.report.arms import Measure
+from memformers.models.language_model import MemoryLM
+from memformers.report.arms import Measure, Result
 from memformers.runs.folder import UNTOUCHED
 from memformers.runs.load import load_checkpoint
 from memformers.runs.reader import Run, read_runs
@@ -35,12 +35,15 @@ from memformers.training.config import EvaluationConfig, TrainConfig
 
 EVALUATION = EvaluationConfig(evaluations=2, final_tokens=1_000_000)
 BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EVALUATION)
-MEASURED = "by_distance.json"  # in a run's folder: the loss by group, in nats per token
-READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)  # tokens of a document; of groups of distances
-DISTANCE, ALL_TOKENS = "by_distance", "all"
-CONTROLS = ("memory swapped", "slots swapped")  # beside reading as in training
-NEVER, NO_WORD = 0, -1  # distances of words that had not occurred, and of tokens outside of words
-NAME = re.compile(r"[^\W\d]\w*")  # a word, or a name of a program
+N_READ = 4096
+"""Tokens of each held-out document that are read to measure losses by distance."""
+MEASURED = "by_distance.json"
+"""In a run's folder: the losses by group of distances, in nats per token."""
+DISTANCE = "by_distance"
+"""The groups in this file, of which one has all tokens."""
+ALL_TOKENS = "all"
+CONTROLS = ("memory swapped", "slots swapped")
+"""Beside reading as in training."""
 
 
 def positions(mem_len: Lengths) -> dict[str, Any]:
@@ -58,12 +61,13 @@ def last_layer(mem_len: int) -> tuple[int, ...]:
     return (64, 64, 64, mem_len)
 
 
-def by_name(*variants: Variant) -> dict[str, Variant]:
+def variants_by_name(*variants: Variant) -> dict[str, Variant]:
     return {variant.name: variant for variant in variants}
 
 
 UPPER = (0, 0, 128, 128)
-KINDS = by_name(
+"""Slots of each layer."""
+KINDS = variants_by_name(
     Variant("none", {"model": "transformer"}, "no memory"),
     Variant("xl-64", positions(64), "64 positions"),
     Variant("slots-32-32", slots(32, 32), "32 positions, 32 slots", "xl-64"),
@@ -132,7 +136,7 @@ def shifted(variant: Variant) -> Variant:
     return Variant(f"{variant.name}-shift", settings, f"{variant.label}, token shift", variant.name)
 
 
-VARIANTS = by_name(
+VARIANTS = variants_by_name(
     Variant("xl-last", positions(last_layer(832)), "64 positions, 832 in the last layer", "xl-256"),
     Variant("start-mean", slots(64, 192, compression_start="mean"), "f_c begins as the mean", "slots-64-192"),
     Variant("pooling", slots(64, 192, compression="mean"), "f_c is the mean", "slots-64-192"),
@@ -148,8 +152,8 @@ VARIANTS = by_name(
     ),
 )
 """One setting changed, with the same number of keys over all layers."""
-SHIFTED = by_name(*map(shifted, (*LAST, KINDS["xl-256"])))
-ALL = {**KINDS, **by_name(*LAST), **SHIFTED, **VARIANTS}
+SHIFTED = variants_by_name(*map(shifted, (*LAST, KINDS["xl-256"])))
+ALL = {**KINDS, **variants_by_name(*LAST), **SHIFTED, **VARIANTS}
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,13 @@ class MemoryWorth(ArmsCommand):
     title: ClassVar = "What memory saves on a long text"
     method: ClassVar = (
         "No setting of the training was chosen on this text. Losses by distance, in nats per token, are of "
-        f"the first {READ:,} tokens of some of the held-out documents that are so long, each read from an "
+        f"the first {N_READ:,} tokens of some of the held-out documents that are so long, each read from an "
         "empty memory. A word may be a name of a program. Its distance is the number of tokens from where it "
         "last began to where it begins again; all of its tokens count."
     )
     base: ClassVar = "none"
-    usual: ClassVar = tuple(KINDS)
+    variants: ClassVar = tuple(ALL.values())
+    default_arms: ClassVar = tuple(KINDS)
     data: str = ""
     """The text, as for training; the Python source code of this machine if not given."""
     budgets: tuple[Count, ...] = (1_600_000, 6_400_000)
@@ -177,100 +182,102 @@ class MemoryWorth(ArmsCommand):
     documents: Count = 32
     """How many held-out documents are read to measure losses by distance."""
 
-    @classmethod
-    def listed(cls) -> Sequence[Variant]:
-        return [*ALL.values()]
-
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         data = self.data or prepared_python_source(folder, self.vocab_size)
         model = replace(BASE.model, vocab_size=self.vocab_size)
         base = replace(BASE, data=data, seed=self.seed, model=model)
+        # A trial has few arms, and one budget in place of several.
         command = self
         if self.quick:
             few = self.arms or ("none", "xl-64", "slots-32-32", "xl-256")
             command = replace(self, arms=few, budgets=(65_536,))
         experiments = {}
         for n_tokens in command.budgets:
-            task = TextTask(probed=False)
-            experiments[str(n_tokens)] = command.experiment_on(task, replace(base, max_tokens=n_tokens))
+            train = replace(base, max_tokens=n_tokens)
+            experiments[str(n_tokens)] = command.plan_experiment(TextTask(probed=False), train)
         return experiments
 
-    def measure(self, folder: Path) -> None:
+    def measure_runs(self, folder: Path) -> None:
         """Write the losses by group of each run, on the beginnings of the same held-out documents."""
-        runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
-        for run in tqdm(runs, desc="losses by distance", unit="run"):
+        finished = [run for run in read_runs(folder) if run.result]
+        due = [run for run in finished if not (run.folder / MEASURED).exists()]
+        for run in tqdm(due, desc="losses by distance", unit="run"):
             model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
-            tokens, held_out = held_out_tokens(common_corpus([run]))
-            S = model.config.segment_len
-            reading = choose_streams(len(tokens), READ - S, S, self.documents * S, held_out)
-            if reading is None:
-                raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
-            losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
-            parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
-            distances = torch.cat([word_distances(part, tokenizer)[1:] for part in parts])
-            group, names = word_groups(distances, EDGES)
-            groups = {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
-            groups[ALL_TOKENS] = means(losses, torch.ones_like(group, dtype=torch.bool))
-            write_json(run.folder / MEASURED, {"documents": len(reading.lengths), DISTANCE: groups})
+            tokens, document_lengths = held_out_tokens(common_corpus([run]))
+            measured = measure_model(model, tokenizer, tokens, document_lengths, self.documents)
+            write_json(run.folder / MEASURED, measured)
 
-    def result_of(self, run: Run) -> dict[str, Any]:
-        return read_json(run.folder / MEASURED) if (run.folder / MEASURED).exists() else {}
+    def extra_results(self, run: Run) -> dict[str, Any]:
+        path = run.folder / MEASURED
+        return read_json(path) if path.exists() else {}
 
-    def parts(self, tasks: Tasks) -> Parts:
+    def columns_by_table(self, arms_by_task: ArmsByTask) -> ColumnsByTable:
         bits = Measure("bits per byte", "bits_per_byte")
-        budgets = [
-            Column(f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task, bits, arms)
-            for task, arms in tasks.items()
+        budgets = []
+        for task, arms in arms_by_task.items():
+            name = f"bits per byte, {int(task):,} tokens" if task.isdecimal() else task
+            budgets.append(Column(name, bits, arms))
+        tables = {"": budgets}
+
+        # Losses by distance, of the largest budget: as trained, and how much higher under each control.
+        largest = [*arms_by_task.values()][-1]
+        groups = list_groups(largest, DISTANCE)
+        tables["Loss by the tokens since the word last began"] = [
+            Column(group, Measure(group, loss_of(group)), largest) for group in groups
         ]
-        largest = [*tasks.values()][-1]
-        results = [result for arm in largest for result in arm.results.values()]
-        groups = dict.fromkeys(group for result in results for group in result.get(DISTANCE, ()))
-        parts = {"": budgets}
-        for control in (UNTOUCHED, *CONTROLS):
-            title, more = f"Rise of the loss, {control}", f", {control}"
-            if control == UNTOUCHED:
-                title, more = "Loss by the tokens since the word last began", ""
-            measures = {f"{group}{more}": Measure(group, loss_of(group, control)) for group in groups}
-            parts[title] = [Column(name, measure, largest) for name, measure in measures.items()]
-        return parts
+        for control in CONTROLS:
+            columns = []
+            for group in groups:
+                measure = Measure(group, rise_of(group, control))
+                columns.append(Column(f"{group}, {control}", measure, largest))
+            tables[f"Rise of the loss, {control}"] = columns
+        return tables
 
 
-def loss_of(group: str, control: str) -> Callable[[dict[str, Any]], float | None]:
-    def of(result: dict[str, Any]) -> float | None:
+def loss_of(group: str) -> Callable[[Result], float | None]:
+    """The loss of a ``group`` as trained, from a run's result."""
+
+    def read_loss(result: Result) -> float | None:
         losses = result.get(DISTANCE, {}).get(group, {})
-        rise = losses.get(control)
-        return rise if rise is None or control == UNTOUCHED else rise - losses[UNTOUCHED]
+        loss: float | None = losses.get(UNTOUCHED)
+        return loss
 
-    return of
-
-
-def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
-    return {"tokens": int(which.sum()), **{name: loss[which].mean().item() for name, loss in losses.items()}}
+    return read_loss
 
 
-def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, ``[T]``."""
-    newest: dict[str, int] = {}
-    distances = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
-    for word, begin, end in words_in(tokens, tokenizer):
-        distances[begin:end] = begin - newest.get(word, begin)
-        newest[word] = begin
-    return distances
+def rise_of(group: str, control: str) -> Callable[[Result], float | None]:
+    """How much higher the loss of a ``group`` is under a ``control``, from a run's result."""
+
+    def read_rise(result: Result) -> float | None:
+        losses = result.get(DISTANCE, {}).get(group, {})
+        if control not in losses:
+            return None
+        rise: float = losses[control] - losses[UNTOUCHED]
+        return rise
+
+    return read_rise
 
 
-def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
-    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
-    ends = list(accumulate(map(len, pieces)))
-    for match in NAME.finditer("".join(pieces)):
-        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
+def measure_model(
+    model: MemoryLM, tokenizer: Tokenizer, tokens: Tensor, document_lengths: Sequence[int], n_documents: int
+) -> dict[str, Any]:
+    """The losses by group of distances, as trained and under each control, on the beginnings of
+    ``n_documents`` of the held-out ``tokens [n]``."""
+    S = model.config.segment_len
+    streams = choose_streams(len(tokens), N_READ - S, S, n_documents * S, document_lengths)
+    if streams is None:
+        raise UserError(f"expected at least two held-out documents of more than {N_READ:,} tokens.")
+    # Each document is read as trained, and with a memory that is zero or another document's.
+    losses = losses_under_controls(model, tokens, streams, 0, lambda _: None)
 
-
-def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
-    """The group of each of ``distances``, and names: by edges, first occurrences, and tokens of no word."""
-    names = [*(f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)), f"{edges[-1]:,} or more"]
-    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
-    group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
-    return group, [*names, "first", "no word"]
+    # The first token of a document is not predicted.
+    distances = []
+    for begin, length in zip(streams.begins, streams.lengths, strict=True):
+        document = tokens[begin : begin + 1 + length]
+        distances.append(word_distances(document, tokenizer)[1:])
+    groups = losses_by_distance(losses, torch.cat(distances))
+    groups[ALL_TOKENS] = mean_losses(losses)
+    return {"documents": len(streams.lengths), DISTANCE: groups}
 
 
 if __name__ == "__main__":

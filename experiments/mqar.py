@@ -5,7 +5,7 @@ key and its value; then each key asks once for its value, early rather than late
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, product
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from experiments.arms import ArmsCommand, Column, Drawn, Pairs, Variant, correct
+from experiments.arms import ArmsCommand, Variant
+from experiments.columns import Column, Drawing, Labels, Pairs, correct
 from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall.setup import QUICK_TOKENS, recall_run
@@ -27,15 +28,25 @@ from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.report.recall import right_between
 
-SEGMENT = 64  # tokens
-KEYS = (32, 128)  # that a layer remembers
-SHORTEST = 256  # tokens of an episode
-VALUES = 64  # different values for the shortest episode, and in proportion for longer ones: 4 for each pair
-KEYS_PER_PAIR = 4  # different keys for each pair of an episode
-FILLERS = 64  # different fillers
-EARLINESS = -0.5  # a question is asked n tokens after the pairs with a probability in proportion to n^this
-SHIFTS = {"": False, "-shift": True}
-RATES = {"": 1.0, "-slow": 1 / 3}
+SEGMENT = 64
+"""Tokens of a segment."""
+KEYS = (32, 128)
+"""Keys that a layer remembers."""
+
+# An episode.
+SHORTEST = 256
+"""Tokens of the shortest episode."""
+VALUES = 64
+"""Different values for the shortest episode, and in proportion for longer ones: 4 for each pair."""
+KEYS_PER_PAIR = 4
+"""Different keys for each pair of an episode."""
+FILLERS = 64
+"""Different fillers."""
+EARLINESS = -0.5
+"""A question is asked n tokens after the pairs with a probability in proportion to n^this."""
+
+# The arms: each kind of memory, with each shift and with each factor of the learning rates, by what their
+# names end in.
 KINDS = {
     "none": ("no memory", {"model": "transformer"}),
     "xl": ("Transformer-XL", {"model": "transformer-xl"}),
@@ -43,6 +54,8 @@ KINDS = {
     "mean": ("means", {"model": "compressive", "compression": "mean"}),
     "selective": ("selective", {"model": "selective"}),
 }
+SHIFTS = {"": False, "-shift": True}
+RATES = {"": 1.0, "-slow": 1 / 3}
 
 
 class MQARTask(RecallTask):
@@ -51,7 +64,9 @@ class MQARTask(RecallTask):
     module = "experiments.mqar"
 
     def segments(self, run: RecallRun, seed: int, **longest: Any) -> Iterator[tuple[Segment, Any]]:
-        stream, length, rng = run.recall.stream, run.recall.reach, np.random.default_rng(seed)
+        stream = run.recall.stream
+        length = run.recall.reach
+        rng = np.random.default_rng(seed)
         for begin in count(step=length):
             episodes = [draw_episode(rng, length, stream.keys, stream.values) for _ in range(run.batch_size)]
             # Inputs, targets and distances, [N, B] each, in segments of [S, B].
@@ -77,11 +92,13 @@ def draw_episode(
     first_filler = first_key + KEYS_PER_PAIR * pairs
     keys = first_key + rng.choice(KEYS_PER_PAIR * pairs, pairs, replace=False)
     values = rng.choice(n_values, pairs, replace=False)
+
+    # Where the questions are.
     n_left = length - 2 * pairs
     probability = np.arange(1, n_left + 1) ** EARLINESS
-    asked = rng.choice(n_left, pairs, replace=False, p=probability / probability.sum())
-    # Early questions are drawn first. In random order, a question's place says nothing about its answer.
-    asked = 2 * pairs + rng.permutation(asked)
+    offsets = rng.choice(n_left, pairs, replace=False, p=probability / probability.sum())
+    # Early questions are drawn first. In random order, a question's position says nothing about its answer.
+    asked = 2 * pairs + rng.permutation(offsets)
 
     inputs = rng.integers(first_filler, first_filler + FILLERS, size=length)
     inputs[: 2 * pairs : 2] = keys
@@ -105,6 +122,30 @@ def n_pairs(length: int) -> int:
     return length // 16
 
 
+def list_variants_of(kind: str, shift: str, rate: str) -> Iterator[Variant]:
+    """A ``kind`` of memory with each number of keys. The rival of an arm is Transformer-XL at equal keys; the
+    rival of Transformer-XL, itself without token shift."""
+    label, model = KINDS[kind]
+    suffix = f"{shift}{rate}"
+    rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
+    for n_keys in KEYS if kind != "none" else (0,):
+        settings: dict[str, Any] = {**model, "token_shift": SHIFTS[shift], **rates}
+        rival = f"xl-{n_keys}{suffix}"
+        if kind in ("none", "xl"):
+            rival = f"{kind}-{n_keys}{rate}" if shift else ""
+        if kind == "xl":
+            settings["mem_len"] = n_keys
+        elif kind != "none":
+            settings |= {"mem_len": n_keys // 2, "c_mem_len": n_keys // 2}
+        shown = f"{label}, {n_keys} keys{in_words(suffix)}"
+        yield Variant(f"{kind}-{n_keys}{suffix}", settings, shown, rival)
+
+
+def in_words(suffix: str) -> str:
+    """The end of an arm's name as the end of its label."""
+    return suffix.replace("-", ", ")
+
+
 @dataclass(frozen=True)
 class MQAR(ArmsCommand):
     """Train each memory on associative recall, with and without a token shift."""
@@ -125,33 +166,20 @@ class MQAR(ArmsCommand):
     """The first seed. Learning rates that were chosen from some seeds are to be measured from others."""
 
     @classmethod
-    def listed(cls) -> Sequence[Variant]:
-        """The rival of an arm is Transformer-XL at equal keys; its rival, itself without token shift."""
-        variants = []
-        for (kind, (label, model)), shift, rate in product(KINDS.items(), SHIFTS, RATES):
-            rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
-            for n in KEYS if kind != "none" else (0,):
-                settings: dict[str, Any] = {**model, "token_shift": SHIFTS[shift], **rates}
-                if kind == "xl":
-                    settings["mem_len"] = n
-                elif kind != "none":
-                    settings |= {"mem_len": n // 2, "c_mem_len": n // 2}
-                rival = f"xl-{n}{shift}{rate}"
-                if kind in ("none", "xl"):
-                    rival = f"{kind}-{n}{rate}" if shift else ""  # the same without shift
-                shown = f"{label}, {n} keys" + f"{shift}{rate}".replace("-", ", ")
-                variants.append(Variant(f"{kind}-{n}{shift}{rate}", settings, shown, rival))
+    def list_variants(cls) -> Sequence[Variant]:
+        variants: list[Variant] = []
+        for kind, shift, rate in product(KINDS, SHIFTS, RATES):
+            variants += list_variants_of(kind, shift, rate)
         return variants
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         pairs = n_pairs(self.length)
         n_values = VALUES * self.length // SHORTEST
         vocab_size = n_values + KEYS_PER_PAIR * pairs + FILLERS
-        n_episodes = 1 if self.quick else 8  # of each stream, that are measured
         model = ModelConfig(vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256)
-        recall = RecallSettings(
-            RecallStream(pairs, n_values), growing=0.0, evaluated=n_episodes * self.length
-        )
+        n_episodes = 1 if self.quick else 8  # measured of each stream
+        stream = RecallStream(pairs, n_values)
+        recall = RecallSettings(stream, growing=0.0, evaluated=n_episodes * self.length)
         base = replace_nested(
             recall_run(model, recall),
             reach=self.length,
@@ -160,21 +188,32 @@ class MQAR(ArmsCommand):
             seed=self.seed,
         )
         task = MQARTask()
-        return {task.name: self.experiment_on(task, base)}
+        return {task.name: self.plan_experiment(task, base)}
 
-    def measures(self, task: str) -> Sequence[Measure]:
+    def measures_of(self, task: str) -> Sequence[Measure]:
         return [correct("correct", right_between(0, 2**31))]
 
-    def figure(self, columns: Sequence[Column], pairs: Pairs, labels: Mapping[str, str]) -> Drawn:
-        figure, (axes,) = plotting.panels([2.8])
-        column, lines = columns[0], []
-        for (kind, line), shift, rate in product(zip(KINDS, plotting.PALETTE, strict=False), SHIFTS, RATES):
-            names = [f"{kind}-{n}{shift}{rate}" for n in (0, *KEYS)]
-            sizes = {arm.name: arm.first.facts["state_bytes"] / 1024 for arm in column.arms}
-            points = [(sizes[name], mean) for name in names if (mean := column.mean(name))]
-            label = KINDS[kind][0] + f"{shift}{rate}".replace("-", ", ")
-            line = line | {"markerfacecolor": line["color"] if shift else "none"}
-            lines += [plotting.Series(label, points, line, 100)] if points else []
+    def draw_figure(self, columns: Sequence[Column], pairs: Pairs, labels: Labels) -> Drawing:
+        """Correct answers against bytes of state: a line for each kind of memory, shift and rate."""
+        [column] = columns
+        kibibytes = {arm.name: arm.first.facts["state_bytes"] / 1024 for arm in column.arms}
+        styles = dict(zip(KINDS, plotting.PALETTE, strict=False))
+        lines = []
+        for kind, shift, rate in product(KINDS, SHIFTS, RATES):
+            suffix = f"{shift}{rate}"
+            points = []
+            for n_keys in (0, *KEYS):
+                name = f"{kind}-{n_keys}{suffix}"
+                mean = column.mean(name)
+                if mean:
+                    points.append((kibibytes[name], mean))
+            if points:
+                label, _ = KINDS[kind]
+                style = styles[kind]
+                style = style | {"markerfacecolor": style["color"] if shift else "none"}
+                lines.append(plotting.Series(f"{label}{in_words(suffix)}", points, style, 100))
+
+        figure, [axes] = plotting.panels([2.8])
         plotting.draw_marks(axes, lines)
         plotting.style(axes, "KiB of state per stream", "correct answers, %")
         level = 100 * level_without_association(self.length)
@@ -186,4 +225,8 @@ class MQAR(ArmsCommand):
 
 
 if __name__ == "__main__":
-    train_alone(MQARTask()) if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir() else MQAR.main()
+    # The experiment starts this file once for each run, with its folder.
+    if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
+        train_alone(MQARTask())
+    else:
+        MQAR.main()

@@ -7,12 +7,13 @@ Run it with ``python -m experiments.position_features --out FOLDER --characters 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct, prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, prepared_python_source
+from experiments.columns import correct
 from memformers.common.fields import Count, Range
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
@@ -23,10 +24,17 @@ from memformers.models.config import ModelConfig
 from memformers.report.arms import Measure
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-SEGMENT, SHORT, LONG = 64, 64, 832
+SEGMENT = 64
+# Lengths of memories.
+SHORT = 64
+LONG = 832
+SUBWORDS = 2048
+"""The vocabulary of the text in subwords."""
 WAVELENGTHS_PER_REACH = 4
 """The fitted longest wavelength, in longest distances."""
-PAPER_BASE, SHORTER_BASE = 10_000.0, 1_000.0
+# The longest wavelength is 2π times the base.
+PAPER_BASE = 10_000.0
+SHORTER_BASE = 1_000.0
 FEATURES = (8, 16, 32, 64)
 
 
@@ -35,20 +43,19 @@ def fitted_base(mem_len: int) -> float:
     return round(WAVELENGTHS_PER_REACH * (SEGMENT + mem_len) / (2 * math.pi), 1)
 
 
-def arms_of_memory(mem_len: int) -> list[Variant]:
+def list_features(mem_len: int) -> list[Variant]:
     """P = D and fewer features, with the paper's wavelengths, shorter ones, and those that fit the memory."""
-    paper = {"position_features": None, "position_base": PAPER_BASE}
-    arms = [Variant("all", paper, "P = D")]
+    variants = [Variant("all", {"position_features": None, "position_base": PAPER_BASE}, "P = D")]
+    bases = (
+        ("", "", PAPER_BASE),
+        ("-1k", ", up to 1,000 · 2π", SHORTER_BASE),
+        ("-fit", ", fitted", fitted_base(mem_len)),
+    )
     for features in FEATURES:
-        settings = paper | {"position_features": features}
-        arms.append(Variant(f"p{features}", settings, f"P = {features}"))
-        for name, label, base in (
-            ("1k", "up to 1,000 · 2π", SHORTER_BASE),
-            ("fit", "fitted", fitted_base(mem_len)),
-        ):
-            arm_settings = settings | {"position_base": base}
-            arms.append(Variant(f"p{features}-{name}", arm_settings, f"P = {features}, {label}"))
-    return arms
+        for suffix, label, base in bases:
+            settings = {"position_features": features, "position_base": base}
+            variants.append(Variant(f"p{features}{suffix}", settings, f"P = {features}{label}"))
+    return variants
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class PositionFeatures(ArmsCommand):
         f"from 2π to {WAVELENGTHS_PER_REACH} times the longest distance."
     )
     base: ClassVar = "all"
-    known: ClassVar = tuple(arms_of_memory(SHORT))
+    variants: ClassVar = tuple(list_features(SHORT))
     characters: str = ""
     """The text that is read in characters, with a memory of 64; Tiny Shakespeare if not given."""
     subwords: str = ""
@@ -75,36 +82,40 @@ class PositionFeatures(ArmsCommand):
     tasks: tuple[str, ...] = ("characters", "subwords", "recall")
     """Which of the three."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
-        evaluation = EvaluationConfig(evaluations=1)
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
+        planners: dict[str, Callable[[Path], Experiment]] = {
+            "characters": self.plan_characters,
+            "subwords": self.plan_subwords,
+            "recall": self.plan_recall,
+        }
+        return {task: plan(folder) for task, plan in planners.items() if task in self.tasks}
+
+    def plan_characters(self, folder: Path) -> Experiment:
+        model = ModelConfig(token_shift=True, segment_len=SEGMENT, mem_len=SHORT)
+        train = replace(self.text_settings(model), data=self.characters)
+        return self.plan_experiment(TextTask(probed=False), train, list_features(SHORT))
+
+    def plan_subwords(self, folder: Path) -> Experiment:
+        data = self.subwords or prepared_python_source(folder, SUBWORDS)
+        lengths = (SHORT, SHORT, SHORT, LONG)
+        model = ModelConfig(token_shift=True, segment_len=SEGMENT, mem_len=lengths, vocab_size=SUBWORDS)
+        train = replace(self.text_settings(model), data=data, tokenizer="bpe")
+        return self.plan_experiment(TextTask(probed=False), train, list_features(LONG))
+
+    def text_settings(self, model: ModelConfig) -> TrainConfig:
         tokens = QUICK_TOKENS if self.quick else self.tokens
-        model = ModelConfig(token_shift=True, segment_len=SEGMENT)
-        experiments = {}
-        if "characters" in self.tasks:
-            short = replace(model, mem_len=SHORT)
-            train = TrainConfig(
-                short, data=self.characters, seed=self.seed, max_tokens=tokens, evaluation=evaluation
-            )
-            experiments["characters"] = self.experiment_of(train, SHORT)
-        if "subwords" in self.tasks:
-            data = self.subwords or prepared_python_source(folder, 2048)
-            long = replace(model, mem_len=(SHORT, SHORT, SHORT, LONG), vocab_size=2048)
-            train = TrainConfig(
-                long, data=data, seed=self.seed, max_tokens=tokens, evaluation=evaluation, tokenizer="bpe"
-            )
-            experiments["subwords"] = self.experiment_of(train, LONG)
-        if "recall" in self.tasks:
-            near = RecallConfig(quick=self.quick).setup.base
-            mem_len = cast(int, keys_of_layers(near.model))  # the same in all layers
-            near_model = replace(near.model, model="transformer-xl", mem_len=mem_len)
-            near = replace(near, seed=self.seed, model=near_model)
-            experiments["recall"] = self.experiment_on(RECALL, near, arms_of_memory(mem_len))
-        return experiments
+        evaluation = EvaluationConfig(evaluations=1)
+        return TrainConfig(model, seed=self.seed, max_tokens=tokens, evaluation=evaluation)
 
-    def experiment_of(self, train: TrainConfig, mem_len: int) -> Experiment:
-        return self.experiment_on(TextTask(probed=False), train, arms_of_memory(mem_len))
+    def plan_recall(self, folder: Path) -> Experiment:
+        base = RecallConfig(quick=self.quick).setup.base
+        mem_len = keys_of_layers(base.model)
+        assert isinstance(mem_len, int)  # the same in all layers
+        model = replace(base.model, model="transformer-xl", mem_len=mem_len)
+        base = replace(base, seed=self.seed, model=model)
+        return self.plan_experiment(RECALL, base, list_features(mem_len))
 
-    def measures(self, task: str) -> Sequence[Measure]:
+    def measures_of(self, task: str) -> Sequence[Measure]:
         if task == "recall":
             return [correct("correct answers within its reach", "within_reach")]
         return [Measure(f"held-out loss, {task} (nats)", "loss", ".4f")]

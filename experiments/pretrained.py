@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from experiments.tiny_shakespeare import check_found
 from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.files import atomic_dir, write_json, write_text
@@ -33,7 +34,9 @@ MODELS = {
     "compressive-shakespeare": replace(NETWORK, model="compressive", mem_len=32, c_mem_len=32),
 }
 """A query attends to 64 keys before its segment in both."""
-CARD, LARGEST = "README.md", 2_000_000  # the most bytes of one model's weights
+CARD = "README.md"
+MAX_BYTES = 2_000_000
+"""The most bytes of one model's weights, since every installation has them."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +53,31 @@ class Pretraining:
     """The folder for the models, each in a sub-folder; by default in the package."""
 
     def run(self) -> None:
-        if find(CorpusSpec(self.data)).is_stand_in:
-            raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+        check_found(find(CorpusSpec(self.data)).is_stand_in)
         for name, network in MODELS.items():
             config = TrainConfig(model=network, data=self.data, max_tokens=self.tokens, memory_warmup=0.0)
             run = train(config, self.runs / name, resume=True, dashboard="off").folder
-            recipe = put(run, self.out / name)
-            print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {self.out / name}")
+            recipe = package_model(run, self.out / name)
+            loss = recipe["held_out"]["loss_nats"]
+            print(f"{name}: {loss:.4f} nats per token → {self.out / name}")
 
 
-def put(run: Path, folder: Path) -> dict[str, Any]:
+def package_model(run: Path, folder: Path) -> dict[str, Any]:
     """Write the model of ``run`` in bfloat16, and evaluate these weights; returns the recipe beside them."""
     model, tokenizer = load_checkpoint(run, torch.device("cpu"))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
-    size = sum(tensor.nbytes for tensor in weights.values())
-    if size > LARGEST:
-        raise UserError(f"the weights of {run} take {size:,} bytes in bfloat16; use at most {LARGEST:,}.")
-    model.load_state_dict(weights)  # in float32, as the packaged model is loaded
+    n_bytes = sum(tensor.nbytes for tensor in weights.values())
+    if n_bytes > MAX_BYTES:
+        raise UserError(
+            f"the weights of {run} take {n_bytes:,} bytes in bfloat16; use at most {MAX_BYTES:,}."
+        )
+
+    # What is evaluated are the rounded weights, in float32, as the packaged model is loaded.
+    model.load_state_dict(weights)
     config = read_train_config(run)
     dataset = find_text(config)
-    corpus, text = dataset.info, tokenizer.decode(torch.from_numpy(dataset.validation.tokens))
+    corpus = dataset.info
+    text = tokenizer.decode(torch.from_numpy(dataset.validation.tokens))
     recipe = {
         "made_by": "python -m experiments.pretrained",
         "corpus": {"name": corpus.name, "sha256": corpus.sha256},
@@ -82,13 +90,13 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         model.bfloat16().save_pretrained(temporary)
         save_tokenizer(tokenizer, temporary)
         write_json(temporary / RECIPE, recipe)
-        write_text(temporary / CARD, card(folder.name, recipe))
+        write_text(temporary / CARD, model_card(folder.name, recipe))
     return recipe
 
 
-def card(name: str, recipe: dict[str, Any]) -> str:
-    text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
-    return PLAIN.from_string(text).render(recipe, name=name) + "\n"
+def model_card(name: str, recipe: dict[str, Any]) -> str:
+    template = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
+    return PLAIN.from_string(template).render(recipe, name=name) + "\n"
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.tiny_shakespeare import load_packaged, read_shakespeare
 from memformers.common.command_line import cli_errors, parse_arguments
-from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import mean_of
 from memformers.common.machine import describe_environment
-from memformers.data.sources import CorpusSpec
-from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.evaluate import evaluate
 from memformers.evaluation.learning import STREAMS_OF_LEARNING, LearnConfig, learned
 from memformers.models.language_model import MemoryLM
-from memformers.runs.load import load_pretrained
 
 MODEL = "transformer-xl-shakespeare"
 LEARN = LearnConfig()
@@ -45,38 +42,37 @@ class PromptLearning:
 
     def run(self) -> None:
         torch.set_num_threads(1)
-        corpus = dataset_of(CorpusSpec(self.data))
-        if corpus.info.is_stand_in:
-            raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+        corpus = read_shakespeare(self.data)
         tokens = torch.as_tensor(corpus.validation.tokens).long()
-        model, tokenizer = load_pretrained(MODEL, torch.device("cpu"))
-        assert tokenizer.to_json() == corpus.tokenizer.to_json()
+        model = load_packaged(MODEL, corpus)
         rows = []
         for n_prompt in PROMPT_LENGTHS:
+            arm = f"prompt-{n_prompt}"
             saved = []
             for number, text in enumerate(texts_of(tokens, n_prompt)):
                 static = continuation_losses(model, text, n_prompt, None).mean().item()
                 learning = continuation_losses(model, text, n_prompt, LEARN).mean().item()
-                rows.append(("static", f"prompt-{n_prompt}", number, static))
-                rows.append(("learning", f"prompt-{n_prompt}", number, learning))
+                rows.append(("static", arm, number, static))
+                rows.append(("learning", arm, number, learning))
                 saved.append(static - learning)
             difference = mean_of(saved)
             print(f"{n_prompt} tokens: learning saves {difference.mean:.4f} ± {difference.half_width:.4f}")
         self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / "results.csv", csv_text(("measure", "arm", "seed", "value"), rows))
-        about = {
+        facts = {
             "corpus": {"name": corpus.info.name, "sha256": corpus.info.sha256},
             "model": MODEL,
             "learn": asdict(LEARN),
             "predicted tokens": N_PREDICTED,
             "environment": describe_environment(torch.device("cpu")),
         }
-        write_json(self.out / "results.json", about)
+        write_json(self.out / "results.json", facts)
 
 
 def texts_of(tokens: Tensor, n_prompt: int) -> Iterator[Tensor]:
     """Prompts of ``n_prompt`` tokens with their continuations, of the second half of ``tokens [n]``, on which
     no learning rate was chosen. Continuations are the same for all lengths."""
+    # The longest prompt must fit in the second half, too.
     first = len(tokens) // 2 + max(PROMPT_LENGTHS)
     for begin in range(first, len(tokens) - N_PREDICTED, DISTANCE):
         yield tokens[begin - n_prompt : begin + N_PREDICTED + 1]

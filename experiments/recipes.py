@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant
+from experiments.arms import ArmsCommand, Variant
+from experiments.columns import ArmsByTask, Column, ColumnsByTable
 from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.arms import Arm, changed_settings
 from memformers.comparison.experiment import Experiment, run_experiment
@@ -47,15 +48,23 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "layers-6": ("6 layers", {"n_layers": 6}),
     "in-order": ("text from front to back", {"chunk_len": 0}),
 }  # fmt: skip
-ARMS = tuple(Variant(name, settings, label) for name, (label, settings) in RECIPES.items())
-NO_WORK = {  # what changes what is learned from a step, but not its work
+VARIANTS = tuple(Variant(name, settings, label) for name, (label, settings) in RECIPES.items())
+NO_WORK = {
     "optim.learning_rate", "optim.muon_learning_rate", "optim.beta2", "optim.warmup_fraction",
     "optim.weight_decay",
     "chunk_len",
 }  # fmt: skip
-TIMED_STEPS, ROUNDS, FEW = 36, 3, 16_384
-"""Steps of a run that measures a speed, runs of each recipe, and tokens that they are evaluated on."""
-MEASURES = (Measure("held-out loss (nats)", "loss", ".3f"), Measure("tokens", "tokens", ",.0f", better=1))
+"""Settings that change what is learned from a step, but not its work."""
+LOSS = Measure("held-out loss (nats)", "loss", ".3f")
+TOKENS = Measure("tokens", "tokens", ",.0f", better=1)
+
+# The measurement of speeds.
+TIMED_STEPS = 36
+"""Steps of a run that measures a speed."""
+ROUNDS = 3
+"""Runs of each recipe."""
+FINAL_TOKENS = 16_384
+"""Tokens that these runs are evaluated on, since their losses don't matter."""
 
 
 @dataclass(frozen=True)
@@ -69,47 +78,59 @@ class Recipes(ArmsCommand):
         "it trains in the same time, by its speed in a short training run."
     )
     base: ClassVar = "default"
-    known: ClassVar = ARMS
+    variants: ClassVar = VARIANTS
     seeds: Count = 1
     data: str = ""
     """The text, as for training."""
     seconds: Annotated[float, Range(above=0)] = 125.0
     """Seconds of training by each recipe, on all of the machine's cores."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         base = replace(DEFAULT, data=self.data)
-        experiment = self.experiment_on(TextTask(probed=False), base)
-        speeds = measured_speeds(experiment.arms, base, folder / "speeds" / TEXT.name)
+        experiment = self.plan_experiment(TextTask(probed=False), base)
+        speeds = measure_speeds(experiment.arms, base, folder / "speeds" / TEXT.name)
+        seconds = 1.0 if self.quick else self.seconds
         arms = []
         for arm in experiment.arms:
-            tokens = max(round(speeds[arm.name] * (1.0 if self.quick else self.seconds)), 1)
+            tokens = max(round(speeds[arm.name] * seconds), 1)
             arms.append(replace(arm, config=replace(arm.config, max_tokens=tokens)))
         return {TEXT.name: replace(experiment, arms=tuple(arms))}
 
-    def parts(self, tasks: Tasks) -> Parts:
-        loss, tokens = ([Column(m.label, m, arms) for arms in tasks.values()] for m in MEASURES)
-        return {"": loss, "What each recipe reads in the same time": tokens}
+    def columns_by_table(self, arms_by_task: ArmsByTask) -> ColumnsByTable:
+        tables = {}
+        for title, measure in (("", LOSS), ("What each recipe reads in the same time", TOKENS)):
+            tables[title] = [Column(measure.label, measure, arms) for arms in arms_by_task.values()]
+        return tables
 
 
-def measured_speeds(arms: Sequence[Arm], base: TrainConfig, folder: Path) -> dict[str, float]:
-    """By several short training runs, in turn. Recipes whose steps have the same work share a speed."""
-    work = {}
+def measure_speeds(arms: Sequence[Arm], base: TrainConfig, folder: Path) -> dict[str, float]:
+    """The tokens per second of each arm, by several short training runs, in turn. Recipes whose steps have
+    the same work share a speed."""
+    # The arm that is timed for each arm: the default one for those with its work.
+    timed_names = {}
     for arm in arms:
         is_same_work = changed_settings(arm.config, base).keys() <= NO_WORK
-        work[arm.name] = "default" if is_same_work else arm.name
-    of_work = {work[arm.name]: arm for arm in reversed(arms)}
-    timing = {"log_every": TIMED_STEPS // 2, "final_tokens": FEW}
-    short = []
-    for arm in of_work.values():
+        timed_names[arm.name] = "default" if is_same_work else arm.name
+    # Of arms with the same work, the first one, which comes last.
+    timed_arms: dict[str, Arm] = {}
+    for arm in reversed(arms):
+        timed_arms[timed_names[arm.name]] = arm
+
+    # Short runs of these arms.
+    timing = {"log_every": TIMED_STEPS // 2, "final_tokens": FINAL_TOKENS}
+    short_arms = []
+    for arm in timed_arms.values():
         tokens = TIMED_STEPS * arm.config.tokens_per_step
-        short.append(replace(arm, config=replace_nested(arm.config, max_tokens=tokens, **timing)))
-    timed = Experiment(TextTask(probed=False), replace_nested(base, **timing), tuple(short), ROUNDS)
-    run_experiment(timed, folder, "off", resume=(folder / EXPERIMENT).exists())
-    speeds = {
-        arm.name: median(run.last("tokens_per_second") or 0.0 for run in arm.runs)
-        for arm in arms_of(read_runs(folder))
-    }
-    return {name: speeds[of_work[same].name] for name, same in work.items()}
+        short_arms.append(replace(arm, config=replace_nested(arm.config, max_tokens=tokens, **timing)))
+    short_base = replace_nested(base, **timing)
+    experiment = Experiment(TextTask(probed=False), short_base, tuple(short_arms), ROUNDS)
+    run_experiment(experiment, folder, "off", resume=(folder / EXPERIMENT).exists())
+
+    # The median over rounds.
+    speeds = {}
+    for timed_arm in arms_of(read_runs(folder)):
+        speeds[timed_arm.name] = median(run.last("tokens_per_second") or 0.0 for run in timed_arm.runs)
+    return {name: speeds[timed_arms[timed].name] for name, timed in timed_names.items()}
 
 
 if __name__ == "__main__":

@@ -29,23 +29,83 @@ from memformers.training.config import TrainConfig, preset_names, read_preset
 from memformers.training.optimizers import Muon, build_optimizers
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
-TERAFLOPS, GIGABYTES = 400.0, 50.0
-"""Assumed: TFLOP/s of a GPU in bfloat16, in a whole step; and GB/s that each rank sends."""
+# Assumed, of each GPU.
+TERAFLOPS = 400.0
+"""TFLOP/s in bfloat16, in a whole step."""
+GIGABYTES = 50.0
+"""GB/s that each rank sends."""
 RANKS = (1, 8)
-HEAD = ["preset", "the paper's result", "million parameters", "billion tokens", "GiB on 1 GPU",
-        "hours on 1 GPU", "GiB on each of 8 GPUs", "hours on 8 GPUs"]  # fmt: skip
+FLOAT32_BYTES = 4
+HEAD = [
+    "preset", "the paper's result", "million parameters", "billion tokens", "GiB on 1 GPU", "hours on 1 GPU",
+    "GiB on each of 8 GPUs", "hours on 8 GPUs",
+]  # fmt: skip
+
+
+def row_of(name: str) -> list[str]:
+    """The row of a preset."""
+    preset = read_preset(name)
+    model = replace(preset["config"].model, vocab_size=preset["vocab_size"])
+    config = replace_nested(preset["config"], model=model, precision="bfloat16", device="cuda")
+    costs = []
+    for ranks in RANKS:
+        step = step_of(config, ranks)
+        # Either computation or communication is the limit, since they overlap.
+        computing = step["operations"] / TERAFLOPS / 1e12
+        sending = step["sent"] / GIGABYTES / 1e9
+        streams_per_rank = -(-config.batch_size // ranks)
+        tokens_per_step = ranks * streams_per_rank * model.segment_len
+        hours = max(computing, sending) * config.max_tokens / tokens_per_step / 3600
+        costs += [f"{step['bytes'] / 2**30:,.1f}", f"{hours:,.0f}"]
+    parameters = f"{step['parameters'] / 1e6:,.0f}"
+    return [name, preset["reaches"], parameters, f"{config.max_tokens / 1e9:,.1f}", *costs]
+
+
+def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
+    """What each of ``ranks`` needs for a step: ``operations``, bytes of weights, gradients and moments
+    (``state``), of all (``bytes``), and ``sent``. Layers are alike: models of one and of two are counted."""
+    config = replace_nested(config, batch_size=-(-config.batch_size // ranks), parallel="single")
+    sizes = config.model.memory_sizes
+    lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
+    one_layer, two_layers = (
+        count(replace(config, model=replace(config.model, **lengths, n_layers=n_layers)))
+        for n_layers in (1, 2)
+    )
+    counts = {}
+    for name in two_layers:
+        per_layer = two_layers[name] - one_layer[name]
+        counts[name] = one_layer[name] + (len(sizes) - 1) * per_layer
+
+    # Weights, gradients and moments are float32. DDP has a copy of the gradients in its buckets.
+    weights = FLOAT32_BYTES * counts["weights"]
+    state = 2 * weights + FLOAT32_BYTES * counts["moments"]
+    buckets = weights if ranks > 1 else 0
+    return {
+        "parameters": counts["parameters"],
+        "operations": counts["operations"],
+        "state": state,
+        "bytes": state + buckets + counts["memories"] + counts["kept"],
+        # An all-reduce in a ring sends W − 1 of W parts twice.
+        "sent": 2 * (ranks - 1) * weights / ranks,
+    }
 
 
 def count(config: TrainConfig) -> Counter[str]:
     """A step of one rank with full memories: floating-point ``operations``, bytes that the forward pass keeps
     (``kept``) and of ``memories``, and numbers of ``parameters``, ``weights`` and ``moments``."""
+    # The model and what its optimizers hold, without numbers.
     with torch.device("meta"):
         lm = MemoryLM(replace(config.model, kernel="naive"))
         counts = Counter(parameters=sum(map(torch.numel, lm.parameters())))
         for optimizer in build_optimizers(lm, config):
-            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-                n = weight.numel()
-                counts.update(weights=n, moments=n if isinstance(optimizer, Muon) else 2 * n + 1)
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    n = weight.numel()
+                    # Muon has one moment of each weight; AdamW two, and a count of steps.
+                    n_moments = n if isinstance(optimizer, Muon) else 2 * n + 1
+                    counts.update(weights=n, moments=n_moments)
+
+    # The step, on tensors that have a device but no numbers.
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -60,34 +120,21 @@ def count(config: TrainConfig) -> Counter[str]:
             loss(lm, tokens, memory, config).backward()
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             loss(lm, tokens, memory, config)
-    counts["operations"], counts["memories"] = counter.total, held(memories)
-    counts["kept"] = held(kept, but=(*lm.parameters(), *memories))
+    counts["operations"] = counter.total
+    counts["memories"] = storage_bytes(memories)
+    counts["kept"] = storage_bytes(kept, without=(*lm.parameters(), *memories))
     return counts
 
 
-def step_of(config: TrainConfig, ranks: int) -> dict[str, float]:
-    """What each of ``ranks`` needs for a step: ``operations``, bytes of weights, gradients and moments
-    (``state``), of all (``bytes``), and ``sent``. Layers are alike: models of one and of two are counted."""
-    config = replace_nested(config, batch_size=-(-config.batch_size // ranks), parallel="single")
-    sizes = config.model.memory_sizes
-    lengths = {name: getattr(sizes[0], name) for name in ("mem_len", "c_mem_len", "compression_rate")}
-    models = (replace(config.model, **lengths, n_layers=n) for n in (1, 2))
-    one, two = (count(replace(config, model=model)) for model in models)
-    counts = {name: one[name] + (len(sizes) - 1) * (two[name] - one[name]) for name in two}
-    # An all-reduce in a ring sends W - 1 parts twice. DDP has a copy of the gradients in its buckets.
-    weights = 4 * counts["weights"]
-    state, copies = 2 * weights + 4 * counts["moments"], weights * (ranks > 1)
-    return {name: counts[name] for name in ("parameters", "operations")} | {
-        "state": state,
-        "bytes": state + copies + counts["memories"] + counts["kept"],
-        "sent": 2 * (ranks - 1) * weights / ranks,
-    }
-
-
-def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
-    """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
-    storages, others = ({(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but))
-    return sum(size for at, size in storages.items() if at not in others)
+def storage_bytes(tensors: Iterable[Tensor], without: Iterable[Tensor] = ()) -> int:
+    """Bytes of the storages of ``tensors``, each counted once, leaving out those of ``without``."""
+    excluded = {tensor.untyped_storage()._cdata for tensor in without}
+    sizes = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in excluded:
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
 
 
 class Operations(TorchDispatchMode):
@@ -114,8 +161,11 @@ class OnGPU(TorchFunctionMode):
 
 @torch.no_grad()
 def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
-    S, memory = lm.config.segment_len, Memory(())
-    for _ in range(lm.config.remembered_positions // S + 2):
+    """A segment ``[S, B]``, and the memory after so many segments that it is full."""
+    S = lm.config.segment_len
+    n_segments = lm.config.remembered_positions // S + 2
+    memory = Memory(())
+    for _ in range(n_segments):
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
         memory = lm.transformer.remember(memory, inputs, None, S)
     return torch.zeros(S, streams, dtype=torch.int64), memory
@@ -129,21 +179,13 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory, config: TrainConfig) -> T
         return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
 
 
-def row_of(name: str) -> list[str]:
-    preset, costs = read_preset(name), []
-    model = replace(preset["config"].model, vocab_size=preset["vocab_size"])
-    config = replace_nested(preset["config"], model=model, precision="bfloat16", device="cuda")
-    for ranks in RANKS:
-        step = step_of(config, ranks)
-        seconds = max(step["operations"] / TERAFLOPS / 1e12, step["sent"] / GIGABYTES / 1e9)
-        tokens = ranks * -(-config.batch_size // ranks) * model.segment_len
-        hours = seconds * config.max_tokens / tokens / 3600
-        costs += [f"{step['bytes'] / 2**30:,.1f}", f"{hours:,.0f}"]
-    sizes = f"{step['parameters'] / 1e6:,.0f}", f"{config.max_tokens / 1e9:,.1f}"
-    return [name, preset["reaches"], *sizes, *costs]
+def main() -> None:
+    """Write the table of the page again."""
+    text, _, _ = PAGE.read_text(encoding="utf-8").partition("| preset |")
+    rows = [row_of(name) for name in preset_names()]
+    write_text(PAGE, f"{text}{table(HEAD, rows)}\n")
+    print(f"written: {PAGE}")
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8").partition("| preset |")[0]
-    write_text(PAGE, f"{text}{table(HEAD, [row_of(name) for name in preset_names()])}\n")
-    print(f"written: {PAGE}")
+    main()

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.arms import ArmsCommand, Variant, correct
+from experiments.arms import ArmsCommand, Variant
+from experiments.columns import correct
 from memformers.common.fields import Count, replace_nested
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
@@ -18,9 +19,10 @@ from memformers.comparison.recall.setup import RecallConfig
 from memformers.comparison.recall.task import RECALL
 from memformers.report.arms import MEASURES, Measure
 
+# Multiples of the experiment's learning rates.
 SLOW = {"learning_rate": 0.5 * 3e-3, "muon_learning_rate": 0.5 * 0.02}
 FAST = {"learning_rate": 2 * 3e-3, "muon_learning_rate": 2 * 0.02}
-ARMS = (
+VARIANTS = (
     Variant("usual", {}, "as in the experiment"),
     Variant("c2", {"compression_rate": 2}, "c = 2"),
     Variant("c8", {"compression_rate": 8}, "c = 8"),
@@ -37,11 +39,13 @@ ARMS = (
     Variant("grow-quarter", {"growing": 0.25}, "distances grow in a quarter"),
     Variant("grow-longer", {"growing": 0.75}, "distances grow in three quarters"),
 )
-OF_SLOTS = {"compression_rate", "bptt"}  # which Transformer-XL doesn't have
+SETTINGS_OF_SLOTS = {"compression_rate", "bptt"}
+"""Transformer-XL doesn't have them."""
 
 
-def correct_in(place: str) -> Measure:
-    return correct(f"correct in {place}", lambda result: result["recall"]["by_place"][place])
+def correct_in(part: str) -> Measure:
+    """The correct answers about values that are in a ``part`` of the memory, or beyond it."""
+    return correct(f"correct in {part}", lambda result: result["recall"]["by_place"][part])
 
 
 @dataclass(frozen=True)
@@ -52,25 +56,29 @@ class Slots(ArmsCommand):
     title: ClassVar = "What makes a slot hold more"
     method: ClassVar = "Selection and reporting use disjoint streams. Chance is 25 %."
     base: ClassVar = "usual"
-    known: ClassVar = ARMS
+    variants: ClassVar = VARIANTS
     seeds: Count = 1
     memory: Literal["compressive", "transformer-xl"] = "compressive"
     """The arm of the recall experiment whose settings change."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         setup = RecallConfig(quick=self.quick).setup
+        # The streams on which settings are chosen are not those of a claim.
         base = replace_nested(setup.base, measured_for="choosing")
-        usual: dict[str, Any] = {"compression_start": "mean"}
-        if self.memory == "transformer-xl":
-            usual = {"model": self.memory, "mem_len": keys_of_layers(base.model)}
-        listed = []
-        for variant in self.listed():
-            if self.memory == "compressive" or not OF_SLOTS & variant.settings.keys():
-                listed.append(replace(variant, settings={**usual, **variant.settings}))
-        return {RECALL.name: self.experiment_on(RECALL, base, listed)}
+        is_xl = self.memory == "transformer-xl"
+        shared: dict[str, Any] = {"compression_start": "mean"}
+        if is_xl:
+            shared = {"model": self.memory, "mem_len": keys_of_layers(base.model)}
+        variants = []
+        for variant in self.list_variants():
+            if is_xl and SETTINGS_OF_SLOTS & variant.settings.keys():
+                continue
+            variants.append(replace(variant, settings={**shared, **variant.settings}))
+        return {RECALL.name: self.plan_experiment(RECALL, base, variants)}
 
-    def measures(self, task: str) -> Sequence[Measure]:
-        return [*map(correct_in, ("memory", "slots", "beyond")), MEASURES["recall"]]
+    def measures_of(self, task: str) -> Sequence[Measure]:
+        in_parts = [correct_in(part) for part in ("memory", "slots", "beyond")]
+        return [*in_parts, MEASURES["recall"]]
 
 
 if __name__ == "__main__":

@@ -4,64 +4,60 @@
 end a training run that is then resumed. In the end, both must be the same bits; else the exit code is 1.
 
 ``python -m experiments.soak --only large-text``, on a quiet machine, measures what it takes to divide a large
-text, to train and to evaluate on it. Memory is the most that the processes of a command together hold in RAM
-(PSS, in which a page that several share counts once).
+text, to train and to evaluate on it.
 """
 
-import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 import torch
 
+from experiments.large_text import LargeText
+from experiments.run_differences import find_differences
 from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import csv_text, numbered, read_json, write_text
+from memformers.common.files import write_text
 from memformers.common.machine import describe_environment
 from memformers.common.processes import ending_as_exit, module_command, module_environment
-from memformers.data.builtin import write_play
 from memformers.report.rendering import PLAIN
 from memformers.report.rendering import markdown_table as table
-from memformers.runs.folder import CONFIG
 from memformers.runs.metrics import read_metrics
-from memformers.training.checkpoints import differences
 
 DOCS = Path(__file__).parents[1] / "docs"
-RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5
-TOKENS_A_STEP = BATCH * SEGMENT
+
+# The training run.
+RANKS = 2
+BATCH = 8
+SEGMENT = 32
+TOKENS_PER_STEP = BATCH * SEGMENT
+LOG_EVERY = 5
 MODEL = (
     "--model", "compressive", "--d-model", "64", "--n-heads", "4", "--d-ff", "128", "--n-layers", "2",
     "--segment-len", str(SEGMENT), "--mem-len", "32", "--c-mem-len", "16", "--dropout", "0.1",
 )  # fmt: skip
-SMALL = (
-    "--model", "compressive", "--d-model", "32", "--n-heads", "2", "--n-layers", "1", "--d-ff", "32",
-    "--segment-len", "128", "--mem-len", "64", "--c-mem-len", "32", "--batch-size", "16", "--device", "cpu",
-    "--evaluations", "1", "--dashboard", "off", "--log-every", "1",
-)  # fmt: skip
-KINDS = ("SIGKILL", "SIGTERM", "disk full")
-Fault = tuple[int, str, int]  # the step whose record it follows, its kind, and the rank
-SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
-TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
-REASONS = (  # messages of a training run, the most informative first
+
+# Its faults.
+SIGKILL = "SIGKILL"
+SIGTERM = "SIGTERM"
+DISK_FULL = "disk full"
+KINDS = (SIGKILL, SIGTERM, DISK_FULL)
+REASONS = (
     r"stopped by SIG\w+ at token [\d,]+", r"Signal 9 \(SIGKILL\)", r"can't be written: .+?\.", r"error: .+",
 )  # fmt: skip
-PATIENCE_SECONDS, SAMPLE_SECONDS = 180.0, 0.1  # to end after a fault; between two samples of memory
-MIB, MB = 2**20, 10**6
+"""Messages of a training run that ends, the most informative first."""
+PATIENCE_SECONDS = 180.0
+"""How long a training run may take to reach a step, and to end after a fault."""
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -91,215 +87,165 @@ class Soak:
     def run(self) -> None:
         with ending_as_exit(), tempfile.TemporaryDirectory(prefix="large-text-") as folder:
             try:
-                text = soak(self) if self.only == "faults" else large_text(self, Path(folder))
+                if self.only == "faults":
+                    default = "soak.md"
+                    text = compare_trainings(self)
+                else:
+                    default = "results/data/large_text/results.csv"
+                    text = LargeText(Path(folder), self.size, self.tokens).measure()
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 sys.exit(str(error))
-        usual = "soak.md" if self.only == "faults" else "results/data/large_text/results.csv"
-        out = self.out or DOCS / usual
+        out = self.out or DOCS / default
         write_text(out, text)
         print(f"{text}\nwritten: {out}")
 
 
-def faults(soak: Soak) -> list[Fault]:
+class Fault(NamedTuple):
+    step: int
+    """The step whose record it follows."""
+    kind: str
+    rank: int
+
+
+class Ended(NamedTuple):
+    """How a start of the training run ended."""
+
+    first_step: int
+    """The step from which it was resumed."""
+    last_step: int
+    """The step after which the fault came."""
+    outcome: str
+
+
+def draw_faults(soak: Soak) -> list[Fault]:
     """One in each interval of ``every`` steps, the same number of each kind, in random order."""
     draw = random.Random(0)
-    count = soak.steps // soak.every
-    kinds = [KINDS[i % len(KINDS)] for i in range(count)]
+    n_faults = soak.steps // soak.every
+    kinds = [KINDS[i % len(KINDS)] for i in range(n_faults)]
     draw.shuffle(kinds)
-    faults = list[Fault]()
+    faults = []
     for i, kind in enumerate(kinds):
         step = i * soak.every + draw.randrange(LOG_EVERY, soak.every // 2 + 1)
-        faults.append(
-            (step, kind, 0 if kind == "disk full" else draw.randrange(RANKS))
-        )  # the first rank writes
+        # Only the first rank writes, so only it can have a full disk.
+        rank = 0 if kind == DISK_FULL else draw.randrange(RANKS)
+        faults.append(Fault(step, kind, rank))
     return faults
 
 
-def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> tuple[int, int, str]:
-    """Train to the end or a ``fault``. Returns the steps of start and fault, and how it ended."""
-    (step, kind, rank), tokens = fault or (0, "", 0), soak.steps * TOKENS_A_STEP
-    command = [
+def compare_trainings(soak: Soak) -> str:
+    """Train twice; the page, if both results are equal. Otherwise exit with the differences."""
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    print(f"all is kept in {folder}")
+    undisturbed = folder / "undisturbed"
+    disturbed = folder / "disturbed"
+    train_until(soak, undisturbed)
+
+    # A start for each fault, and one that reaches the end.
+    rows = []
+    n_repeated = 0
+    faults = draw_faults(soak)
+    ended = train_until(soak, disturbed, faults[0])
+    for number, fault in enumerate(faults, start=1):
+        next_fault = faults[number] if number < len(faults) else None
+        resumed = train_until(soak, disturbed, next_fault)
+        n_repeated += max(ended.last_step - resumed.first_step, 0)
+        kind = f"{fault.kind}, rank {fault.rank}"
+        row = [str(number), str(ended.last_step), kind, ended.outcome, str(resumed.first_step)]
+        print(*row, sep=" | ", flush=True)
+        rows.append(row)
+        ended = resumed
+
+    different = find_differences(disturbed, undisturbed)
+    if different:
+        sys.exit(f"{', '.join(different)} differ from the undisturbed training's; see {folder}")
+    head = ("fault", "after step", "what", "the training", "resumed from step")
+    values = {
+        "soak": soak,
+        "ranks": RANKS,
+        "machine": describe_environment(torch.device("cpu")),
+        "rows": rows,
+        "faults": table(head, rows),
+        "again": n_repeated,
+        "records": read_metrics(disturbed),
+    }
+    template = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
+    return PLAIN.from_string(template).render(values) + "\n"
+
+
+def train_until(soak: Soak, folder: Path, fault: Fault | None = None) -> Ended:
+    """Train to a ``fault``, or to the end."""
+    # Output goes through a pipe, since a file could not be written when the disk is full.
+    process = subprocess.Popen(
+        training_command(soak, folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=module_environment() | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        step = 0
+        if fault:
+            step = wait_for_step(process, folder, fault.step)
+            if process.poll() is None:
+                strike(process.pid, fault)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS if fault else None)
+    finally:
+        process.terminate()
+        process.wait()
+
+    # How it ended, as its output says.
+    reasons = [reason for pattern in REASONS for reason in re.findall(pattern, output)]
+    outcome = "finished"
+    if process.returncode:
+        reason = reasons[0] if reasons else "no reason given"
+        outcome = f"exit code {process.returncode}: {reason}"
+    missed_fault = fault is not None and step < fault.step
+    if missed_fault or (process.returncode and not fault):
+        raise RuntimeError(f"the training ended with {outcome}:\n{output}")
+    resumed = re.search(r"continues at token ([\d,]+)", output)
+    first_step = int(resumed[1].replace(",", "")) // TOKENS_PER_STEP if resumed else 0
+    return Ended(first_step, step, outcome)
+
+
+def training_command(soak: Soak, folder: Path) -> list[str]:
+    tokens = soak.steps * TOKENS_PER_STEP
+    return [
         *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
         "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
         "--parallel", "ddp", "--batch-size", str(BATCH), "--max-tokens", str(tokens), "--evaluations", "4",
         "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", "off",
     ]  # fmt: skip
-    # Through a pipe, since a file could not be written when the disk is full.
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=module_environment() | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (struck := last_step(folder)) < step and process.poll() is None:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"step {step} didn't come in {PATIENCE_SECONDS:.0f} seconds")
-            time.sleep(0.02)
-        if kind and process.poll() is None:
-            strike(process.pid, kind, rank)
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS if kind else None)
-    finally:
-        process.terminate()
-        process.wait()
-    reasons = [reason for pattern in REASONS for reason in re.findall(pattern, output)]
-    ended = f"exit code {process.returncode}: {reasons[0] if reasons else 'no reason given'}"
-    if struck < step or (process.returncode and not kind):
-        raise RuntimeError(f"the training ended with {ended}:\n{output}")
-    begun = re.search(r"continues at token ([\d,]+)", output)
-    resumed = int(begun[1].replace(",", "")) // TOKENS_A_STEP if begun else 0
-    return resumed, struck, ended if process.returncode else "finished"
 
 
-def last_step(folder: Path) -> int:
+def wait_for_step(process: "subprocess.Popen[str]", folder: Path, step: int) -> int:
+    """The last step that the ``process`` has recorded in ``folder``, once it is ``step`` or the process has
+    ended."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        last_step = last_recorded_step(folder)
+        if last_step >= step or process.poll() is not None:
+            return last_step
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"step {step} didn't come in {PATIENCE_SECONDS:.0f} seconds")
+        time.sleep(POLL_SECONDS)
+
+
+def last_recorded_step(folder: Path) -> int:
     records = read_metrics(folder)
-    return int(records[-1]["tokens"]) // TOKENS_A_STEP if records else 0
+    return int(records[-1]["tokens"]) // TOKENS_PER_STEP if records else 0
 
 
-def strike(torchrun: int, kind: str, rank: int) -> None:
-    below = psutil.Process(torchrun).children(recursive=True)
-    struck = next((process for process in below if process.environ().get("RANK") == str(rank)), None)
-    if struck is None:
-        raise RuntimeError(f"rank {rank} is not running")
-    if kind == "disk full":  # from now on, no file may grow beyond a byte
-        struck.rlimit(psutil.RLIMIT_FSIZE, (1, 1))
-    else:
-        struck.send_signal(getattr(signal, kind))
-
-
-def soak(soak: Soak) -> str:
-    """Train twice; the page, if both results are equal. Otherwise exit with the differences."""
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    print(f"all is kept in {folder}")
-    folders = (folder / "disturbed", folder / "undisturbed")
-    train_until(soak, folders[1])
-    rows, again, due = list[list[str]](), 0, faults(soak)
-    starts = (train_until(soak, folders[0], fault) for fault in (*due, None))
-    for (_, kind, rank), ((_, struck, ended), (resumed, *_)) in zip(due, pairwise(starts), strict=True):
-        again += max(struck - resumed, 0)
-        rows.append([str(len(rows) + 1), str(struck), f"{kind}, rank {rank}", ended, str(resumed)])
-        print(*rows[-1], sep=" | ", flush=True)
-    if different := parts_that_differ(*folders):
-        sys.exit(f"{', '.join(different)} differ from the undisturbed training's; see {folder}")
-    head = ("fault", "after step", "what", "the training", "resumed from step")
-    values = {
-        "soak": soak, "ranks": RANKS, "machine": describe_environment(torch.device("cpu")),
-        "rows": rows, "faults": table(head, rows), "again": again, "records": read_metrics(folders[0]),
-    }  # fmt: skip
-    text = Path(__file__).with_suffix(".in.md").read_text(encoding="utf-8")
-    return PLAIN.from_string(text).render(values) + "\n"
-
-
-def parts_that_differ(*folders: Path) -> list[str]:
-    ends = [numbered(run / "checkpoints")[0] for run in folders]
-    names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
-    one, other = ([{k: r[k] for k in r.keys() - TIMES} for r in read_metrics(run)] for run in folders)
-    settings = differences(*(read_json(run / CONFIG) for run in folders))
-    return names + [settings] * bool(settings) + ["the records"] * (one != other)
-
-
-def write_words(path: Path, size: int, seed: int = 0) -> None:
-    """Write ``size`` bytes: a part of the built-in play, again and again, of which some letters have two."""
-    block = write_play(min(size, MIB), seed).replace("th", "þ").encode()
-    with path.open("wb") as file:
-        for at in range(0, size, len(block)):
-            file.write(block[: size - at].decode(errors="ignore").encode())
-
-
-def in_ram(process: int) -> int:
-    """Bytes that a process and its descendants hold in RAM (PSS); of those that have just ended, none."""
-    root, held = psutil.Process(process), 0
-    for member in (root, *root.children(recursive=True)):
-        with suppress(psutil.Error):
-            held += member.memory_full_info().pss
-    return held
-
-
-def measured(
-    *arguments: str | Path, until: Callable[[], bool] = lambda: False, kill: bool = False
-) -> tuple[float, float, float]:
-    """The seconds that a command of memformers took, the most MiB in RAM of all its processes, and the
-    seconds until ``until`` was true, when with ``kill`` it gets SIGKILL."""
-    command = module_command("memformers", *map(str, arguments))
-    start, peak, reached = time.perf_counter(), 0, 0.0
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=module_environment())
-        while process.poll() is None:
-            peak = max(peak, in_ram(process.pid))
-            if not reached and until():
-                reached = time.perf_counter() - start
-                if kill:
-                    process.send_signal(signal.SIGKILL)
-            time.sleep(SAMPLE_SECONDS)
-        seconds = time.perf_counter() - start
-        if process.returncode != (-signal.SIGKILL if kill else 0):
-            log.seek(0)
-            raise RuntimeError(f"{command} ended with {process.returncode}:\n{log.read().decode()[-2000:]}")
-    return seconds, peak / MIB, reached
-
-
-def large_text(settings: Soak, folder: Path) -> str:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    rows = list[tuple[str, str, str]]()
-    sizes = {"held_out": MB, "large": settings.size, "short": MB, "part": settings.size // 10}
-    for name, size in sizes.items():
-        write_words(folder / f"{name}.txt", size, seed=int(name == "held_out"))
-
-    def row(what: str, measured: str, goal: str = "") -> None:
-        rows.append((what, measured, goal))
-        print(f"{what}: {measured}" + f" (goal: {goal})" * bool(goal), flush=True)
-
-    def divide(source: str, tokenizer: str, out: str) -> tuple[float, float, float]:
-        learned = ("--vocab-size", "1024") if tokenizer == "bpe" else ()
-        how = ("--tokenizer", tokenizer, *learned, "--validation", folder / "held_out.txt")
-        return measured("prepare", folder / f"{source}.txt", *how, "--out", folder / out)
-
-    goals = {"byte": "≥ 20 MB/s", "character": "", "word": "", "bpe": "≥ 4 MB/s"}
-    for tokenizer, goal in goals.items():
-        name = "subwords" if tokenizer == "bpe" else f"{tokenizer}s"
-        seconds, peak, _ = divide("large", tokenizer, name)
-        row(f"tokenize as {name}", f"{(folder / 'large.txt').stat().st_size / MB / seconds:.1f} MB/s", goal)
-        row(f"tokenize as {name}: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
-        if tokenizer != "bpe":
-            shutil.rmtree(folder / name)
-    divide("short", "bpe", "short")
-
-    def train(name: str, data: str, *more: str, kill: bool = False) -> tuple[float, float, float]:
-        def begun() -> bool:
-            least = kill * settings.tokens / 2
-            return any("loss.train" in r and r["tokens"] > least for r in read_metrics(folder / name))
-
-        command = (
-            "train",
-            "--data",
-            folder / data,
-            "--max-tokens",
-            str(settings.tokens),
-            "--out",
-            folder / name,
-        )
-        often = "--checkpoint-every", str(settings.tokens // 10)
-        return measured(*command, *SMALL, *often, *more, until=begun, kill=kill)
-
-    (_, small, _), (_, peak, first) = train("run-short", "short"), train("run-large", "subwords")
-    row("first step of a training run", f"{first:.1f} s", "≤ 10 s")
-    row("memory of a training run", f"{peak:,.0f} MiB")
-    row("… more than on a text of 1 MB", f"{peak - small:+,.0f} MiB", "≤ 100 MiB")
-    speeds = [
-        median(r["tokens_per_second"] for r in read_metrics(folder / run) if "tokens_per_second" in r)
-        for run in ("run-large", "run-short")
-    ]
-    row("tokens per second", f"{speeds[0]:,.0f}; on 1 MB: {speeds[1]:,.0f}", "the same")
-    train("run-killed", "subwords", kill=True)
-    train("run-killed", "subwords", "--resume")
-    differ = ", ".join(parts_that_differ(folder / "run-large", folder / "run-killed"))
-    row("resumed after SIGKILL", f"{differ} differ" if differ else "the same bits", "the same bits")
-    part, of = folder / "part.txt", folder / "of"
-    how = "--checkpoint", folder / "run-large", "--text", part, "--streams", "32", "--out", of
-    seconds, peak, _ = measured("evaluate", *how)
-    read = read_json(of / "evaluation.json")["tokens"]
-    row(f"evaluate {part.stat().st_size / MB:,.0f} MB", f"{read / seconds:,.0f} tokens/s")
-    row("evaluate: memory", f"{peak:,.0f} MiB", "≤ 500 MiB")
-    return csv_text(("what", "measured", "goal"), rows)
+def strike(torchrun: int, fault: Fault) -> None:
+    """Let the ``fault`` happen to its rank, a process below ``torchrun``."""
+    for process in psutil.Process(torchrun).children(recursive=True):
+        if process.environ().get("RANK") != str(fault.rank):
+            continue
+        if fault.kind == DISK_FULL:
+            process.rlimit(psutil.RLIMIT_FSIZE, (1, 1))  # from now on, no file may grow beyond a byte
+        else:
+            process.send_signal(getattr(signal, fault.kind))
+        return
+    raise RuntimeError(f"rank {fault.rank} is not running")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from memformers.training.config import TrainConfig
 
 
 def main(model: ModelName) -> None:
+    defaults = TrainConfig(ModelConfig(model=model, token_shift=True))
     with cli_errors():
-        folder = parse_train(
-            sys.argv[1:], Train(TrainConfig(ModelConfig(model=model, token_shift=True)))
-        ).train()
+        folder = parse_train(sys.argv[1:], Train(defaults)).train()
         if is_first():
             print(f"report: {write_report(folder)}")
 

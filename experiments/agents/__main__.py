@@ -7,27 +7,30 @@ solved with memory and not without. It needs ``pip install '.[agents]'`` in a cl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from experiments.agents.ppo import AgentRun, AgentSettings, AgentTask
-from experiments.arms import ArmsCommand, Column, Parts, Tasks, Variant
+from experiments.agents.agent import AgentRun, AgentSettings
+from experiments.agents.ppo import AgentTask
+from experiments.arms import ArmsCommand, Variant
+from experiments.columns import ArmsByTask, Column, ColumnsByTable
 from memformers.common.fields import Count, Share, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.models.config import ModelConfig
-from memformers.report.arms import Measure
+from memformers.report.arms import Measure, Result
 from memformers.report.rendering import Report
 
 NETWORK = ModelConfig(
     "compressive", d_model=32, n_heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
-BASE = replace_nested(  # its tokens are steps of the environments
+# Its tokens are steps of the environments.
+BASE = replace_nested(
     AgentRun(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0, agent=AgentSettings()),
     optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, precision="float32", device="cpu",
 )  # fmt: skip
 XL = {"model": "transformer-xl", "mem_len": 32}
 COMPRESSIVE = {"model": "compressive"}
 GATED = {"gate": "gru"}
-ARMS = (
+VARIANTS = (
     Variant("none", {"model": "transformer"}, "No memory"),
     Variant("gru", {"model": "transformer", "core": "gru"}, "nn.GRU"),
     Variant("transformer-xl", XL, "Transformer-XL"),
@@ -36,7 +39,9 @@ ARMS = (
     Variant("compressive-gated", COMPRESSIVE | GATED, "Compressive, gated"),
 )
 """No memory but the window; nn.GRU; 32 keys as positions, or as 16 and 16 slots; and both with gates."""
-QUICK = ("none", "gru", "transformer-xl", "compressive")
+QUICK_ARMS = ("none", "gru", "transformer-xl", "compressive")
+QUICK_STEPS = 100_000
+"""Enough for a T-maze that is solved with memory and not without."""
 SUCCESS = Measure(**AgentTask.info.measure)
 RETURN = Measure("return", "return", ".2f", better=1)
 
@@ -54,7 +59,7 @@ class Agents(ArmsCommand):
         "what is written into it is learned within the window alone."
     )
     base: ClassVar = "transformer-xl"
-    known: ClassVar = ARMS
+    variants: ClassVar = VARIANTS
     seeds: Count = 5
     tasks: tuple[str, ...] = ("t-maze-16", "t-maze-24", "t-maze-60", "t-maze-80")
     """T-mazes by their corridors' lengths, or ids of gymnasium environments."""
@@ -63,39 +68,54 @@ class Agents(ArmsCommand):
     entropy: Share = AgentSettings.entropy
     """The weight of the policy's entropy: how much an agent is made to explore."""
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
-        steps = self.steps
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         command = self
         if self.quick:
-            steps = min(steps, 100_000)
-            command = replace(self, arms=self.arms or QUICK, tasks=self.tasks[:1])
+            arms = self.arms or QUICK_ARMS
+            steps = min(self.steps, QUICK_STEPS)
+            command = replace(self, arms=arms, tasks=self.tasks[:1], steps=steps)
         experiments = {}
         for task in command.tasks:
-            agent = AgentSettings(task, entropy=self.entropy)
-            base = replace(BASE, max_tokens=steps, agent=agent)
-            experiments[task] = command.experiment_on(AgentTask(), base)
+            agent = AgentSettings(task, entropy=command.entropy)
+            base = replace(BASE, max_tokens=command.steps, agent=agent)
+            experiments[task] = command.plan_experiment(AgentTask(), base)
         return experiments
 
-    def parts(self, tasks: Tasks) -> Parts:
-        every = [result for arms in tasks.values() for arm in arms for result in arm.results.values()]
-        controls = dict.fromkeys(name for result in every for name in result["controls"])
-        parts = {"": SUCCESS, "Returns": RETURN}
-        parts |= {f"Successes with {name}": under(name) for name in controls}
-        return {
-            title: [Column(f"{task}{title and ', '}{title.lower()}", m, arms) for task, arms in tasks.items()]
-            for title, m in parts.items()
-        }
+    def columns_by_table(self, arms_by_task: ArmsByTask) -> ColumnsByTable:
+        measures = {"": SUCCESS, "Returns": RETURN}
+        for control in list_controls(arms_by_task):
+            measures[f"Successes with {control}"] = success_under(control)
+        tables = {}
+        for title, measure in measures.items():
+            suffix = f", {title.lower()}" if title else ""
+            tables[title] = [Column(f"{task}{suffix}", measure, arms) for task, arms in arms_by_task.items()]
+        return tables
 
 
-def under(control: str) -> Measure:
-    def change(result: dict[str, Any]) -> float | None:
-        measured = result["controls"].get(control)
-        return measured and measured["success"] - result["success"]
+def list_controls(arms_by_task: ArmsByTask) -> list[str]:
+    """The controls of memory that any result has."""
+    controls: dict[str, None] = {}  # in order
+    for arms in arms_by_task.values():
+        for arm in arms:
+            for result in arm.results.values():
+                controls |= dict.fromkeys(result["controls"])
+    return [*controls]
 
-    return replace(SUCCESS, label=control, of=change)
+
+def success_under(control: str) -> Measure:
+    """How much the share of successes changes under a ``control``."""
+
+    def read_change(result: Result) -> float | None:
+        scores = result["controls"].get(control)
+        if scores is None:
+            return None
+        change: float = scores["success"] - result["success"]
+        return change
+
+    return replace(SUCCESS, label=control, of=read_change)
 
 
-write_report: Callable[[Path], Report] = Agents().report
+write_report: Callable[[Path], Report] = Agents().write_report
 
 if __name__ == "__main__":
     Agents.main()

@@ -10,55 +10,48 @@ whose value is what a time limit has cut off; what is done there has no effect a
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
-from memformers import CoreConfig, LayerMemory, Memory, MemoryCore, Stepper
+from experiments.agents.agent import Agent, AgentRun
+from experiments.agents.environments import Environments
+from memformers import Memory, MemoryCore, Stepper
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, Share
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.comparison.task import Task, train_alone
 from memformers.evaluation.controls import controls_of
 from memformers.models.config import NetworkConfig
-from memformers.models.core import CoreOutput
 from memformers.models.facts import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CONFIG, FACTS, RESULT, alone_in
 from memformers.runs.plan import TaskInfo
 from memformers.tracking.recorder import Tracking
-from memformers.training.config import TrainConfig
 from memformers.training.state import TrainingState
 
-DISCOUNT, TRACE, CLIP = 0.99, 0.95, 0.2
-"""γ and λ of the advantages; how far the ratio of a probability to that when acting may move."""
-EPOCHS, MINIBATCHES, VALUE = 4, 4, 0.5
-"""How many times each window is learned from; in how many parts; the weight of the error of the values."""
-EVALUATED_SEED, MAX_STEPS = 2**31, 10_000
-"""The first seed of evaluated episodes; steps for each after which those that have not ended are failures."""
-T_MAZE = "t-maze-"
+# The settings of PPO, as in the paper's code, but for the weight of the entropy and the learning rate.
+DISCOUNT = 0.99
+"""γ of the advantages."""
+TRACE = 0.95
+"""λ of the advantages."""
+CLIP = 0.2
+"""How far the ratio of an action's probability to that when acting may move from 1."""
+EPOCHS = 4
+"""How many times each window is learned from."""
+MINIBATCHES = 4
+"""Parts of a window's streams, one for each step of the optimizer."""
+VALUE_WEIGHT = 0.5
+"""The weight of the error of the values."""
 
-
-@dataclass(frozen=True)
-class AgentSettings(Checked):
-    """What a TrainConfig doesn't have; its tokens are steps of environments, ``batch_size`` is how many there
-    are, and ``model.segment_len`` is the window."""
-
-    task: str = "t-maze-20"  # see Environments
-    core: Literal["memory", "gru"] = "memory"  # what remembers: the transformer of model, or nn.GRU as wide
-    entropy: Share = 0.05  # the weight of the policy's entropy
-    evaluated: Count = 256  # episodes of the evaluation
-
-
-@dataclass(frozen=True)
-class AgentRun(TrainConfig):
-    agent: AgentSettings = field(kw_only=True)
+# Evaluation.
+EVALUATED_SEED = 2**31
+"""The first seed of evaluated episodes."""
+MAX_STEPS = 10_000
+"""Steps for each episode; those that have not ended then are failures."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class AgentTask(Task[AgentRun]):
     )
 
     def network(self, config: AgentRun) -> NetworkConfig | None:
-        return None if config.agent.core == "gru" else config.model
+        return None if config.is_gru else config.model
 
     def find_data(self, runs: Mapping[str, AgentRun], folder: Path) -> dict[str, Any]:
         """Nothing but whether there are such environments."""
@@ -104,116 +97,13 @@ class AgentTask(Task[AgentRun]):
             train_agent(folder)
 
 
-class Environments:
-    """``number`` environments of a ``task`` side by side: ``t-maze-LENGTH``, or the id of any gymnasium
-    environment that is observed as numbers and acted in by a choice of actions. After an episode's last
-    observation, the next step begins another one, whatever its action is (gymnasium's ``NEXT_STEP``)."""
-
-    def __init__(self, task: str, number: int):
-        self.task, self.number, self.steps = task, number, 0
-        try:
-            self.envs = make(task, number)
-        except Exception as error:  # whatever an environment of someone else raises
-            message = f"the environment {task!r} can't be made: {' '.join(str(error).split())}"
-            if isinstance(error, ImportError) and error.name in ("gymnasium", "minigrid"):
-                message = f"{error.name} is not installed; use pip install '.[agents]' in a clone."
-            raise UserError(message) from None
-        seen, actions = self.envs.single_observation_space, self.envs.single_action_space
-        if type(seen).__name__ != "Box" or type(actions).__name__ != "Discrete":
-            raise UserError(
-                f"expected {task} to be observed as numbers, with Discrete actions, got {seen} and {actions}."
-            )
-        self.features, self.actions = int(np.prod(seen.shape)), int(actions.n)
-        self.first_action = int(actions.start)
-
-    def reset(self, seed: int) -> Tensor:
-        """Begin all episodes; what is seen, float32 ``[B, F]``."""
-        return self.asked("reset", seed=seed)[0].view(self.number, self.features)
-
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Act: ``actions [B]``. What is seen then, float32 ``[B, F]``; rewards, ends and cut-offs ``[B]``."""
-        self.steps += 1
-        seen, rewards, ended, cut_off = self.asked("step", actions.numpy() + self.first_action)
-        return seen.view(self.number, self.features), rewards, ended.bool(), cut_off.bool()
-
-    def asked(self, method: str, *args: Any, **kwargs: Any) -> list[Tensor]:
-        try:
-            *answer, _ = getattr(self.envs, method)(*args, **kwargs)
-        except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"{self.task} raised an error at step {self.steps}: {why}; fix it.") from error
-        tensors = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in answer]
-        if not all(values.isfinite().all() for values in tensors):
-            raise UserError(f"{self.task} returned numbers that are not finite at step {self.steps}; fix it.")
-        return tensors
-
-
-def make(task: str, number: int) -> Any:
-    import gymnasium
-
-    if task.startswith(T_MAZE):
-        from experiments.agents.t_maze import TMaze
-
-        length = task.removeprefix(T_MAZE)
-        if not length.isdecimal() or int(length) < 1:
-            raise UserError(f"expected a T-maze as {T_MAZE}LENGTH, such as {T_MAZE}20, got {task}.")
-        return TMaze(number, int(length))
-    wrappers = [gymnasium.wrappers.FlattenObservation]
-    if task.startswith("MiniGrid"):
-        from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper  # which also registers them
-
-        wrappers = [OneHotPartialObsWrapper, ImgObsWrapper, *wrappers]
-    return gymnasium.make_vec(task, num_envs=number, vectorization_mode="sync", wrappers=wrappers)
-
-
-class GRUCore(nn.Module):
-    """An ``nn.GRU`` from features F to D that is called as a [`MemoryCore`][]; its state is the memory."""
-
-    def __init__(self, F: int, D: int):
-        super().__init__()
-        self.gru = nn.GRU(F, D)
-
-    def initial(self, batch: int) -> Memory:
-        return self.memory_of(torch.zeros(1, batch, self.gru.hidden_size))
-
-    def memory_of(self, state: Tensor) -> Memory:
-        """The GRU's ``state [1, B, D]`` as a memory."""
-        return Memory((LayerMemory(state, state[:0]),))
-
-    def forward(self, x: Tensor, memory: Memory, doc_starts: Tensor) -> CoreOutput:
-        """Features ``x [S, B, F]`` to outputs ``[S, B, D]``, with the state reset where an episode begins."""
-        state = memory.layers[0].mem
-        outputs = []
-        for features, begins in zip(x.split(1), doc_starts, strict=True):
-            output, state = self.gru(features, state * ~begins[:, None])
-            outputs.append(output)
-        return CoreOutput(torch.cat(outputs), self.memory_of(state.detach()), x.new_zeros(()))
-
-
-class Agent(nn.Module):
-    def __init__(self, run: AgentRun, F: int, A: int):
-        super().__init__()
-        torch.manual_seed(run.seed)
-        model = asdict(run.model)
-        shared = {field.name: model[field.name] for field in fields(CoreConfig) if field.name in model}
-        config = CoreConfig(**shared, d_input=F)
-        D = config.d_model
-        self.core: MemoryCore | GRUCore = GRUCore(F, D) if run.agent.core == "gru" else MemoryCore(config)
-        self.policy, self.value = nn.Linear(D, A), nn.Linear(D, 1)
-        for head, gain in ((self.policy, 0.01), (self.value, 1.0)):
-            nn.init.orthogonal_(head.weight, gain)
-            nn.init.zeros_(head.bias)
-
-    def heads(self, output: Tensor) -> tuple[Categorical, Tensor]:
-        return Categorical(logits=self.policy(output), validate_args=False), self.value(output)[..., 0]
-
-
 class Window(NamedTuple):
-    """A window of S steps of B streams, ``[S, B]`` each, but ``seen [S, B, F]``; ``memory`` is from before
-    it, ``last_value [B]`` of what is seen after it. ``counts``: whether an action had an effect."""
+    """A window of S steps of B streams, ``[S, B]`` each, but ``observations [S, B, F]``; ``memory`` is from
+    before it, ``last_value [B]`` of what is observed after it. ``counts``: whether an action had an
+    effect."""
 
     memory: Memory
-    seen: Tensor
+    observations: Tensor
     doc_starts: Tensor
     counts: Tensor
     actions: Tensor
@@ -224,50 +114,74 @@ class Window(NamedTuple):
     truncated: Tensor
     last_value: Tensor
 
+    def streams(self, numbers: Tensor) -> "Window":
+        """The window of the streams with these ``numbers`` alone."""
+        memory, *columns, last_value = self
+        parts = [column[:, numbers] for column in columns]
+        return Window._make((memory.streams(numbers), *parts, last_value[numbers]))
+
 
 class Actor:
     """An agent in its environments, from the beginning of episodes on."""
 
     def __init__(self, agent: Agent, environments: Environments, seed: int):
-        self.agent, self.environments, B = agent, environments, environments.number
-        self.seen, self.memory = environments.reset(seed), agent.core.initial(B)
-        self.ended = torch.zeros(B, dtype=torch.bool)  # whether it is what was seen after an episode's end
-        self.begins = ~self.ended  # whether an episode begins with what is seen, [B]
+        B = environments.number
+        self.agent = agent
+        self.environments = environments
+        self.memory = agent.core.initial(B)
+        self.observation = environments.reset(seed)  # [B, F]
+        # Of the observation, [B]: whether it follows an episode's last step, and whether it begins one.
+        self.has_ended = torch.zeros(B, dtype=torch.bool)
+        self.begins = ~self.has_ended
 
     @torch.no_grad()
-    def act(self, steps: int, *, likeliest: bool = False) -> Window:
-        agent, memory, read = self.agent, self.memory, []
+    def act(self, n_steps: int, *, likeliest: bool = False) -> Window:
+        agent = self.agent
         agent.eval()  # once, and not by the stepper at every step
+        memory = self.memory
         core = agent.core
-        stepper = Stepper(core, len(self.seen), memory) if isinstance(core, MemoryCore) else None
+        stepper = None
+        if isinstance(core, MemoryCore):
+            stepper = Stepper(core, len(self.observation), memory)
 
-        def output() -> Tensor:
+        def read_observation() -> Tensor:
             if stepper:
-                return stepper.step(self.seen, self.begins)
-            output, self.memory, _ = core(self.seen[None], self.memory, self.begins[None])
+                return stepper.step(self.observation, self.begins)
+            output, self.memory, _ = core(self.observation[None], self.memory, self.begins[None])
             return output[0]
 
-        for _ in range(steps):
-            policy, value = agent.heads(output())
+        steps = []
+        for _ in range(n_steps):
+            policy, value = agent.heads(read_observation())
             action = policy.logits.argmax(-1) if likeliest else policy.sample()
-            seen, reward, *ends = self.environments.step(action)
-            row = (self.seen, self.begins, ~self.ended, action, policy.log_prob(action), value)
-            read.append((*row, reward, *ends))
-            self.seen, self.begins, self.ended = seen, self.ended, ends[0] | ends[1]
-        after = stepper.memory() if stepper else self.memory
-        _, last_value = agent.heads(output())
-        self.memory = after
-        columns = [torch.stack(column) for column in zip(*read, strict=True)]
+            observation, reward, terminated, truncated = self.environments.step(action)
+            read = (self.observation, self.begins, ~self.has_ended)
+            decided = (action, policy.log_prob(action), value)
+            steps.append((*read, *decided, reward, terminated, truncated))
+            # The step after an end begins a new episode.
+            self.observation = observation
+            self.begins = self.has_ended
+            self.has_ended = terminated | truncated
+
+        # The observation after the window is read for its value; the next window reads it again.
+        next_memory = stepper.memory() if stepper else self.memory
+        _, last_value = agent.heads(read_observation())
+        self.memory = next_memory
+        columns = [torch.stack(column) for column in zip(*steps, strict=True)]
         return Window._make((memory, *columns, last_value))
 
 
-def advantages(window: Window) -> Tensor:
+def advantages(window: Window, discount: float = DISCOUNT, trace: float = TRACE) -> Tensor:
     """Generalized advantage estimates ``[S, B]`` (Schulman et al. 2016, arXiv 1506.02438)."""
-    by_step, advantage, next_value = [], torch.zeros_like(window.last_value), window.last_value
+    by_step = []
+    advantage = torch.zeros_like(window.last_value)
+    next_value = window.last_value
     for t in reversed(range(len(window.values))):
-        goes_on = ~(window.terminated[t] | window.truncated[t])
-        error = window.rewards[t] + DISCOUNT * next_value * ~window.terminated[t] - window.values[t]
-        advantage = error + DISCOUNT * TRACE * goes_on * advantage
+        terminated = window.terminated[t]
+        continues = ~(terminated | window.truncated[t])
+        # A time limit isn't an end: the value of what was observed then stands for the rewards cut off.
+        error = window.rewards[t] + discount * next_value * ~terminated - window.values[t]
+        advantage = error + discount * trace * continues * advantage
         next_value = window.values[t]
         by_step.append(advantage)
     return torch.stack(by_step[::-1])
@@ -275,104 +189,179 @@ def advantages(window: Window) -> Tensor:
 
 def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: AgentRun) -> dict[str, float]:
     """Improve ``agent`` by what a window has shown; returns the means of its losses."""
-    losses, advantage = [], advantages(window)
     agent.train()
+    advantage = advantages(window)
     returns = advantage + window.values
+    losses = []
     for _ in range(EPOCHS):
         for streams in torch.randperm(run.batch_size).chunk(MINIBATCHES):
-            memory = window.memory.streams(streams)
-            parts = (x[:, streams] for x in window[1:-1])
-            batch = Window._make((memory, *parts, window.last_value[streams]))
-            output, _, reconstruction = agent.core(batch.seen, memory, batch.doc_starts)
-            policy, values = agent.heads(output)
-            ratio = (policy.log_prob(batch.actions) - batch.log_probs)[batch.counts].exp()
-            gain = advantage[:, streams][batch.counts]
-            gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-            policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
-            value_loss = (values - returns[:, streams])[batch.counts].square().mean() / 2
-            entropy = policy.entropy()[batch.counts].mean()
-            loss = policy_loss - run.agent.entropy * entropy + VALUE * value_loss + reconstruction
+            batch = window.streams(streams)
+            loss, parts = ppo_loss(agent, batch, advantage[:, streams], returns[:, streams], run)
             if not loss.isfinite():
                 raise UserError(f"the loss became {loss.item()}; use a lower learning rate.")
             optimizer.zero_grad()
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), run.optim.max_grad_norm)
+            parts["gradient_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), run.optim.max_grad_norm)
             optimizer.step()
-            losses.append(torch.stack((policy_loss, value_loss, entropy, reconstruction, norm)).detach())
-    names = ("loss.policy", "loss.value", "entropy", "reconstruction_loss.train", "gradient_norm")
-    return dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
+            losses.append(torch.stack([*parts.values()]).detach())
+    means = torch.stack(losses).mean(0).tolist()
+    return dict(zip(parts, means, strict=True))
 
 
-def counted(window: Window) -> Tensor:
-    """Reward, whether a step counts, success (an end with a reward), and end: ``[4, S, B]``."""
-    success, ends = window.terminated & (window.rewards > 0), window.terminated | window.truncated
+def ppo_loss(
+    agent: Agent, batch: Window, advantage: Tensor, returns: Tensor, run: AgentRun
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a ``batch`` with its ``advantage`` and ``returns``, ``[S, B]`` each, and its parts by the
+    names of their metrics. Only steps that count are learned from."""
+    counts = batch.counts
+    output, _, reconstruction = agent.core(batch.observations, batch.memory, batch.doc_starts)
+    policy, values = agent.heads(output)
+
+    # The clipped objective (equation 7), with advantages normalized over the batch.
+    ratio = (policy.log_prob(batch.actions) - batch.log_probs)[counts].exp()
+    gain = advantage[counts]
+    gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+    policy_loss = -torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
+
+    value_loss = (values - returns)[counts].square().mean() / 2
+    entropy = policy.entropy()[counts].mean()
+    loss = policy_loss - run.agent.entropy * entropy + VALUE_WEIGHT * value_loss + reconstruction
+    parts = {
+        "loss.policy": policy_loss,
+        "loss.value": value_loss,
+        "entropy": entropy,
+        "reconstruction_loss.train": reconstruction,
+    }
+    return loss, parts
+
+
+def count_steps(window: Window) -> Tensor:
+    """Of each step: its reward, whether it counts, whether it is a success, an end with a reward, and whether
+    it is an end: ``[4, S, B]``."""
+    success = window.terminated & (window.rewards > 0)
+    ends = window.terminated | window.truncated
     return torch.stack((window.rewards * window.counts, window.counts, success, ends))
 
 
+def keep_memory(memory: Memory) -> Memory:
+    return memory
+
+
 def evaluate(
-    agent: Agent, run: AgentRun, control: Callable[[Memory], Memory] = lambda memory: memory
+    agent: Agent,
+    run: AgentRun,
+    control: Callable[[Memory], Memory] = keep_memory,
+    max_steps: int = MAX_STEPS,
 ) -> dict[str, float]:
     """The mean return, length and share of successes of equally many episodes of each stream, with the
-    likeliest actions; ``control`` changes the memory before each window."""
-    B, S = run.batch_size, run.model.segment_len
-    actor = Actor(agent, Environments(run.agent.task, B), EVALUATED_SEED + run.seed)
-    done, wanted, total = torch.zeros(B), -(-run.agent.evaluated // B), torch.zeros(3)
-    while (done < wanted).any() and actor.environments.steps < MAX_STEPS * wanted:
+    likeliest actions; ``control`` changes the memory before each window. Episodes of a stream that take more
+    than ``max_steps`` each are failures."""
+    B = run.batch_size
+    n_episodes = -(-run.agent.evaluated // B)  # of each stream
+    environments = Environments(run.agent.task, B)
+    actor = Actor(agent, environments, EVALUATED_SEED + run.seed)
+    n_ended = torch.zeros(B)
+    totals = torch.zeros(3)  # of rewards, steps and successes
+    while (n_ended < n_episodes).any() and environments.n_steps < max_steps * n_episodes:
         actor.memory = control(actor.memory)
-        for step in counted(actor.act(S, likeliest=True)).unbind(1):
-            due = done < wanted  # quick streams would otherwise count more
-            total += (step[:3] * due).sum(-1)
-            done += step[3] * due
-    actor.environments.envs.close()
-    return dict(zip(("return", "length", "success"), (total / (B * wanted)).tolist(), strict=True))
+        window = actor.act(run.model.segment_len, likeliest=True)
+        for step in count_steps(window).unbind(1):
+            # Quick streams would otherwise count more.
+            is_due = n_ended < n_episodes
+            totals += (step[:3] * is_due).sum(-1)
+            n_ended += step[3] * is_due
+    environments.envs.close()
+    means = (totals / (B * n_episodes)).tolist()
+    return dict(zip(("return", "length", "success"), means, strict=True))
 
 
 def train_agent(folder: Path) -> None:
     """Train the run in ``folder``, evaluate it, and write ``result.json``. Weights are always kept."""
     run = AgentTask().read_config(read_json(folder / CONFIG), str(folder / CONFIG))
-    B, S = run.batch_size, run.model.segment_len
-    environments, is_gru = Environments(run.agent.task, B), run.agent.core == "gru"
-    agent = Agent(run, environments.features, environments.actions)
+    environments = Environments(run.agent.task, run.batch_size)
+    agent = Agent(run, environments.n_features, environments.n_actions)
     optimizer = torch.optim.AdamW(agent.parameters(), run.optim.learning_rate, eps=1e-5, weight_decay=0.0)
-    state, device = TrainingState((optimizer,)), torch.device("cpu")
-    no_memory = {"memory": {"one_layer": 0, "all_layers": 0}, "keys": 0, "attention_operations": 0}
-    facts = {
-        "corpus": {"name": run.agent.task, "source": "acted in"},
-        "parameters": sum(p.numel() for p in agent.parameters()),
-        **(no_memory if is_gru else memory_facts(run.model)),
-        "environment": describe_environment(device),
-        "commit": git_commit(),
-    }
+    state = TrainingState((optimizer,))
+    facts = facts_of(run, agent)
     write_json(folder / FACTS, facts)
     with Tracking(folder, folder.resolve().name, {**asdict(run), **facts}) as track:
-        actor, seen = Actor(agent, environments, run.seed), torch.zeros(4)
+        actor = Actor(agent, environments, run.seed)
         try:
-            while state.tokens < run.max_tokens:
-                left = 1 - state.tokens / run.max_tokens
-                optimizer.param_groups[0]["lr"] = run.optim.learning_rate * left
-                begun = time.perf_counter()
-                window = actor.act(S)
-                losses = learn(agent, optimizer, window, run)
-                seconds = time.perf_counter() - begun
-                seen += counted(window).sum((1, 2))  # since the last record
-                state.step, state.tokens = state.step + 1, state.tokens + B * S
-                state.seconds += seconds
-                if state.step % run.evaluation.log_every == 0:
-                    names = ("return.train", "length.train", "success.train")  # of an episode that ended
-                    means = zip(names, (seen[:3] / seen[3].clamp(min=1)).tolist(), strict=True)
-                    record = {"tokens": state.tokens, "seconds": state.seconds, **dict(means), **losses}
-                    track.record(record | {"tokens_per_second": B * S / seconds})
-                    seen.zero_()
+            train_steps(actor, run, state, track.record)
         finally:
             save_tensors(agent.state_dict(), folder / "model.safetensors")
-        begun, scores = time.perf_counter(), evaluate(agent, run)
-        controls = {} if is_gru else controls_of(run.model.memory_sizes)
-        under = {name: evaluate(agent, run, control) for name, control in controls.items()}
-        state.evaluation_seconds += time.perf_counter() - begun
+
+        # The evaluation, with the memory as it is and under each control.
+        start = time.perf_counter()
+        scores = evaluate(agent, run)
+        under_controls = {}
+        if not run.is_gru:
+            for name, control in controls_of(run.model.memory_sizes).items():
+                under_controls[name] = evaluate(agent, run, control)
+        state.evaluation_seconds += time.perf_counter() - start
         track.record({"tokens": state.tokens, "seconds": state.seconds, "success.valid": scores["success"]})
-    result = {**state.progress, "peak_memory_bytes": peak_memory(device), **scores, "controls": under}
+    result = {
+        **state.progress,
+        "peak_memory_bytes": peak_memory(torch.device("cpu")),
+        **scores,
+        "controls": under_controls,
+    }
     print(f"{folder.name}: {scores['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
     write_json(folder / RESULT, result)
+
+
+def facts_of(run: AgentRun, agent: Agent) -> dict[str, Any]:
+    """What is known of a run before its training."""
+    memory: dict[str, Any] = {
+        "memory": {"one_layer": 0, "all_layers": 0},
+        "keys": 0,
+        "attention_operations": 0,
+    }
+    if not run.is_gru:
+        memory = memory_facts(run.model)
+    return {
+        "corpus": {"name": run.agent.task, "source": "acted in"},
+        "parameters": sum(parameter.numel() for parameter in agent.parameters()),
+        **memory,
+        "environment": describe_environment(torch.device("cpu")),
+        "commit": git_commit(),
+    }
+
+
+def train_steps(
+    actor: Actor, run: AgentRun, state: TrainingState, record: Callable[[dict[str, Any]], None]
+) -> None:
+    """Act and learn in turn until all steps are taken."""
+    agent = actor.agent
+    [optimizer] = state.optimizers
+    tokens_per_window = run.batch_size * run.model.segment_len
+    since_record = torch.zeros(4)  # rewards, steps, successes and ends
+    while state.tokens < run.max_tokens:
+        share_left = 1 - state.tokens / run.max_tokens
+        optimizer.param_groups[0]["lr"] = run.optim.learning_rate * share_left
+        start = time.perf_counter()
+        window = actor.act(run.model.segment_len)
+        losses = learn(agent, optimizer, window, run)
+        seconds = time.perf_counter() - start
+        since_record += count_steps(window).sum((1, 2))
+        state.step += 1
+        state.tokens += tokens_per_window
+        state.seconds += seconds
+        if state.step % run.evaluation.log_every == 0:
+            n_ended = since_record[3].clamp(min=1)
+            mean_return, mean_length, success = (since_record[:3] / n_ended).tolist()
+            record(
+                {
+                    "tokens": state.tokens,
+                    "seconds": state.seconds,
+                    "return.train": mean_return,
+                    "length.train": mean_length,
+                    "success.train": success,
+                    **losses,
+                    "tokens_per_second": tokens_per_window / seconds,
+                }
+            )
+            since_record.zero_()
 
 
 if __name__ == "__main__":

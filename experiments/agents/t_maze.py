@@ -8,7 +8,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-FORWARD = 0  # the action that walks on; 1 and 2 turn left and right
+FORWARD = 0
+"""The action that walks on; 1 and 2 turn left and right."""
 
 
 class TMaze(VectorEnv):
@@ -20,37 +21,57 @@ class TMaze(VectorEnv):
     """
 
     def __init__(self, num_envs: int, length: int):
+        # What gymnasium asks of a vector environment.
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.num_envs, self.length = num_envs, length
-        self.single_observation_space, self.single_action_space = Box(0, 1, (4,)), Discrete(3)
+        self.num_envs = num_envs
+        self.single_observation_space = Box(0, 1, (4,))
+        self.single_action_space = Discrete(3)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.place, self.steps, self.sign = np.zeros((3, num_envs), dtype=np.int64)
+        # Of each maze, [B]; a sign is 0 for left, and 1 for right.
+        self.length = length
+        self.position = np.zeros(num_envs, dtype=np.int64)
+        self.n_steps = np.zeros(num_envs, dtype=np.int64)
+        self.sign = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin all mazes; what is seen ``[B, 4]``."""
         super().reset(seed=seed)
-        self.ended = np.zeros(self.num_envs, dtype=bool)
-        self.begin(~self.ended)
-        return self.seen(), {}
+        self.has_ended = np.zeros(self.num_envs, dtype=bool)
+        self.restart(~self.has_ended)
+        return self.observe(), {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         """One step of each: what is seen ``[B, 4]``; reward, whether it ended and was cut off, ``[B]``."""
-        begins, at_junction, walks = self.ended, self.place == self.length, actions == FORWARD
-        terminated = ~begins & at_junction & ~walks
-        reward = (terminated & (actions == 1 + self.sign)) - (~begins & (at_junction == walks)) / self.length
-        self.place += walks & ~at_junction
-        self.steps += 1
-        truncated = ~begins & ~terminated & (self.steps >= 2 * self.length + 8)
-        self.begin(begins)
-        self.ended = terminated | truncated
-        return self.seen(), reward, terminated, truncated, {}
+        restarts = self.has_ended  # whatever the action is
+        at_junction = self.position == self.length
+        walks = actions == FORWARD
 
-    def begin(self, which: np.ndarray) -> None:
-        self.place[which] = self.steps[which] = 0
-        self.sign[which] = self.np_random.integers(0, 2, self.num_envs)[which]
+        # Rewards and ends.
+        terminated = ~restarts & at_junction & ~walks
+        is_right = terminated & (actions == 1 + self.sign)
+        stands = ~restarts & (at_junction == walks)
+        reward = is_right - stands / self.length
 
-    def seen(self) -> np.ndarray:
-        first, junction = self.steps == 0, self.place == self.length
-        seen = (first & (self.sign == 0), first & (self.sign == 1), junction, ~first & ~junction)
-        return np.stack(seen, axis=1).astype(np.float32)
+        # Movement, and a new episode after each end.
+        self.position += walks & ~at_junction
+        self.n_steps += 1
+        truncated = ~restarts & ~terminated & (self.n_steps >= 2 * self.length + 8)
+        self.restart(restarts)
+        self.has_ended = terminated | truncated
+        return self.observe(), reward, terminated, truncated, {}
+
+    def restart(self, mazes: np.ndarray) -> None:
+        """Begin an episode in the ``mazes [B]`` that are true."""
+        self.position[mazes] = 0
+        self.n_steps[mazes] = 0
+        # As many draws whatever restarts, so that one maze doesn't change another's sign.
+        signs = self.np_random.integers(0, 2, self.num_envs)
+        self.sign[mazes] = signs[mazes]
+
+    def observe(self) -> np.ndarray:
+        is_first = self.n_steps == 0
+        at_junction = self.position == self.length
+        features = (is_first & (self.sign == 0), is_first & (self.sign == 1), at_junction,
+                    ~is_first & ~at_junction)  # fmt: skip
+        return np.stack(features, axis=1).astype(np.float32)

@@ -18,11 +18,19 @@ from experiments.benchmarks.measuring import (
 from memformers.kernels import blocked, flash, naive, sdpa
 from memformers.models.sinusoids import sinusoids
 
+# Streams, heads, queries and features of a head.
 B, H, S, E = 2, 8, 512, 64
-P = 16  # position features
+P = 16
+"""Position features."""
 MEMORY_LENGTHS = (512, 1024, 2048, 4096, 8192)
-TOLERANCE = 1e-5  # the largest relative RMS error, of the output and of every gradient
+TOLERANCE = 1e-5
+"""The largest relative RMS error, of the output and of every gradient."""
 Attention = Callable[..., Tensor]
+
+FLASH = "ours, flash"
+BLOCKED = "ours, blocked"
+NAIVE = "ours, naive"
+SDPA = "SDPA with a bias"
 
 
 def by_vectors(kernel: Attention) -> Attention:
@@ -44,39 +52,59 @@ def sinusoid_table(K: int) -> Tensor:
     return sinusoids(K, P).float()
 
 
-FLASH, BLOCKED, NAIVE, SDPA = "ours, flash", "ours, blocked", "ours, naive", "SDPA with a bias"
 IMPLEMENTATIONS: dict[str, Attention] = {
-    FLASH: flash_attention, BLOCKED: by_vectors(blocked.relative_attention),
-    NAIVE: by_vectors(naive.relative_attention), SDPA: by_vectors(sdpa.relative_attention),
-}  # fmt: skip
+    FLASH: flash_attention,
+    BLOCKED: by_vectors(blocked.relative_attention),
+    NAIVE: by_vectors(naive.relative_attention),
+    SDPA: by_vectors(sdpa.relative_attention),
+}
 
 
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
     K = memory_len + queries
-    shapes: dict[str, tuple[int, ...]] = {"w": (H, E, P), "u": (H, E), "v": (H, E)}
-    shapes = {"query": (B, H, queries, E), "key": (B, H, K, E), "value": (B, H, K, E)} | shapes
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (B, H, queries, E),
+        "key": (B, H, K, E),
+        "value": (B, H, K, E),
+        "w": (H, E, P),
+        "u": (H, E),
+        "v": (H, E),
+    }
     return {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
 
 
 def forward_and_backward(attention: Attention, inputs: dict[str, Tensor]) -> list[Tensor]:
-    out = attention(**inputs)
-    grad = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
-    return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad)]
+    """The output, and the gradient of every input from one of the output that differs everywhere."""
+    output = attention(**inputs)
+    grad = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device)
+    grads = torch.autograd.grad(output, list(inputs.values()), grad.view(output.shape))
+    return [output.detach(), *grads]
 
 
 def check_parity(attention: Attention, inputs: dict[str, Tensor], expected: list[Tensor]) -> float:
     """The largest error against the definition's results; ValueError above the tolerance."""
-    results = zip(forward_and_backward(attention, inputs), expected, strict=True)
-    errors = dict(zip(("output", *inputs), (relative_error(*pair) for pair in results), strict=True))
+    results = forward_and_backward(attention, inputs)
+    errors = {}
+    for name, result, wanted in zip(("output", *inputs), results, expected, strict=True):
+        errors[name] = relative_error(result, wanted)
     return check_errors(errors, TOLERANCE, "an attention that should equal the definition")
 
 
 def measure(memory_len: int, *, repeats: int) -> Result:
     torch.manual_seed(0)
-    inputs, K = random_inputs(memory_len), memory_len + S
+    K = memory_len + S
+    inputs = random_inputs(memory_len)
+
+    # All compute the same.
     expected = forward_and_backward(IMPLEMENTATIONS[NAIVE], inputs)
-    errors = {n: check_parity(one, inputs, expected) for n, one in IMPLEMENTATIONS.items() if n != NAIVE}
-    sides = {name: partial(forward_and_backward, one, inputs) for name, one in IMPLEMENTATIONS.items()}
+    errors = {}
+    for name, attention in IMPLEMENTATIONS.items():
+        if name != NAIVE:
+            errors[name] = check_parity(attention, inputs, expected)
+
+    sides = {}
+    for name, attention in IMPLEMENTATIONS.items():
+        sides[name] = partial(forward_and_backward, attention, inputs)
     return {
         "memory_len": memory_len,
         "keys": K,

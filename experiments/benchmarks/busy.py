@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import tyro
 
+from experiments.benchmarks.checkouts import HERE, budget_option, median_and_range, run_command
 from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.fields import Checked, Count, NonNegativeInt
 
@@ -55,39 +55,35 @@ def busy_processes(number: int) -> Iterator[None]:
             process.wait()
 
 
-def seconds_of(checkout: Path, *arguments: str) -> float:
-    """How long a command takes in a ``checkout``, from its start to its end."""
+def measure_command(checkout: Path, name: str, options: Options) -> float:
+    """The seconds that a command takes in a ``checkout``, from its start to its end."""
+    if name == "generate":
+        arguments = [name, "--pretrained", "compressive-shakespeare", "--prompt", "ROMEO:", "--seed", "0"]
+        arguments += ["--tokens", str(options.tokens)]
+    else:
+        arguments = [name, "--data", "builtin", "--evaluations", "1", "--dashboard", "off", "--out", "run"]
+        arguments += [budget_option(checkout), str(options.training_tokens)]
     environment = {name: value for name, value in os.environ.items() if name not in THREAD_SETTINGS}
-    environment["PYTHONPATH"] = str(checkout.resolve())
-    began = time.perf_counter()
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "memformers", *arguments]
-        subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
-    return time.perf_counter() - began
+    # From the start of Python on, as a user waits.
+    start = time.perf_counter()
+    run_command(checkout, arguments, environment)
+    return time.perf_counter() - start
 
 
 def main(options: Options) -> None:
-    here = Path(__file__).parents[2]
-    generate = ["generate", "--pretrained", "compressive-shakespeare", "--prompt", "ROMEO:", "--seed", "0"]
-    train = ["train", "--data", "builtin", "--evaluations", "1", "--dashboard", "off", "--out", "run"]
-    length = {here: "--max-tokens", options.checkout: "--max-tokens"}
-    if (options.checkout / "memformers" / "training" / "loop.py").exists():  # an earlier name
-        length[options.checkout] = "--tokens"
-    for n_busy in (0, options.busy * (os.cpu_count() or 1)):
+    n_cores = os.cpu_count() or 1
+    for n_busy in (0, options.busy * n_cores):
         print(f"beside {n_busy} busy processes:")
         with busy_processes(n_busy):
             for name in ("generate", "train"):
-                seconds: dict[Path, list[float]] = {options.checkout: [], here: []}
+                theirs = []
+                ours = []
                 for _ in range(options.rounds):
-                    for checkout, measured in seconds.items():
-                        arguments = [*generate, "--tokens", str(options.tokens)]
-                        if name == "train":
-                            arguments = [*train, length[checkout], str(options.training_tokens)]
-                        measured.append(seconds_of(checkout, *arguments))
-                theirs, ours = (sorted(measured) for measured in seconds.values())
+                    theirs.append(measure_command(options.checkout, name, options))
+                    ours.append(measure_command(HERE, name, options))
                 print(
-                    f"  {name}: {median(theirs):.1f} s [{theirs[0]:.1f}, {theirs[-1]:.1f}] there, "
-                    f"{median(ours):.1f} s [{ours[0]:.1f}, {ours[-1]:.1f}] here, "
+                    f"  {name}: {median_and_range(theirs, '.1f')} there, "
+                    f"{median_and_range(ours, '.1f')} here, "
                     f"{median(theirs) / median(ours):.2f} times as fast",
                     flush=True,
                 )

@@ -9,20 +9,21 @@ Seconds are CPU time of one thread, that of the C++ compiler included.
 
 import os
 import resource
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import tyro
 
+from experiments.benchmarks.checkouts import HERE, budget_option, median_and_range, run_command
 from experiments.benchmarks.training import MODELS, Case
 from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.fields import Checked, Count
 
+COMPILED_STEPS = 3
+"""Steps with a full memory, which has a shape of its own."""
 LATER_STEPS = 60
 """Steps of the longer training, beyond those of the shorter one."""
 
@@ -39,12 +40,11 @@ class Options(Checked):
     """How often the two take turns."""
 
 
-def cpu_seconds(checkout: Path, case: Case, steps: int) -> float:
-    """How long a compiled training of so many ``steps`` takes in a ``checkout``."""
+def measure_training(checkout: Path, case: Case, n_steps: int) -> float:
+    """The CPU seconds that a compiled training of ``n_steps`` takes in a ``checkout``."""
     config = case.config
-    has_earlier_names = (checkout / "memformers" / "training" / "loop.py").exists()
     options = {
-        "--tokens" if has_earlier_names else "--max-tokens": steps * config.segment_len * case.batch_size,
+        budget_option(checkout): n_steps * config.segment_len * case.batch_size,
         "--model": config.model,
         "--d-model": config.d_model,
         "--d-ff": config.d_ff,
@@ -60,44 +60,45 @@ def cpu_seconds(checkout: Path, case: Case, steps: int) -> float:
     }
     if config.model == "compressive":
         options |= {"--c-mem-len": config.c_mem_len, "--compression-rate": config.compression_rate}
-    command = [sys.executable, "-m", "memformers", "train", "--compile"]
+    arguments = ["train", "--compile"]
     for name, value in options.items():
-        command += [name, str(value)]
-    with TemporaryDirectory() as folder:
-        environment = os.environ | {
-            "PYTHONPATH": str(checkout.resolve()),
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache",
-        }
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        arguments += [name, str(value)]
+    # An empty cache, or the compiler would find what it made the last time.
+    with TemporaryDirectory() as cache:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+        return seconds_of_children(lambda: run_command(checkout, arguments, environment))
+
+
+def seconds_of_children(work: Callable[[], None]) -> float:
+    """The CPU seconds of the processes that ``work`` starts and that end in it."""
+    start = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+
+
+def compare(case: Case, options: Options) -> None:
+    """Print the seconds until the third compiled step, and those of a later step."""
+    longest_memory = max(layer.positions for layer in case.config.memory_sizes)
+    n_steps = -(-longest_memory // case.config.segment_len) + COMPILED_STEPS
+    until: dict[Path, list[float]] = {options.checkout: [], HERE: []}
+    later: dict[Path, list[float]] = {options.checkout: [], HERE: []}
+    for _ in range(options.rounds):
+        for checkout in until:
+            short = measure_training(checkout, case, n_steps)
+            long = measure_training(checkout, case, n_steps + LATER_STEPS)
+            until[checkout].append(short)
+            later[checkout].append((long - short) / LATER_STEPS)
+    for name, seconds in (("third compiled step", until), ("later step", later)):
+        theirs = median_and_range(seconds[options.checkout], ".3f")
+        ours = median_and_range(seconds[HERE], ".3f")
+        print(f"{case.name} {case.config.model}, {name}: {theirs} there, {ours} here", flush=True)
 
 
 def main(options: Options) -> None:
-    here = Path(__file__).parents[2]
     for size in options.sizes:
         for model in MODELS:
-            case = Case.of(size, model)
-            positions = max(layer.positions for layer in case.config.memory_sizes)
-            steps = -(-positions // case.config.segment_len) + 3
-            until: dict[Path, list[float]] = {options.checkout: [], here: []}
-            later: dict[Path, list[float]] = {options.checkout: [], here: []}
-            for _ in range(options.rounds):
-                for checkout in until:
-                    short = cpu_seconds(checkout, case, steps)
-                    long = cpu_seconds(checkout, case, steps + LATER_STEPS)
-                    until[checkout].append(short)
-                    later[checkout].append((long - short) / LATER_STEPS)
-            for name, seconds in (("third compiled step", until), ("later step", later)):
-                theirs, ours = (sorted(measured) for measured in seconds.values())
-                print(
-                    f"{size} {model}, {name}: "
-                    f"{median(theirs):.3f} s [{theirs[0]:.3f}, {theirs[-1]:.3f}] there, "
-                    f"{median(ours):.3f} s [{ours[0]:.3f}, {ours[-1]:.3f}] here",
-                    flush=True,
-                )
+            compare(Case.of(size, model), options)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from memformers.kernels import blocked, flash
 from memformers.models.sinusoids import sinusoids
 
 NAMES = ("compare", "mid", "base", "long")
+"""Of the sizes of training."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FLASH, BLOCKED = "flash", "blocked"
+FLASH = "flash"
+BLOCKED = "blocked"
 
 
 def features_of(d_model: int, d_head: int) -> dict[str, int]:
@@ -40,6 +42,7 @@ def measure(name: str, precision: str, *, rounds: int) -> Result:
     inputs = {"query": draw(S), "key": draw(K), "value": draw(K)}
     inputs |= {name: torch.randn(H, E).requires_grad_() for name in ("u", "v")}
     grad = torch.randn(S, B, H, E).to(dtype).movedim(0, 2)
+
     seconds = {}
     for label, P in features_of(D, E).items():
         w = torch.randn(H, E, P).requires_grad_()
@@ -48,7 +51,7 @@ def measure(name: str, precision: str, *, rounds: int) -> Result:
             FLASH: partial(by_flash, inputs, w, table, grad),
             BLOCKED: partial(by_blocked, inputs, w, table, grad),
         }
-        in_turns(sides, 1)
+        in_turns(sides, 1)  # warms up
         seconds[label] = in_turns(sides, rounds, f"{name}, {precision}, P = {P}", clock=time.process_time)
     return {"case": name, "precision": precision, "queries": S, "keys": K, "seconds": seconds}
 

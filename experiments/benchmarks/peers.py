@@ -18,7 +18,11 @@ from memformers import MemoryLM, ModelConfig, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 
 LABML = "labml-nn"
-TOLERANCE = 1e-4  # the largest relative RMS error of a whole model in float32
+TOLERANCE = 1e-4
+"""The largest relative RMS error of a whole model in float32."""
+
+LayerTensors = list[Tensor]
+"""Of each layer, ``[M, B, D]`` or ``[C, B, D]``."""
 
 
 class LabmlLM(nn.Module):
@@ -27,14 +31,17 @@ class LabmlLM(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        D, n_heads = config.d_model, config.n_heads
+        self.is_compressive = config.model == "compressive"
+        D = config.d_model
         parts: dict[str, Any] = {
-            "d_model": D, "self_attn": RelativeMultiHeadAttention(n_heads, D, 0.0),
-            "feed_forward": FeedForward(D, config.d_ff, 0.0), "dropout_prob": 0.0,
-        }  # fmt: skip
+            "d_model": D,
+            "self_attn": RelativeMultiHeadAttention(config.n_heads, D, 0.0),
+            "feed_forward": FeedForward(D, config.d_ff, 0.0),
+            "dropout_prob": 0.0,
+        }
         self.src_embed = nn.Embedding(config.n_tokens, D)
         self.transformer: Any
-        if config.model == "compressive":
+        if self.is_compressive:
             f_c = compressive.Conv1dCompression(config.compression_rate, D)
             layer = compressive.CompressiveTransformerLayer(compress=f_c, **parts)
             self.transformer = compressive.CompressiveTransformer(layer, config.n_layers)
@@ -46,34 +53,55 @@ class LabmlLM(nn.Module):
             if name.endswith(("key_pos_embeddings", "key_pos_bias", "query_pos_bias")):
                 nn.init.normal_(parameter, std=0.1)
 
-    def forward(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
-        mem, c_mem = memory or (list[Tensor](), list[Tensor]())
-        S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
-        mask = causal_mask(S, past + S, tokens.device)[:, :, None]
-        x, no_loss = self.src_embed(tokens), torch.zeros(())
-        lengths, is_compressive = self.config.memory_sizes[0], self.config.model == "compressive"
-        hidden, new_mem = self.transformer(x, *((mem, c_mem) if is_compressive else (mem,)), mask)
-        logits, mem = self.generator(hidden), joined(mem, new_mem)
-        if not is_compressive:
-            return logits, ([m[-lengths.mem_len :] for m in mem], []), no_loss
-        c = lengths.compression_rate
-        n = max(-(-(len(mem[0]) - lengths.mem_len) // c), 0)
+    def forward(
+        self, tokens: Tensor, memory: tuple[LayerTensors, LayerTensors] | None
+    ) -> tuple[Tensor, tuple[LayerTensors, LayerTensors], Tensor]:
+        """Logits ``[S, B, V]``, the next memory, and the reconstruction loss of ``tokens [S, B]``."""
+        mem, c_mem = memory or ([], [])
+        S = len(tokens)
+        # Of any layer, since all have the same lengths.
+        n_past = sum(len(layers[0]) for layers in (mem, c_mem) if layers)
+        mask = causal_mask(S, n_past + S, tokens.device)[:, :, None]
+        x = self.src_embed(tokens)
+        past = (mem, c_mem) if self.is_compressive else (mem,)
+        hidden, new_mem = self.transformer(x, *past, mask)
+        logits = self.generator(hidden)
+        memory, loss = self.remember(append(mem, new_mem), c_mem, new_mem)
+        return logits, memory, loss
+
+    def remember(
+        self, mem: LayerTensors, c_mem: LayerTensors, new_mem: LayerTensors
+    ) -> tuple[tuple[LayerTensors, LayerTensors], Tensor]:
+        """The next memory, from ``mem`` with the segment's inputs ``new_mem``, as labml-nn's experiments do
+        it; and the reconstruction loss."""
+        no_loss = torch.zeros(())
+        size = self.config.memory_sizes[0]
+        if not self.is_compressive:
+            return ([m[-size.mem_len :] for m in mem], []), no_loss
+        # The oldest n · c positions become n slots.
+        c = size.compression_rate
+        n = max(-(-(len(mem[0]) - size.mem_len) // c), 0)
         if not n:
-            return logits, (mem, c_mem), no_loss
-        old, mem = [m[: n * c] for m in mem], [m[n * c :] for m in mem]
+            return (mem, c_mem), no_loss
+        old = [m[: n * c] for m in mem]
+        mem = [m[n * c :] for m in mem]
         with torch.no_grad():
-            new = [layer.compress(m) for layer, m in zip(self.transformer.layers, old, strict=True)]
-        c_mem = [m[-lengths.c_mem_len :] for m in joined(c_mem, new)]
-        return logits, (mem, c_mem), self.loss(new_mem, old)
+            new_slots = [layer.compress(m) for layer, m in zip(self.transformer.layers, old, strict=True)]
+        c_mem = [slots[-size.c_mem_len :] for slots in append(c_mem, new_slots)]
+        return (mem, c_mem), self.loss(new_mem, old)
 
 
-def joined(kept: list[Tensor], new: list[Tensor]) -> list[Tensor]:
-    return [torch.cat(pair) for pair in zip(kept, new, strict=True)] if kept else new
+def append(past: LayerTensors, new: LayerTensors) -> LayerTensors:
+    """``new`` after ``past``, by layer; no layers are an empty past."""
+    if not past:
+        return new
+    return [torch.cat(pair) for pair in zip(past, new, strict=True)]
 
 
 def two_alike(config: ModelConfig) -> tuple[MemoryLM, LabmlLM]:
     """Our model and labml-nn's with the same weights, none of them zero."""
-    theirs, ours = LabmlLM(config), MemoryLM(config)
+    theirs = LabmlLM(config)
+    ours = MemoryLM(config)
     ours.load_state_dict(from_labml(theirs.state_dict(), max_positions=config.longest_attention))
     return ours, theirs
 
@@ -82,29 +110,43 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
     """The largest error of logits and reconstruction loss over segments with growing memories, until some are
     compressed, and then of the gradient."""
     errors = {}
-    our_memory, their_memory = None, None
-    segments = ours.config.memory_sizes[0].mem_len // ours.config.segment_len + 3
-    for i in range(segments):
-        learn = i == segments - 1
-        with torch.set_grad_enabled(learn):
-            tokens = batches[i % len(batches)]
+    our_memory = None
+    their_memory = None
+    n_segments = ours.config.memory_sizes[0].mem_len // ours.config.segment_len + 3
+    for i in range(n_segments):
+        # Only the last segment, with a full memory, has a gradient.
+        is_last = i == n_segments - 1
+        tokens = batches[i % len(batches)]
+        with torch.set_grad_enabled(is_last):
             logits, our_memory, loss = ours(tokens, our_memory)
             their_logits, their_memory, their_loss = theirs(tokens, their_memory)
         errors[f"logits of segment {i}"] = relative_error(logits, their_logits)
         errors[f"reconstruction loss of segment {i}"] = relative_error(loss, their_loss)
-        if learn:
-            (F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + loss).backward()
-            (F.cross_entropy(their_logits.flatten(0, 1), tokens.flatten()) + their_loss).backward()
+        if is_last:
+            (cross_entropy(logits, tokens) + loss).backward()
+            (cross_entropy(their_logits, tokens) + their_loss).backward()
             errors["gradient"] = relative_error(*two_gradients(ours, theirs))
     for model in (ours, theirs):
         model.zero_grad()
     return check_errors(errors, TOLERANCE, "labml-nn's model")
 
 
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
 def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
-    a, b = gradients(ours), from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
-    return torch.cat([x.flatten() for x in a.values()]), torch.cat([b[name].flatten() for name in a])
+    """The gradients of both models as vectors, in the order of our weights."""
+    our_gradients = gradients(ours)
+    their_gradients = from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
+    our_vector = torch.cat([gradient.flatten() for gradient in our_gradients.values()])
+    their_vector = torch.cat([their_gradients[name].flatten() for name in our_gradients])
+    return our_vector, their_vector
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    """The gradient of each weight by name; zeros where it has none."""
+    by_name = {}
+    for name, parameter in model.named_parameters():
+        by_name[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return by_name

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmarks.measuring import Result, in_turns, one_thread
-from experiments.benchmarks.training import VOCABULARY, Case, Trainer
+from experiments.benchmarks.training import VOCABULARY, Case, Trainer, fill_memories
 from memformers import MemoryLM, ModelConfig
 
 PEER = "x-transformers"
 NAMES = ("compare", "mid", "base", "long")
+"""Of the sizes of training."""
 P = 16
-OURS, OURS_FLASH = "ours, P = D", f"ours, P = {P}, flash"
+"""Few position features."""
+OURS = "ours, P = D"
+OURS_FLASH = f"ours, P = {P}, flash"
 ROUNDS = 15
 
 
@@ -36,13 +39,20 @@ class RotaryLM(nn.Module):
         assert isinstance(config.mem_len, int)
         D = config.d_model
         layers = Decoder(
-            dim=D, depth=config.n_layers, heads=config.n_heads, attn_dim_head=D // config.n_heads,
-            ff_mult=config.d_ff // D, rotary_pos_emb=True, attn_flash=True,
-        )  # fmt: skip
+            dim=D,
+            depth=config.n_layers,
+            heads=config.n_heads,
+            attn_dim_head=D // config.n_heads,
+            ff_mult=config.d_ff // D,
+            rotary_pos_emb=True,
+            attn_flash=True,
+        )
         self.model: Any = TransformerWrapper(
-            num_tokens=config.n_tokens, max_seq_len=config.segment_len, max_mem_len=config.mem_len,
+            num_tokens=config.n_tokens,
+            max_seq_len=config.segment_len,
+            max_mem_len=config.mem_len,
             attn_layers=layers,
-        )  # fmt: skip
+        )
 
     def forward(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
         logits, memory = self.model(tokens.T, mems=memory, return_mems=True)
@@ -56,6 +66,7 @@ def check_keys(model: RotaryLM, tokens: Tensor, memory: list[Tensor], mem_len: i
     if lengths != {mem_len}:
         raise ValueError(f"{PEER} remembers {lengths} positions in place of {mem_len}.")
 
+    # One change at each end of what queries see.
     changed_tokens = tokens.clone()
     changed_tokens[-1] = (tokens[-1] + 1) % VOCABULARY
     changed_memory = [layer.clone() for layer in memory]
@@ -65,6 +76,7 @@ def check_keys(model: RotaryLM, tokens: Tensor, memory: list[Tensor], mem_len: i
         logits, _, _ = model(tokens, memory)
         after_change_of_last, _, _ = model(changed_tokens, memory)
         after_change_of_oldest, _, _ = model(tokens, changed_memory)
+    # The last token may change its own logits alone; the oldest position must change them.
     if not torch.allclose(after_change_of_last[:-1], logits[:-1], atol=1e-5):
         raise ValueError(f"{PEER} reads the future.")
     if torch.equal(after_change_of_oldest[-1], logits[-1]):
@@ -80,10 +92,7 @@ def build_sides(case: Case) -> dict[str, Trainer]:
         OURS_FLASH: Trainer(MemoryLM(few), batches),
         PEER: Trainer(RotaryLM(case.config), batches),
     }
-    with torch.no_grad():
-        for number in range(-(-case.config.remembered_positions // case.config.segment_len) + 1):
-            for trainer in sides.values():
-                trainer.read(number)
+    fill_memories(case, sides)
     return sides
 
 
@@ -96,9 +105,8 @@ def measure(case: Case, *, quick: bool = False) -> Result:
 
     cpu_seconds: dict[str, list[float]] = {side: [] for side in sides}
     steps = {side: with_cpu_time(trainer.step, cpu_seconds[side]) for side, trainer in sides.items()}
-    n_warm_up = 1 if quick else 2
-    in_turns(steps, n_warm_up)
-    for values in cpu_seconds.values():
+    in_turns(steps, 1 if quick else 2)
+    for values in cpu_seconds.values():  # those steps only warmed up
         values.clear()
     seconds = in_turns(steps, 2 if quick else ROUNDS, f"{case.name}, beside {PEER}")
     n_parameters = {}

@@ -1,6 +1,7 @@
 """Seconds of whole training steps, with clip and AdamW, after both sides were shown to agree: ours, ours in
 bfloat16, and labml-nn's."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,8 @@ from memformers.training.config import TrainConfig
 
 MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")
 VOCABULARY = 65
-SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
+SIZES = {
+    # D, heads, FFN, layers, S, M, C, c, B, steps
     "seed": (128, 4, 256, 6, 8, 8, 128, 2, 32, 40),
     "compare": (128, 4, 512, 4, 64, 64, 64, 4, 16, 16),
     "recall": (64, 4, 256, 2, 64, 64, 64, 4, 32, 24),
@@ -27,9 +29,13 @@ SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
     "base": (512, 8, 2048, 4, 512, 512, 128, 4, 2, 7),
     "long": (256, 4, 1024, 2, 512, 2048, 512, 4, 2, 9),
 }
-EQUAL_KEYS = ("compare", "recall")  # in which Transformer-XL's memory has M + C positions
-OURS, BFLOAT16, LABML_FUSED = "ours", "ours, bfloat16", "labml-nn, fused AdamW"
-BFLOAT16_TOLERANCE = 5e-2  # of logits under autocast: 8 bits a number, through several layers
+EQUAL_KEYS = ("compare", "recall")
+"""Sizes in which Transformer-XL's memory has M + C positions."""
+OURS = "ours"
+BFLOAT16 = "ours, bfloat16"
+LABML_FUSED = "labml-nn, fused AdamW"
+BFLOAT16_TOLERANCE = 5e-2
+"""The largest relative RMS error of logits under autocast: 8 bits a number, through several layers."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Case:
     @classmethod
     def of(cls, name: str, model: ModelName) -> "Case":
         """Positions are labml-nn's learned ones, which both sides have."""
+        # labml-nn has no sinusoidal positions.
         D, n_heads, d_ff, layers, S, M, C, c, B, steps = SIZES[name]
         config = ModelConfig(
             model, vocab_size=VOCABULARY, positions="learned", d_model=D, n_heads=n_heads, d_ff=d_ff,
@@ -54,7 +61,7 @@ class Case:
         return cls(name, config, B, steps)
 
     def batches(self) -> list[Tensor]:
-        shape = self.config.segment_len, self.batch_size
+        shape = (self.config.segment_len, self.batch_size)
         return [torch.randint(VOCABULARY, shape) for _ in range(4)]
 
 
@@ -88,9 +95,19 @@ class Trainer:
         return logits.detach()
 
 
+def fill_memories(case: Case, sides: Mapping[str, Trainer]) -> None:
+    """Read without learning until all memories of a ``case`` are full."""
+    n_segments = -(-case.config.remembered_positions // case.config.segment_len) + 1
+    with torch.no_grad():
+        for number in range(n_segments):
+            for trainer in sides.values():
+                trainer.read(number)
+
+
 def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
-    batches, config = case.batches(), case.config
-    ours, theirs = two_alike(config)
+    """The models with full memories, and the error of ours beside labml-nn's."""
+    batches = case.batches()
+    ours, theirs = two_alike(case.config)
     error = check_parity(ours, theirs, batches)
     sides = {
         OURS: Trainer(ours, batches),
@@ -98,32 +115,36 @@ def build_sides(case: Case) -> tuple[dict[str, Trainer], float]:
         LABML_FUSED: Trainer(deepcopy(theirs), batches),
         BFLOAT16: Trainer(deepcopy(ours), batches, bfloat16=True),
     }
-    with torch.no_grad():
-        for number in range(-(-config.remembered_positions // config.segment_len) + 1):
-            for trainer in sides.values():
-                trainer.read(number)
+    fill_memories(case, sides)
     return sides, error
+
+
+def check_first_step(sides: Mapping[str, Trainer]) -> dict[str, float]:
+    """The error of the logits of the first step of each side, beside ours."""
+    errors = {}
+    expected = sides[OURS].step()
+    for side in (LABML, LABML_FUSED, BFLOAT16):
+        error = relative_error(sides[side].step(), expected)
+        tolerance = BFLOAT16_TOLERANCE if side == BFLOAT16 else TOLERANCE
+        errors[side] = check_errors({"logits of the first step": error}, tolerance, side)
+    return errors
 
 
 def measure(case: Case, *, quick: bool = False) -> Result:
     torch.manual_seed(0)
-    name, model = case.name, case.config.model
-    sides, error = build_sides(case)
-    errors, expected = {}, sides[OURS].step()
-    for side in (LABML, LABML_FUSED, BFLOAT16):
-        error_by_part = {"logits of the first step": relative_error(sides[side].step(), expected)}
-        errors[side] = check_errors(
-            error_by_part, BFLOAT16_TOLERANCE if side == BFLOAT16 else TOLERANCE, side
-        )
-    for trainer in (*sides.values(),) * (0 if quick else 2):
-        trainer.step()
+    sides, parity_error = build_sides(case)
+    errors = check_first_step(sides)
+    for _ in range(0 if quick else 2):  # warms up
+        for trainer in sides.values():
+            trainer.step()
     steps = {side: trainer.step for side, trainer in sides.items()}
+    model = case.config.model
     return {
-        "case": name,
+        "case": case.name,
         "model": model,
         "tokens": case.config.segment_len * case.batch_size,
         "flops": step_of(TrainConfig(case.config, batch_size=case.batch_size), 1)["operations"],
-        "parity error": error,
+        "parity error": parity_error,
         "errors": errors,
-        **beside_products(steps, 2 if quick else case.steps, f"{name} {model}"),
+        **beside_products(steps, 2 if quick else case.steps, f"{case.name} {model}"),
     }

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, correct, prepared_python_source
+from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant, prepared_python_source
+from experiments.columns import correct
+from experiments.memories import FOLDER
 from memformers.comparison.arms import keys_of_layers
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall.setup import RecallConfig
@@ -18,20 +20,25 @@ from memformers.report.arms import BITS, Measure
 from memformers.report.recall import right_between
 from memformers.training.config import EvaluationConfig, TrainConfig
 
-SHAKESPEARE, PYTHON, SUBWORDS = "tiny-shakespeare", "python-source", 2048
+SHAKESPEARE = "tiny-shakespeare"
+PYTHON = "python-source"
+SUBWORDS = 2048
+"""The vocabulary of the Python source code."""
+BANDS = ((0, 192), (192, 384))
+"""Distances of recall that one layer of Transformer-XL sees, and those that only slots see."""
 TEXT = TrainConfig(model=MEMORIES, max_tokens=800_000, evaluation=EvaluationConfig(evaluations=2))
-FILES = "experiments/memories"
 
 
-def arms_of(train: TrainConfig, **of_slots: Any) -> list[Variant]:
-    """The arms with the lengths of ``train``, slots with settings ``of_slots``; all have equal keys."""
-    keys = keys_of_layers(train.model)
-    assert isinstance(keys, int)
-    average = {"model": f"{FILES}/averages.py:Averages", "decay": 0.95, "mem_len": keys - 1}
+def list_memories(train: TrainConfig, **slot_settings: Any) -> list[Variant]:
+    """The arms with the lengths of ``train``, and slots with ``slot_settings``; all have equal keys."""
+    n_keys = keys_of_layers(train.model)
+    assert isinstance(n_keys, int)
+    # The average is one more key.
+    average = {"model": f"{FOLDER}/averages.py:Averages", "decay": 0.95, "mem_len": n_keys - 1}
     return [
         Variant("transformer", {"model": "transformer"}, "No memory"),
-        Variant("transformer-xl", {"model": "transformer-xl", "mem_len": keys}, "Transformer-XL"),
-        Variant("compressive", {"model": "compressive", **of_slots}, "Compressive Transformer"),
+        Variant("transformer-xl", {"model": "transformer-xl", "mem_len": n_keys}, "Transformer-XL"),
+        Variant("compressive", {"model": "compressive", **slot_settings}, "Compressive Transformer"),
         Variant("averages", average, "Exponential average"),
     ]
 
@@ -52,32 +59,30 @@ class Memories(ArmsCommand):
     is left out."""
 
     @classmethod
-    def listed(cls) -> Sequence[Variant]:
-        return arms_of(TEXT)
+    def list_variants(cls) -> Sequence[Variant]:
+        return list_memories(TEXT)
 
-    def experiments(self, folder: Path) -> dict[str, Experiment]:
+    def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         recall = RecallConfig(quick=self.quick).setup.base
-        text = replace(TEXT, max_tokens=QUICK_TOKENS) if self.quick else TEXT
-        texts = {SHAKESPEARE: text}
+        recall_variants = list_memories(recall, compression_start="mean")
+        experiments = {RECALL.name: self.plan_experiment(RECALL, recall, recall_variants)}
+
+        characters = replace(TEXT, max_tokens=QUICK_TOKENS) if self.quick else TEXT
+        texts = {SHAKESPEARE: characters}
         if not self.quick:
             data = self.data or prepared_python_source(folder, SUBWORDS)
             model = replace(MEMORIES, vocab_size=SUBWORDS)
-            texts[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
-        listed = arms_of(recall, compression_start="mean")
-        experiments = {RECALL.name: self.experiment_on(RECALL, recall, listed)}
-        for task, train in texts.items():
-            experiments[task] = self.experiment_on(TextTask(probed=False), train, arms_of(train))
+            texts[PYTHON] = replace(characters, tokenizer="bpe", data=data, model=model)
+        for name, train in texts.items():
+            task = TextTask(probed=False)
+            experiments[name] = self.plan_experiment(task, train, list_memories(train))
         return experiments
 
-    def measures(self, task: str) -> Sequence[Measure]:
-        """One layer of Transformer-XL looks 192 positions back in recall."""
-        if task != RECALL.name:
-            unit = Measure("bits per byte", "bits_per_byte") if task == PYTHON else BITS
-            return [replace(unit, label=f"{unit.label}, {task}")]
-        return [
-            correct(f"recall, set {a} to {b} tokens ago", right_between(a, b))
-            for a, b in ((0, 192), (192, 384))
-        ]
+    def measures_of(self, task: str) -> Sequence[Measure]:
+        if task == RECALL.name:
+            return [correct(f"recall, set {a} to {b} tokens ago", right_between(a, b)) for a, b in BANDS]
+        unit = Measure("bits per byte", "bits_per_byte") if task == PYTHON else BITS
+        return [replace(unit, label=f"{unit.label}, {task}")]
 
 
 if __name__ == "__main__":

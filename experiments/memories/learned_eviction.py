@@ -52,9 +52,11 @@ class EvictionLayer(MemoryLayer):
         q = attention.by_head(attention.query(self.attention_input(x)))  # [B, H, S, E]
         k = attention.by_head(attention.key(z))  # [B, H, K, E]
         v = attention.by_head(attention.value(z))
+        # Without slots, all keep-scores are 1, and this is plain attention.
         if not past.n_slots:
             A = attention.attend_by_head(q, k, v, key_start=key_start)
         else:
+            # A(s ⊙ v) / A(s), where s is 1 for all that isn't a slot.
             s = self.keep_score(z[: past.n_slots])  # [C, B]
             s = torch.cat((s, s.new_ones(len(z) - past.n_slots, x.shape[1])))  # [K, B]
             s = s.T[:, None, :, None].expand_as(v).to(v.dtype)
@@ -94,6 +96,7 @@ class LearnedEviction(MemoryRule):
     def update(self, past: LayerMemory, x: Tensor, context: UpdateContext) -> tuple[LayerMemory, None]:
         candidates = self.candidates(past, x, context)
         layer = context.layer
+        # Scores learn where they are read, not where positions are chosen.
         with torch.no_grad():
             score = layer.compute(EvictionLayer.scores_of, layer, candidates.older)  # [n, B]
         return LayerMemory(candidates.mem, candidates.take(candidates.chosen(score, self.c_mem_len))), None

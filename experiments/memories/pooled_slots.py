@@ -70,6 +70,7 @@ class PooledSlots(CompressiveRule):
         S = config.segment_len
         learned = config.memory_config.learned_segments
         lengths = (config.per_layer(name) for name in ("mem_len", "c_mem_len", "compression_rate"))
+        # The slots of a segment that are computed again need their c inputs each.
         sizes = []
         for M, C, c in zip(*lengths, strict=True):
             n_learned = min(learned * -(-S // c), C)

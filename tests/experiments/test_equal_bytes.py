@@ -23,18 +23,18 @@ OTHERS = {
 
 
 def test_all_memories_but_memory_tokens_take_part():
-    names = {variant.label for variant in EqualBytes.known}
+    names = {variant.label for variant in EqualBytes.variants}
     assert {memory.name for memory in ALL_MEMORIES} - names == {"memory tokens"}
 
 
 def test_memories_have_equal_bytes_but_for_those_in_the_report():
-    for variant in EqualBytes.known:
+    for variant in EqualBytes.variants:
         facts = memory_facts(variant.arm(BASE).config.model)
         assert facts["state_bytes"] == OTHERS.get(variant.name, FULL)
 
 
 def test_memories_have_at_most_as_many_keys_as_transformer_xl():
-    for variant in EqualBytes.known:
+    for variant in EqualBytes.variants:
         assert memory_facts(variant.arm(BASE).config.model)["keys"] <= 64
 
 

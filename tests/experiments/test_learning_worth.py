@@ -18,20 +18,22 @@ RATES = (0.01, 0.1)
 
 
 @pytest.fixture
-def rows(tmp_path, monkeypatch, quick_runs):
+def measured(tmp_path, monkeypatch, quick_runs):
     """An experiment of moments with two seeds: its folder, and its values by measure, arm and seed."""
     base = small_training(evaluations=1)
     monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="transformer-xl")))
     monkeypatch.setattr(program, "N_RELEARNED", 256)
     out = tmp_path / "a"
     LearningWorth(data="builtin", out=out, arms=ARMS, seeds=2, tokens=256, rates=RATES, dashboard="off").run()
+    values = {}
     with (out / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    return out, {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in lines}
+        for row in csv.DictReader(file):
+            values[row["measure"], row["arm"], row["seed"]] = float(row["value"])
+    return out, values
 
 
-def test_runs_are_measured_with_the_rate_of_the_first_seed(rows):
-    out, values = rows
+def test_runs_are_measured_with_the_rate_of_the_first_seed(measured):
+    out, values = measured
     for arm in ARMS:
         first = read_json(out / f"characters/{arm}/learning.json")
         second = read_json(out / f"characters/{arm}-seed1/learning.json")
@@ -43,8 +45,8 @@ def test_runs_are_measured_with_the_rate_of_the_first_seed(rows):
             assert values["static (nats)", arm, seed] == losses["static"]
             saved = values["learning saves (nats)", arm, seed]
             assert saved == losses["static"] - losses["learning"]
-            n = sum(group["tokens"] for group in result["by distance"].values())
-            assert n == losses["tokens"]
+            n_tokens = sum(group["tokens"] for group in result["by distance"].values())
+            assert n_tokens == losses["tokens"]
     page = (out / "report.md").read_text()
     assert "How much is forgotten" in page
     assert "Transformer-XL, minus no memory" in page
@@ -53,12 +55,12 @@ def test_runs_are_measured_with_the_rate_of_the_first_seed(rows):
 def test_a_rate_is_chosen_without_the_second_half():
     lm = small_lm("transformer-xl", vocab_size=256)
     tokens = torch.randint(256, (200,))
-    n = half_of(tokens)
-    changed = torch.cat((tokens[: n + 1], torch.randint(256, (200 - n - 1,))))
+    n_first = half_of(tokens)
+    changed = torch.cat((tokens[: n_first + 1], torch.randint(256, (200 - n_first - 1,))))
     assert choose_rate(lm, tokens, RATES) == choose_rate(lm, changed, RATES)
 
 
-def test_losses_of_the_second_half_are_those_of_tokens_after_the_middle():
+def test_losses_of_the_second_half_are_those_after_the_middle():
     lm = small_lm("transformer-xl", vocab_size=256).eval()
     text = "a word and a name " * 12
     tokens = torch.tensor([*text.encode()])
@@ -66,14 +68,14 @@ def test_losses_of_the_second_half_are_those_of_tokens_after_the_middle():
     measured = measure_model(lm, ByteTokenizer(), tokens, training, 0.1)
     losses = []
     evaluate(lm, tokens, 1, progress=losses.append)
-    n = half_of(tokens)
-    assert measured["second half"]["static"] == torch.cat(losses)[n:].mean().item()
-    assert measured["second half"]["tokens"] == len(tokens) - 1 - n
+    n_first = half_of(tokens)
+    assert measured["second half"]["static"] == torch.cat(losses)[n_first:].mean().item()
+    assert measured["second half"]["tokens"] == len(tokens) - 1 - n_first
 
 
-def test_a_model_that_has_learned_a_text_is_measured_on_the_training_text_and_restored():
+def test_a_model_that_learned_a_text_is_measured_and_restored():
     lm = small_lm("transformer-xl", vocab_size=256).eval()
-    before = {name: weight.clone() for name, weight in lm.state_dict().items()}
+    trained_weights = {name: weight.clone() for name, weight in lm.state_dict().items()}
     tokens = torch.full((300,), 7)
     training = torch.full((129,), 8).numpy()
     static = evaluate(lm, training, program.STREAMS).loss
@@ -82,4 +84,4 @@ def test_a_model_that_has_learned_a_text_is_measured_on_the_training_text_and_re
     assert losses[-9:].mean() < losses[:9].mean()
     assert afterwards > static  # 8 was forgotten
     for name, weight in lm.state_dict().items():
-        assert torch.equal(weight, before[name])
+        assert torch.equal(weight, trained_weights[name])

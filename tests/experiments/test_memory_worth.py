@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from experiments import memory_worth as program
-from experiments.memory_worth import KINDS, NEVER, NO_WORD, VARIANTS, MemoryWorth, word_distances, word_groups
+from experiments.memory_worth import KINDS, VARIANTS, MemoryWorth
+from experiments.word_distances import NEVER, NO_WORD, group_distances, word_distances
 from memformers.common.files import read_json
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import learn_bpe
@@ -17,9 +18,10 @@ ARMS = ("none", "slots: model=compressive mem_len=4 c_mem_len=4 compression_rate
 
 @pytest.fixture
 def text(tmp_path, monkeypatch, quick_runs):
+    """A folder of 30 documents of words."""
     base = small_training(tokenizer="bpe", evaluations=1)
     monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
-    monkeypatch.setattr(program, "READ", 64)
+    monkeypatch.setattr(program, "N_READ", 64)
     folder = tmp_path / "text"
     folder.mkdir()
     for number in range(30):
@@ -28,74 +30,96 @@ def text(tmp_path, monkeypatch, quick_runs):
     return folder
 
 
-def measured(out, text, **changes):
-    """An experiment of moments in ``out``: its page, and its values by measure, arm and seed."""
-    usual = {"arms": ARMS, "budgets": (64,), "seeds": 1, "vocab_size": 260, "documents": 2}
-    command = MemoryWorth(data=str(text), out=out, dashboard="off", **(usual | changes))
+def run_experiment(out, text, **changes):
+    """An experiment of moments in ``out``: its command, and its values by measure, arm and seed."""
+    settings = {"arms": ARMS, "budgets": (64,), "seeds": 1, "vocab_size": 260, "documents": 2} | changes
+    command = MemoryWorth(data=str(text), out=out, dashboard="off", **settings)
     command.run()
+    values = {}
     with (out / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    rows = {(row["measure"], row["arm"], row["seed"]): float(row["value"]) for row in lines}
-    return command, (out / "report.md").read_text(), rows
+        for row in csv.DictReader(file):
+            values[row["measure"], row["arm"], row["seed"]] = float(row["value"])
+    return command, values
 
 
 def test_runs_are_measured_and_differences_are_paired(tmp_path, text):
     out = tmp_path / "a"
-    command, page, rows = measured(out, text, budgets=(128,), seeds=2)
-    slots = read_json(out / "128/slots-seed1/by_distance.json")["by_distance"]
-    whole = slots.pop("all")
-    assert whole["tokens"] == 2 * 64 == sum(group["tokens"] for group in slots.values())
-    weighted = sum(group["tokens"] * group["untouched"] for group in slots.values())
-    assert weighted / (2 * 64) == pytest.approx(whole["untouched"])
-    changed = {f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped")}
-    assert set(slots["first"]) == {"tokens", "untouched", *changed}
-    assert rows["all", "slots", "1"] == whole["untouched"]
-    for control in ("slots swapped", "memory swapped"):
-        rise = slots["first"][control] - slots["first"]["untouched"]
-        assert rows[f"first, {control}", "slots", "1"] == rise
-        assert (f"first, {control}", "none", "1") not in rows
-    bits = "bits per byte, 128 tokens"
-    gains = [rows[bits, "slots", seed] - rows[bits, "none", seed] for seed in "01"]
-    report = read_json(out / "results.json")
-    (row,) = (r for r in report["results"] if (r["arm"], r.get("minus")) == ("slots", "none"))
-    assert report["made"]["name"] == "128"
-    assert report["arms"]["no memory"]["state per stream"] == 0 < report["arms"]["slots"]["state per stream"]
-    assert row[bits]["mean"] == pytest.approx(sum(gains) / 2)
+    command, values = run_experiment(out, text, budgets=(128,), seeds=2)
+    check_groups(read_json(out / "128/slots-seed1/by_distance.json")["by_distance"], values)
+    check_difference(read_json(out / "results.json"), values)
     assert (out / "figures/memory-worth.svg").is_file()
+    page = (out / "report.md").read_text()
     (out / "report.md").unlink()
-    command.report(out)
+    command.write_report(out)
     assert (out / "report.md").read_text() == page
 
 
+def check_groups(groups, values):
+    """Groups of one run with slots: together they are all tokens, and controls count from as trained."""
+    all_tokens = groups.pop("all")
+    assert all_tokens["tokens"] == 2 * 64 == sum(group["tokens"] for group in groups.values())
+    total = sum(group["tokens"] * group["untouched"] for group in groups.values())
+    assert total / (2 * 64) == pytest.approx(all_tokens["untouched"])
+    assert values["all", "slots", "1"] == all_tokens["untouched"]
+    controls = {"slots zeroed", "slots swapped", "memory zeroed", "memory swapped"}
+    first = groups["first"]
+    assert set(first) == {"tokens", "untouched", *controls}
+    for control in ("slots swapped", "memory swapped"):
+        assert values[f"first, {control}", "slots", "1"] == first[control] - first["untouched"]
+        assert (f"first, {control}", "none", "1") not in values
+
+
+def check_difference(report, values):
+    measure = "bits per byte, 128 tokens"
+    differences = [values[measure, "slots", seed] - values[measure, "none", seed] for seed in "01"]
+    [row] = [row for row in report["results"] if (row["arm"], row.get("minus")) == ("slots", "none")]
+    assert row[measure]["mean"] == pytest.approx(sum(differences) / 2)
+    assert report["made"]["name"] == "128"
+    assert report["arms"]["no memory"]["state per stream"] == 0 < report["arms"]["slots"]["state per stream"]
+
+
 def test_every_budget_is_trained_from_the_chosen_seed(tmp_path, text):
-    _, page, rows = measured(tmp_path / "a", text, arms=ARMS[1:], budgets=(64, 128), seed=7)
+    out = tmp_path / "a"
+    _, values = run_experiment(out, text, arms=ARMS[1:], budgets=(64, 128), seed=7)
+    page = (out / "report.md").read_text()
     assert "minus" not in page
     assert "\n\n\n" not in page
-    assert {seed for _, _, seed in rows} == {"7"}
-    assert {m for m, _, _ in rows} >= {f"bits per byte, {n} tokens" for n in (64, 128)}
+    assert {seed for _, _, seed in values} == {"7"}
+    assert {measure for measure, _, _ in values} >= {
+        "bits per byte, 64 tokens",
+        "bits per byte, 128 tokens",
+    }
 
 
-def test_arms_have_rivals_with_as_many_keys():
-    def keys(arm):
-        sizes = arm.arm(program.BASE).config.model.memory_sizes
-        return sum(size.keys for size in sizes) / len(sizes)
+def mean_keys(variant):
+    """The keys of a layer, on average."""
+    sizes = variant.arm(program.BASE).config.model.memory_sizes
+    return sum(size.keys for size in sizes) / len(sizes)
 
-    rivals = MemoryWorth().rivals_of
-    assert [*rivals("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
-    assert [*rivals("none")] == []
-    arms = {name: arm for name, arm in {**KINDS, **VARIANTS}.items() if name != "xl-832"}
-    assert {keys(arm) for arm in (*VARIANTS.values(), KINDS["xl-256"])} == {256}
-    for name, arm in arms.items():
-        if arm.rival:
-            assert keys(arm) == keys(arms[arm.rival]), name
+
+def test_arms_have_rivals_with_the_same_number_of_keys():
+    variants = {**KINDS, **VARIANTS}
+    more_keys = "xl-832"  # it keeps exactly what 192 slots cover
+    for name, variant in variants.items():
+        if variant.rival and name != more_keys:
+            assert mean_keys(variant) == mean_keys(variants[variant.rival]), name
+    for variant in (*VARIANTS.values(), KINDS["xl-256"]):
+        assert mean_keys(variant) == 256
+
+
+def test_rivals_lead_to_no_memory():
+    rivals_of = MemoryWorth().rivals_of
+    assert [*rivals_of("most-positions-upper")] == ["xl-upper", "xl-256", "none"]
+    assert [*rivals_of("none")] == []
 
 
 def test_all_tokens_of_a_word_have_its_distance():
     distances = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
     expected = 5 * [NEVER] + 2 * [NO_WORD] + 2 * [NEVER] + 2 * [NO_WORD] + 5 * [11] + [NO_WORD, 10, 10]
     assert distances.tolist() == expected
-    groups, names = word_groups(distances, [1, 11])
-    assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
+    groups, names = group_distances(distances, [1, 11])
+    first_of_each = groups[[0, 5, 11, -1]].tolist()
+    assert [names[group] for group in first_of_each] == ["first", "no word", "11 or more", "1 – 10"]
 
 
 def test_a_subword_belongs_to_the_word_of_its_last_character():

@@ -14,7 +14,7 @@ def lm_of_bytes():
     return small_lm("transformer-xl", vocab_size=256, segment_len=8, mem_len=8).eval()
 
 
-def test_without_learning_the_loss_is_that_of_the_end_of_an_evaluation():
+def test_without_learning_the_loss_is_that_of_an_evaluation():
     lm = lm_of_bytes()
     text = torch.randint(256, (16 + 20 + 1,))
     losses = []
@@ -24,12 +24,12 @@ def test_without_learning_the_loss_is_that_of_the_end_of_an_evaluation():
 
 def test_a_prompt_is_learned_and_the_model_restored():
     lm = lm_of_bytes()
-    before = {name: weight.clone() for name, weight in lm.state_dict().items()}
+    trained_weights = {name: weight.clone() for name, weight in lm.state_dict().items()}
     text = torch.tensor([*b"to be or not "] * 16)
     static = continuation_losses(lm, text, 160, None).mean()
     assert continuation_losses(lm, text, 160, LEARN).mean() < static - 0.1
     for name, weight in lm.state_dict().items():
-        assert torch.equal(weight, before[name])
+        assert torch.equal(weight, trained_weights[name])
 
 
 def test_nothing_of_the_continuation_is_learned():
@@ -42,7 +42,7 @@ def test_nothing_of_the_continuation_is_learned():
     assert not torch.equal(first[8:], learned_more[:8])
 
 
-def test_continuations_do_not_overlap_and_are_those_of_the_second_half():
+def test_continuations_of_the_second_half_do_not_overlap():
     tokens = torch.arange(20_000)
     long = [*texts_of(tokens, 1024)]
     short = [*texts_of(tokens, 256)]

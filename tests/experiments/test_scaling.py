@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments import scaling
-from experiments.scaling import OnGPU, Operations, count, full_inputs, held, loss, row_of, step_of
+from experiments.scaling import OnGPU, Operations, count, full_inputs, loss, row_of, step_of, storage_bytes
 from memformers import MemoryLM, ModelConfig
 from memformers.common.fields import replace_nested
 from memformers.data.streams import Segment
@@ -42,12 +42,19 @@ def training(streams=6, precision="float32", parallel="single", **changes):
     return replace_nested(config, device="cpu", precision=precision, parallel=parallel)
 
 
-def test_the_operations_and_bytes_are_those_worked_out_by_hand():
+def test_operations_and_bytes_are_those_worked_out_by_hand():
     """A product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n, and behind it one more for each that learns."""
-    L, B, S, M, C, c, D, F, V = 2, 6, 16, 20, 10, 4, 24, 41, 37
-    K, n = C + M + S, 4
+    L = 2  # layers
+    B, S, M, C, D = 6, 16, 20, 10, 24
+    F = 41  # the width of the feed-forward network
+    V = 37  # tokens
+    c = 4
+    n = 4  # slots that a segment adds
+    K = C + M + S
     square = 2 * B * D * D  # of one position
-    old, new = 2 * 2 * B * S * n * c * D, 2 * 2 * B * S * n * D
+    # The attention of the reconstruction loss over memories, and over their slots.
+    old = 2 * 2 * B * S * n * c * D
+    new = 2 * 2 * B * S * n * D
     counts = count(training(model="compressive"))
     assert counts["operations"] == sum((
         L * 3 * 4 * S * square,  # projections
@@ -64,45 +71,60 @@ def test_the_operations_and_bytes_are_those_worked_out_by_hand():
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_operations_activations_and_memories_are_those_of_a_step_that_runs(changes):
+def test_what_is_counted_is_what_a_step_that_runs_has(changes):
+    """Its operations, activations and memories."""
     sinusoids._TABLES.clear()  # of other tests, which are longer
     config = training(**changes)
-    lm, kept = MemoryLM(config.model), []
+    lm = MemoryLM(config.model)
     tokens, full = full_inputs(lm, config.batch_size)
     memory = Memory(())
     while (memory.mem_len, memory.n_slots) != (full.mem_len, full.n_slots):
         with torch.no_grad():
             memory = lm(tokens, memory).memory
-    hooks = saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
-    with OnGPU(), hooks:
+
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with OnGPU(), saved_tensors_hooks(keep, lambda tensor: tensor):
         loss(lm, tokens, memory, config)
     with Operations() as counter, sdpa_kernel(SDPBackend.MATH):
         Trainer(lm, iter(()), config, None, TrainingState((), memory)).step(Segment(tokens, tokens))
     memories = [x for layer in memory.layers for x in (layer.mem, layer.slots)]
     counts = count(config)
     assert counts["operations"] == counter.total
-    assert counts["kept"] == held(kept, but=(*lm.parameters(), *memories))
-    assert counts["memories"] == held(memories)
+    assert counts["kept"] == storage_bytes(kept, without=(*lm.parameters(), *memories))
+    assert counts["memories"] == storage_bytes(memories)
 
 
 @pytest.mark.long
 def test_all_layers_follow_from_one_and_two():
     config = training(n_layers=3, precision="bfloat16", dropout=0.1, **COMPRESSIVE)
-    estimate, whole = step_of(config, 1), count(config)
-    assert (estimate["operations"], estimate["parameters"]) == (whole["operations"], whole["parameters"])
-    assert estimate["bytes"] - estimate["state"] == whole["kept"] + whole["memories"]
+    estimate = step_of(config, 1)
+    counted = count(config)
+    assert estimate["operations"] == counted["operations"]
+    assert estimate["parameters"] == counted["parameters"]
+    assert estimate["bytes"] - estimate["state"] == counted["kept"] + counted["memories"]
     assert estimate["sent"] == 0
 
 
-def test_a_rank_holds_weights_gradients_and_moments_and_reduces_each_gradient_once():
+def test_a_rank_holds_its_state_and_reduces_each_gradient_once():
+    """Its state are weights, gradients and moments."""
     config = training(8, parallel="ddp")
-    lm, x = MemoryLM(config.model), torch.randint(37, (16, 2))
+    lm = MemoryLM(config.model)
+    x = torch.randint(37, (16, 2))
     optimizers = build_optimizers(lm, config)
     Trainer(lm, iter(()), config, None, TrainingState(optimizers)).step(Segment(x, x))
-    moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
-    weights, guess = sum(p.nbytes for p in lm.parameters()), step_of(config, 4)
-    assert guess["state"] == 2 * weights + sum(t.nbytes for t in moments)
-    assert guess["sent"] == 2 * 3 * weights / 4
+    moment_bytes = 0
+    for optimizer in optimizers:
+        for moments in optimizer.state.values():
+            moment_bytes += sum(moment.nbytes for moment in moments.values())
+    weight_bytes = sum(parameter.nbytes for parameter in lm.parameters())
+    estimate = step_of(config, 4)
+    assert estimate["state"] == 2 * weight_bytes + moment_bytes
+    assert estimate["sent"] == 2 * 3 * weight_bytes / 4
 
 
 @pytest.mark.long

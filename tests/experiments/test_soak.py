@@ -5,19 +5,19 @@ import sys
 
 import pytest
 
-from experiments.soak import Soak, faults
+from experiments.soak import Soak, draw_faults
 from tests.processes import run_module
 
 
-def test_each_interval_has_a_fault_and_each_kind_as_many():
-    drawn = faults(Soak(steps=600, every=100))
+def test_each_interval_has_a_fault_and_kinds_are_equally_many():
+    drawn = draw_faults(Soak(steps=600, every=100))
     assert [step // 100 for step, _, _ in drawn] == [*range(6)]
     assert sorted(kind for _, kind, _ in drawn) == sorted(2 * ["SIGKILL", "SIGTERM", "disk full"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="psutil limits the files of a process on Linux only")
-def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
+def test_a_soak_ends_with_the_bits_of_the_undisturbed_run(tmp_path):
     arguments = ["--steps", 45, "--every", 15, "--out", tmp_path / "soak.md"]
     ended = run_module("experiments.soak", *arguments)
     assert ended.code == 0, ended.out + ended.err
@@ -27,7 +27,7 @@ def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_p
 
 
 @pytest.mark.long
-def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_path):
+def test_a_large_text_is_measured_and_a_killed_run_is_the_same(tmp_path):
     path = tmp_path / "results.csv"
     Soak("large-text", size=2_000_000, tokens=20_480, out=path).run()
     with path.open(encoding="utf-8") as file:
