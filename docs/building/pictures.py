@@ -36,7 +36,7 @@ def live_page(folder: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout
-            yield server.stdout.readline().split()[1]  # dashboard: http://127.0.0.1:PORT …
+            yield server.stdout.readline().split()[1]  # dashboard: http://127.0.0.1:5005 …
         finally:
             server.terminate()
             server.wait()
