@@ -136,7 +136,7 @@ def shifted(variant: Variant) -> Variant:
     return Variant(f"{variant.name}-shift", settings, f"{variant.label}, token shift", variant.name)
 
 
-VARIANTS = variants_by_name(
+ONE_CHANGE = variants_by_name(
     Variant("xl-last", positions(last_layer(832)), "64 positions, 832 in the last layer", "xl-256"),
     Variant("start-mean", slots(64, 192, compression_start="mean"), "f_c begins as the mean", "slots-64-192"),
     Variant("pooling", slots(64, 192, compression="mean"), "f_c is the mean", "slots-64-192"),
@@ -153,7 +153,7 @@ VARIANTS = variants_by_name(
 )
 """One setting changed, with the same number of keys over all layers."""
 SHIFTED = variants_by_name(*map(shifted, (*LAST, KINDS["xl-256"])))
-ALL = {**KINDS, **variants_by_name(*LAST), **SHIFTED, **VARIANTS}
+ALL = {**KINDS, **variants_by_name(*LAST), **SHIFTED, **ONE_CHANGE}
 
 
 @dataclass(frozen=True)

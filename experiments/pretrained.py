@@ -62,14 +62,14 @@ class Pretraining:
             print(f"{name}: {loss:.4f} nats per token → {self.out / name}")
 
 
-def package_model(run: Path, folder: Path) -> dict[str, Any]:
+def package_model(run: Path, folder: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Write the model of ``run`` in bfloat16, and evaluate these weights; returns the recipe beside them."""
     model, tokenizer = load_checkpoint(run, torch.device("cpu"))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     n_bytes = sum(tensor.nbytes for tensor in weights.values())
-    if n_bytes > MAX_BYTES:
+    if n_bytes > max_bytes:
         raise UserError(
-            f"the weights of {run} take {n_bytes:,} bytes in bfloat16; use at most {MAX_BYTES:,}."
+            f"the weights of {run} take {n_bytes:,} bytes in bfloat16; use at most {max_bytes:,}."
         )
 
     # What is evaluated are the rounded weights, in float32, as the packaged model is loaded.

@@ -24,13 +24,22 @@ def documents(T, B, *begins):
 def read(model, x, doc_starts=None, memory=None, *, lengths=None, through_memory=False):
     """The outputs ``[T, B, ·]`` for ``x [T, B, …]`` in segments, of these ``lengths`` or the model's; each
     segment's auxiliary loss; and the last memory."""
-    outputs, losses, lengths = [], [], lengths or model.config.segment_len
-    starts = [None] * len(x) if doc_starts is None else doc_starts[: len(x)].split(lengths)
-    for part, start in zip(x.split(lengths), starts, strict=False):
-        output, memory, loss = model(part, memory, doc_starts=start, through_memory=through_memory)
+    lengths = lengths or model.config.segment_len
+    outputs = []
+    losses = []
+    for part, starts in zip(x.split(lengths), split_starts(doc_starts, x, lengths), strict=True):
+        output, memory, loss = model(part, memory, doc_starts=starts, through_memory=through_memory)
         outputs.append(output)
         losses.append(loss)
     return torch.cat(outputs), losses, memory
+
+
+def split_starts(doc_starts, x, lengths):
+    """The starts of each segment of ``x``; None for each if there are no starts."""
+    segments = x.split(lengths)
+    if doc_starts is None:
+        return [None] * len(segments)
+    return doc_starts[: len(x)].split(lengths)
 
 
 def read_on(reader, text, portion=1):
@@ -44,9 +53,10 @@ def gradients(lm, loss):
     return torch.autograd.grad(loss, learning, allow_unused=True, materialize_grads=True, retain_graph=True)
 
 
-def same(got, wanted):
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, **EXACT)
+def same(results, expected):
+    """Assert that two lists of tensors are equal, to 1e-10."""
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, **EXACT)
 
 
 def memory_of(mem, slots=None, n_valid=None, **parts):
@@ -61,10 +71,11 @@ def memory_of(mem, slots=None, n_valid=None, **parts):
 def updated(rules, memory, inputs, n_valid=None):
     """What ``rules`` that need no layer make of ``memory`` and each layer's ``inputs [S, B, D]``."""
     layers = memory.layers or [LayerMemory.nothing(x) for x in inputs]
-    after = []
+    new_layers = []
     for rule, past, x in zip(rules, layers, inputs, strict=True):
-        after.append(rule.update(past, x, UpdateContext(None, x, n_valid))[0])
-    return Memory(tuple(after))
+        layer, _ = rule.update(past, x, UpdateContext(None, x, n_valid))
+        new_layers.append(layer)
+    return Memory(tuple(new_layers))
 
 
 def kept(memory):

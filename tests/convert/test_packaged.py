@@ -39,12 +39,14 @@ def test_a_packaged_model_is_small_and_loads_in_float32(name):
     assert packaged_names() == ["compressive-shakespeare", "transformer-xl-shakespeare"]
     check_manifest(PACKAGED / name)
     assert sum(path.stat().st_size for path in (PACKAGED / name).iterdir()) <= 2_000_000
-    model, weights = MemoryLM.from_pretrained(name), load_file(PACKAGED / name / WEIGHTS)
+    model = MemoryLM.from_pretrained(name)
+    weights = load_file(PACKAGED / name / WEIGHTS)
     assert not model.training
     state = model.state_dict()
     assert state.keys() == weights.keys()
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    assert all(torch.equal(state[key], weights[key].float()) for key in weights)
+    for key, weight in weights.items():
+        assert torch.equal(state[key], weight.float())
 
 
 def test_a_packaged_model_has_learned_what_its_recipe_names(name):
@@ -60,11 +62,11 @@ def test_a_packaged_model_has_learned_what_its_recipe_names(name):
 def test_guide_and_card_have_the_numbers_of_the_recipe(name):
     recipe = read_json(PACKAGED / name / RECIPE)
     page = (ROOT / "docs/how-to/generate.md").read_text(encoding="utf-8")
-    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    [row] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
     assert f"| {recipe['parameters']:,} |" in row
     assert f"| {recipe['held_out']['loss_nats']:.4f} nats per token |" in row
     text = (PACKAGED / name / pretrained.CARD).read_text(encoding="utf-8")
-    assert text == pretrained.card(name, recipe)
+    assert text == pretrained.model_card(name, recipe)
     assert f"{recipe['held_out']['loss_nats']:.4f} nats" in text
     assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
 
@@ -96,24 +98,24 @@ def test_one_model_must_be_named_and_be_there(arguments, message):
 def test_the_program_packages_weights_in_bfloat16(tmp_path, monkeypatch):
     small = replace(small_training().model, vocab_size=None)
     monkeypatch.setattr(pretrained, "MODELS", {"small": small})
-    out, runs = tmp_path / "out", tmp_path / "runs"
-    settings = pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out)
-    settings.run()
+    out = tmp_path / "out"
+    runs = tmp_path / "runs"
+    pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out).run()
     check_manifest(out / "small")
     trained, tokenizer = load_checkpoint(runs / "small", CPU)
     packaged, _ = load_checkpoint(out / "small", CPU)
-    expected = {name: tensor.bfloat16() for name, tensor in trained.state_dict().items()}
-    assert all(torch.equal(packaged.state_dict()[name], tensor) for name, tensor in expected.items())
+    weights = packaged.state_dict()
+    for name, weight in trained.state_dict().items():
+        assert torch.equal(weights[name], weight.bfloat16())
     recipe = read_json(out / "small" / RECIPE)
     held_out = write_play(30_000)[27_000:]
     loss = evaluate(packaged.float(), tokenizer.encode(held_out), 16).loss
     assert recipe["held_out"]["loss_nats"] == pytest.approx(loss, abs=1e-6)
-    monkeypatch.setattr(pretrained, "LARGEST", 1_000)
     with pytest.raises(ValueError, match=r"take [\d,]+ bytes in bfloat16; use at most 1,000"):
-        pretrained.put(runs / "small", out / "large")
+        pretrained.package_model(runs / "small", out / "large", max_bytes=1_000)
 
 
-def test_the_program_trains_on_nothing_that_stands_in_for_the_text(tmp_path):
+def test_the_program_trains_on_no_stand_in_for_the_text(tmp_path):
     with pytest.raises(ValueError, match="name its file with --data"):
         pretrained.Pretraining(data="stand-in", runs=tmp_path / "runs", out=tmp_path / "out").run()
     assert not list(tmp_path.iterdir())

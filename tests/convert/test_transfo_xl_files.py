@@ -23,7 +23,8 @@ from tests.builders import Bomb
 FOLDER = Path(__file__).parent / "transfo_xl_wt"
 CPU = torch.device("cpu")
 WORDS = ["<eos>", "the", "<unk>", *"abcdefgh"]
-WEIGHTS, VOCABULARY = "pytorch_model.bin", "vocab.bin"
+WEIGHTS = "pytorch_model.bin"
+VOCABULARY = "vocab.bin"
 
 
 @pytest.fixture
@@ -34,12 +35,14 @@ def folder(tmp_path):
 
 def test_a_folder_of_hugging_faces_has_its_loss():
     model, tokenizer = load_checkpoint(FOLDER, CPU)
-    expected, text = read_json(FOLDER / "expected.json"), (FOLDER / "test.tokens").read_text()
+    expected = read_json(FOLDER / "expected.json")
+    text = (FOLDER / "test.tokens").read_text()
     tokens = tokenizer.encode(text)
     assert tokens.tolist() == expected["ids"]
     assert evaluate(model, tokens, 1).loss == pytest.approx(expected["loss"], abs=1e-6)
-    pairs = zip(tokenizer.decode(tokens).split(), text.split(), strict=True)
-    assert {word for word, theirs in pairs if word != theirs} == {"<unk>"}
+    decoded = tokenizer.decode(tokens).split()
+    changed = {word for word, wanted in zip(decoded, text.split(), strict=True) if word != wanted}
+    assert changed == {"<unk>"}
 
 
 @pytest.mark.parametrize(
@@ -60,12 +63,15 @@ def test_a_wrong_vocabulary_is_one_line(vocabulary, message, folder):
 @pytest.mark.parametrize("cut", [2, None])
 def test_a_missing_or_broken_file_is_one_line(name, message, cut, folder):
     path = folder / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // cut]) if cut else path.unlink()
+    if cut:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // cut])
+    else:
+        path.unlink()
     with pytest.raises(ValueError, match=message):
         load_checkpoint(folder, CPU)
 
 
-def test_weights_without_a_head_are_told_what_they_lack(folder):
+def test_weights_without_a_head_are_an_error_that_says_so(folder):
     state = {name: t for name, t in load_weights(folder / WEIGHTS).items() if not name.startswith("crit.")}
     torch.save(state, folder / WEIGHTS)
     with pytest.raises(ValueError, match=r"no head, crit\..* TransfoXLLMHeadModel"):
@@ -89,7 +95,8 @@ def test_a_prefix_that_all_names_share_is_left_out(prefix, tmp_path):
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
-    vocabulary, exploded = tmp_path / VOCABULARY, tmp_path / "exploded"
+    vocabulary = tmp_path / VOCABULARY
+    exploded = tmp_path / "exploded"
     harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
     torch.save({"idx2sym": WORDS, **harmless}, vocabulary)
     assert load_vocabulary(tmp_path).vocabulary == WORDS
@@ -115,23 +122,40 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 def test_files_without_weights_are_named(name, content, message, tmp_path):
     path = tmp_path / name
     if content is not None:
-        path.write_text(content) if isinstance(content, str) else torch.save(content, path)
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            torch.save(content, path)
     with pytest.raises(ValueError, match=message):
         load_weights(path)
 
 
 @pytest.mark.parametrize("save", [torch.save, save_file])
-def test_a_broken_file_is_an_error_or_the_tensors_and_nothing_else(save, tmp_path):
+def test_a_broken_file_is_an_error_or_the_tensors(save, tmp_path):
     path = tmp_path / ("model.safetensors" if save is save_file else "model.bin")
     save({"a": torch.randn(7, 3), "b": torch.randn(5)}, path)
-    whole, refused = path.read_bytes(), []
-    places = torch.randint(0, len(whole), (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    broken = [whole[: len(whole) * part // 20] for part in range(20)]
-    for content in broken + [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in places]:
-        path.write_bytes(content)
+    content = path.read_bytes()
+    messages = []
+    for broken in [*truncated(content), *with_a_changed_byte(content)]:
+        path.write_bytes(broken)
         try:
             assert all(isinstance(tensor, torch.Tensor) for tensor in load_weights(path).values())
         except ValueError as error:
-            refused.append(str(error))
-    assert len(refused) >= 20  # the truncated ones at least
-    assert not [message for message in refused if "\n" in message]
+            messages.append(str(error))
+    assert len(messages) >= 20  # the truncated ones at least
+    assert not [message for message in messages if "\n" in message]
+
+
+def truncated(content):
+    return [content[: len(content) * part // 20] for part in range(20)]
+
+
+def with_a_changed_byte(content):
+    """Each with one bit changed, at 200 random positions."""
+    generator = torch.Generator().manual_seed(0)
+    changed = []
+    for position in torch.randint(0, len(content), (200,), generator=generator).tolist():
+        copy = bytearray(content)
+        copy[position] ^= 16
+        changed.append(bytes(copy))
+    return changed

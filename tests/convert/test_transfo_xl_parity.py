@@ -22,57 +22,80 @@ from tests.texts import same
 BOTH = (False, True)
 CLUSTERS = (((), 1), ((3, 7), 1), ((3, 7), 2))
 """Cutoffs and div_val."""
-MODELS = [
-    (*CLUSTERS[a], (12, 8)[c], d, bool(a & 1) ^ c, c ^ d, bool(a & 1) ^ d, {})
-    for a, c, d in itertools.product(range(3), BOTH, BOTH)
-]
-MODELS += [
-    (*CLUSTERS[2], 12, True, False, True, a ^ b ^ c,
-     {"clamp_len": (4, 100)[a], "same_length": b, "mem_len": (8, 3)[c]})
-    for a, b, c in itertools.product(BOTH, repeat=3)
-]  # fmt: skip
 
 
-def made(**changes):
+def list_vocabularies():
+    """All vocabularies, each with one choice of the other settings."""
+    for number, (cutoffs, div_val) in enumerate(CLUSTERS):
+        is_odd = number % 2 == 1
+        for is_narrow, tied in itertools.product(BOTH, BOTH):
+            yield Reference(
+                cutoffs, div_val, d_embed=8 if is_narrow else 12, tied=tied, untie_r=is_odd ^ is_narrow,
+                original=is_narrow ^ tied, pre_lnorm=is_odd ^ tied,
+            )  # fmt: skip
+
+
+def list_lengths():
+    """Distances that are clamped and cut."""
+    for is_far, same_length, is_short in itertools.product(BOTH, repeat=3):
+        yield Reference(
+            (3, 7), 2, tied=True, pre_lnorm=is_far ^ same_length ^ is_short,
+            clamp_len=100 if is_far else 4, same_length=same_length, mem_len=3 if is_short else 8,
+        )  # fmt: skip
+
+
+def reference_and_state(**changes):
     """A model with clusters of rare words whose vectors are narrower, and its state dict."""
     reference = Reference(**{"cutoffs": (3, 7), "div_val": 2} | changes)
     return reference, reference.named(reference.weights())
 
 
+def state_of(**changes):
+    _, state = reference_and_state(**changes)
+    return state
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("cutoffs", "div_val", "d_embed", "tied", "untie_r", "original", "pre_lnorm", "lengths"), MODELS
-)
-def test_outputs_memories_and_gradients_agree_over_four_segments(
-    cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm, lengths
-):
-    reference = Reference(cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm=pre_lnorm, **lengths)
+@pytest.mark.parametrize("reference", [*list_vocabularies(), *list_lengths()], ids=str)
+def test_outputs_memories_and_gradients_agree_over_four_segments(reference):
     weights = reference.weights()
     model = from_transfo_xl(reference.named(weights), reference.config)
-    shared, maps = model.config.adaptive, div_val > 1 or d_embed != 12
-    assert shared.tie_weights == tied
-    assert shared.tie_projections == (tied and bool(cutoffs) and maps)
-    mems, memory, their_loss, our_loss = [], None, 0.0, 0.0
+    has_projections = reference.div_val > 1 or reference.d_embed != reference.D
+    ties_projections = reference.tied and bool(reference.cutoffs) and has_projections
+    assert model.config.adaptive.tie_weights == reference.tied
+    assert model.config.adaptive.tie_projections == ties_projections
+
+    mems = []
+    memory = None
+    their_loss = 0.0
+    our_loss = 0.0
     for S in (5, 5, 2, 7):
         tokens, targets = torch.randint(0, reference.V, (2, S, 3))
-        wanted, mems = reference.forward(weights, tokens, mems)
+        log_probabilities, mems = reference.forward(weights, tokens, mems)
         logits, memory, _ = model(tokens, memory)
-        same([logits, *(layer.mem for layer in memory.layers)], [wanted, *mems])
-        their_loss = their_loss - wanted.gather(-1, targets[..., None]).mean()
+        same([logits, *(layer.mem for layer in memory.layers)], [log_probabilities, *mems])
+        their_loss = their_loss - log_probabilities.gather(-1, targets[..., None]).mean()
         our_loss = our_loss + F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     same([our_loss], [their_loss])
     our_loss.backward()
     their_loss.backward()
-    # Their gradients go through the same map as their weights.
-    grads = {name: t.grad for name, t in weights.items()}
-    wanted = dict(from_transfo_xl(reference.named(grads), reference.config).named_parameters())
-    ours = {name: p.grad for name, p in model.named_parameters()}
+    check_gradients(model, reference, weights)
+
+
+def check_gradients(model, reference, weights):
+    """Their gradients go through the same map as their weights."""
+    their_grads = {name: weight.grad for name, weight in weights.items()}
+    mapped = from_transfo_xl(reference.named(their_grads), reference.config)
+    wanted = dict(mapped.named_parameters())
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert set(ours) == set(wanted)
     for name, grad in ours.items():
         if name.endswith(OURS_ALONE):
             continue
-        if name.endswith((".u", ".v")) and not untie_r:
-            grad = sum(g for other, g in ours.items() if other.endswith(name[-len(".u") :]))
+        if name.endswith((".u", ".v")) and not reference.untie_r:
+            # Theirs are shared by all layers.
+            suffix = name[-len(".u") :]
+            grad = sum(layer_grad for layer_name, layer_grad in ours.items() if layer_name.endswith(suffix))
         same([grad], [wanted[name]])
         assert grad.abs().sum() > 0
 
@@ -84,25 +107,30 @@ def test_outputs_memories_and_gradients_agree_over_four_segments(
 @pytest.mark.parametrize(("suffix", "original"), [("bin", True), ("safetensors", False)])
 def test_tied_weights_may_be_stored_once_or_twice(div_val, dropped, suffix, original, tmp_path):
     reference = Reference((3, 7), div_val, 8, tied=True, original=original)
-    weights = {name: t.detach() for name, t in reference.weights().items()}
-    kept = {name: t.clone() for name, t in reference.named(weights).items() if not re.search(dropped, name)}
+    weights = {name: weight.detach() for name, weight in reference.weights().items()}
+    stored = {}
+    for name, weight in reference.named(weights).items():
+        if not re.search(dropped, name):
+            stored[name] = weight.clone()
     path = tmp_path / f"model.{suffix}"
-    save_file(kept, path) if suffix == "safetensors" else torch.save(kept, path)
+    save = save_file if suffix == "safetensors" else torch.save
+    save(stored, path)
     model = from_transfo_xl(load_weights(path), reference.config)
     assert model.config.adaptive.tie_weights
     assert model.config.adaptive.tie_projections
     tokens = torch.randint(0, reference.V, (5, 2))
-    torch.testing.assert_close(model(tokens).logits, reference.forward(weights, tokens, [])[0])
+    wanted, _ = reference.forward(weights, tokens, [])
+    torch.testing.assert_close(model(tokens).logits, wanted)
 
 
-def test_what_the_weights_do_not_show_is_the_configs_or_our_default():
-    reference, state = made()
+def test_what_weights_dont_show_is_the_configs_or_our_default():
+    reference, state = reference_and_state()
     config = from_transfo_xl(state, reference.config).config
     assert (config.mem_len, config.segment_len) == (8, 5)
     config = from_transfo_xl(state, {"pre_lnorm": False}).config
     assert (config.mem_len, config.segment_len, config.adaptive.cutoffs) == (64, 64, (3, 7))
     assert from_transfo_xl(state, {"pre_lnorm": True}).config.norm == "pre-without-final"
-    assert from_transfo_xl(made(original=False)[1]).config.norm == "post"
+    assert from_transfo_xl(state_of(original=False)).config.norm == "post"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +145,7 @@ def test_what_the_weights_do_not_show_is_the_configs_or_our_default():
      ({"crit.cluster_bias": torch.ones(1)}, r"cluster_bias \[2\], got \[1\]")],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_named(change, message):
-    changed = {name: t for name, t in (made()[1] | change).items() if t is not None}
+    changed = {name: weight for name, weight in (state_of() | change).items() if weight is not None}
     with pytest.raises(ValueError, match=message) as error:
         from_transfo_xl(changed, {"pre_lnorm": False})
     assert "\n" not in str(error.value)
@@ -135,7 +163,7 @@ def test_a_config_that_can_not_be_used_is_an_error(config, message):
     """None stands for a setting that is left out."""
     config = {"pre_lnorm": False, "cutoffs": [3, 7]} | config
     with pytest.raises(ValueError, match=message):
-        from_transfo_xl(made(div_val=1)[1], {name: v for name, v in config.items() if v is not None})
+        from_transfo_xl(state_of(div_val=1), {name: v for name, v in config.items() if v is not None})
 
 
 def test_a_state_dict_of_another_model_is_an_error():

@@ -37,8 +37,14 @@ class Reference:
     @property
     def config(self):
         """What the weights alone don't show."""
-        shown = {name: getattr(self, name) for name in ("mem_len", "clamp_len", "same_length", "pre_lnorm")}
-        return {"cutoffs": list(self.cutoffs), "tgt_len": 5, **shown}
+        return {
+            "cutoffs": list(self.cutoffs),
+            "tgt_len": 5,
+            "mem_len": self.mem_len,
+            "clamp_len": self.clamp_len,
+            "same_length": self.same_length,
+            "pre_lnorm": self.pre_lnorm,
+        }
 
     @property
     def bounds(self):
@@ -46,31 +52,9 @@ class Reference:
 
     def weights(self) -> dict[str, Tensor]:
         """Random leaves, by name; what is tied is one tensor of two names."""
-        D, H = self.D, self.H
-        sizes = [high - low for low, high in self.bounds] if self.div_val > 1 else [self.V]
-        widths = [self.d_embed // self.div_val**i for i in range(len(self.bounds))]
-        shapes: dict[str, tuple[int, ...]] = {}
-        for i, size in enumerate(sizes):
-            shapes[f"word_emb.emb_layers.{i}.weight"] = (size, widths[i])
-            shapes |= {f"crit.out_layers.{i}.weight": (size, widths[i]), f"crit.out_layers.{i}.bias": (size,)}
-        if self.div_val > 1 or self.d_embed != D:
-            shapes |= {f"word_emb.emb_projs.{i}": (D, widths[i]) for i in range(len(sizes))}
-            shapes |= {f"crit.out_projs.{i}": (D, width) for i, width in enumerate(widths)}
-        if rare := len(self.cutoffs):
-            shapes |= {"crit.cluster_weight": (rare, self.d_embed), "crit.cluster_bias": (rare,)}
-        for i in range(self.layers):
-            layer = {"dec_attn.qkv_net.weight": (3 * D, D), "dec_attn.r_net.weight": (D, D)}
-            layer |= {"dec_attn.o_net.weight": (D, D), "dec_attn.layer_norm.weight": (D,)}
-            layer |= {"dec_attn.layer_norm.bias": (D,), "pos_ff.CoreNet.0.weight": (self.d_ff, D)}
-            layer |= {"pos_ff.CoreNet.0.bias": (self.d_ff,), "pos_ff.CoreNet.3.weight": (D, self.d_ff)}
-            layer |= dict.fromkeys(
-                [f"pos_ff.{n}" for n in ("CoreNet.3.bias", "layer_norm.weight", "layer_norm.bias")], (D,)
-            )
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-        for bias in ("r_w_bias", "r_r_bias"):
-            names = [f"layers.{i}.dec_attn.{bias}" for i in range(self.layers)] if self.untie_r else [bias]
-            shapes |= dict.fromkeys(names, (H, D // H))
-        weights = {name: (0.4 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
+        weights = {}
+        for name, shape in self.shapes().items():
+            weights[name] = (0.4 * torch.randn(shape)).requires_grad_()
         for name in weights if self.tied else ():
             if name.startswith("crit.out_layers.") and name.endswith("weight"):
                 weights[name] = weights[name.replace("crit.out_layers", "word_emb.emb_layers")]
@@ -79,47 +63,111 @@ class Reference:
                 weights[name] = weights[f"word_emb.emb_projs.{i}"]
         return weights
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        D = self.D
+        E = D // self.H
+        shapes = self.vocabulary_shapes()
+        for i in range(self.layers):
+            layer: dict[str, tuple[int, ...]] = {
+                "dec_attn.qkv_net.weight": (3 * D, D),
+                "dec_attn.r_net.weight": (D, D),
+                "dec_attn.o_net.weight": (D, D),
+                "dec_attn.layer_norm.weight": (D,),
+                "dec_attn.layer_norm.bias": (D,),
+                "pos_ff.CoreNet.0.weight": (self.d_ff, D),
+                "pos_ff.CoreNet.0.bias": (self.d_ff,),
+                "pos_ff.CoreNet.3.weight": (D, self.d_ff),
+                "pos_ff.CoreNet.3.bias": (D,),
+                "pos_ff.layer_norm.weight": (D,),
+                "pos_ff.layer_norm.bias": (D,),
+            }
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        for bias in ("r_w_bias", "r_r_bias"):
+            names = [bias]
+            if self.untie_r:
+                names = [f"layers.{i}.dec_attn.{bias}" for i in range(self.layers)]
+            shapes |= dict.fromkeys(names, (self.H, E))
+        return shapes
+
+    def vocabulary_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tables of words, projections to and from their widths, and clusters of rare words."""
+        D = self.D
+        widths = [self.d_embed // self.div_val**i for i in range(len(self.bounds))]
+        sizes = [self.V]
+        if self.div_val > 1:
+            sizes = [high - low for low, high in self.bounds]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, size in enumerate(sizes):
+            shapes[f"word_emb.emb_layers.{i}.weight"] = (size, widths[i])
+            shapes[f"crit.out_layers.{i}.weight"] = (size, widths[i])
+            shapes[f"crit.out_layers.{i}.bias"] = (size,)
+        if self.div_val > 1 or self.d_embed != D:
+            shapes |= {f"word_emb.emb_projs.{i}": (D, widths[i]) for i in range(len(sizes))}
+            shapes |= {f"crit.out_projs.{i}": (D, width) for i, width in enumerate(widths)}
+        n_rare = len(self.cutoffs)
+        if n_rare:
+            shapes["crit.cluster_weight"] = (n_rare, self.d_embed)
+            shapes["crit.cluster_bias"] = (n_rare,)
+        return shapes
+
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """As a state dict of the layout, with the buffer that both have."""
-        weights = {**weights, "pos_emb.inv_freq": torch.ones(self.D // 2)}
-        plain = [name for name in weights if self.original or name.startswith("crit.")]
-        return {name if name in plain else f"transformer.{name}": t for name, t in weights.items()}
+        state = {}
+        for name, tensor in {**weights, "pos_emb.inv_freq": torch.ones(self.D // 2)}.items():
+            has_prefix = not self.original and not name.startswith("crit.")
+            state[f"transformer.{name}" if has_prefix else name] = tensor
+        return state
 
     def forward(
         self, weights: dict[str, Tensor], tokens: Tensor, mems: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Log-probabilities ``[S, B, V]`` and the new memories ``[M, B, D]``, of tokens ``[S, B]``."""
-        x, new_mems = self.embed(weights, tokens), []
+        x = self.embed(weights, tokens)
+        new_mems = []
         for i in range(self.layers):
-            w = {n.removeprefix(f"layers.{i}."): t for n, t in weights.items() if not n.startswith("crit.")}
-            w = {"dec_attn.r_w_bias": w.get("r_w_bias"), "dec_attn.r_r_bias": w.get("r_r_bias")} | w
+            w = self.layer_weights(weights, i)
             h = torch.cat((mems[i], x)) if mems else x
             new_mems.append(h[max(len(h) - self.mem_len, 0) :].detach())
             x = self.layer(w, x, h)
         return self.predict(weights, x), new_mems
 
+    def layer_weights(self, weights: dict[str, Tensor], i: int) -> dict[str, Tensor]:
+        """The weights of layer i without its prefix, and the biases that all layers may share."""
+        w = {}
+        for bias in ("r_w_bias", "r_r_bias"):
+            if bias in weights:
+                w[f"dec_attn.{bias}"] = weights[bias]
+        for name, tensor in weights.items():
+            if name.startswith(f"layers.{i}."):
+                w[name.removeprefix(f"layers.{i}.")] = tensor
+        return w
+
     def embed(self, w: dict[str, Tensor], tokens: Tensor) -> Tensor:
         vectors = []
         for i in range(len(self.bounds) if self.div_val > 1 else 1):
-            e, W = w[f"word_emb.emb_layers.{i}.weight"], w.get(f"word_emb.emb_projs.{i}")
+            e = w[f"word_emb.emb_layers.{i}.weight"]
+            W = w.get(f"word_emb.emb_projs.{i}")
             vectors.append(e if W is None else torch.einsum("de,we->wd", W, e))
         return math.sqrt(self.D) * torch.cat(vectors)[tokens]
 
     def layer(self, w: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
-        D, H = self.D, self.H
-        E, S, K = D // H, len(x), len(h)
+        D = self.D
+        H = self.H
+        E = D // H
+        S = len(x)
+        K = len(h)
 
         def norm(name: str, x: Tensor) -> Tensor:
             return F.layer_norm(x, (D,), w[f"{name}.layer_norm.weight"], w[f"{name}.layer_norm.bias"])
 
-        def before(name: str, x: Tensor) -> Tensor:
+        def pre_norm(name: str, x: Tensor) -> Tensor:
             return norm(name, x) if self.pre_lnorm else x
 
-        def after(name: str, x: Tensor) -> Tensor:
+        def post_norm(name: str, x: Tensor) -> Tensor:
             return x if self.pre_lnorm else norm(name, x)
 
         # What is remembered, h, is not normalized; the norm is applied to memory and segment together.
-        read = before("dec_attn", h)
+        read = pre_norm("dec_attn", h)
         w_q, w_k, w_v = w["dec_attn.qkv_net.weight"].view(3, H, E, D)
         w_r = w["dec_attn.r_net.weight"].view(H, E, D)
         q = torch.einsum("hed,ibd->bhie", w_q, read[K - S :])
@@ -131,19 +179,22 @@ class Reference:
         angles = clamped[..., None] * rates
         R = torch.cat((angles.sin(), angles.cos()), -1)  # [S, K, D]
         r = torch.einsum("hed,ijd->hije", w_r, R)
-        u, v_r = w["dec_attn.r_w_bias"], w["dec_attn.r_r_bias"]
+        u = w["dec_attn.r_w_bias"]
+        v_r = w["dec_attn.r_r_bias"]
         a = torch.einsum("bhie,bhje->bhij", q, k)  # the paper's terms (a) to (d)
         b = torch.einsum("bhie,hije->bhij", q, r)
         c = torch.einsum("he,bhje->bhj", u, k)[:, :, None]
         d_term = torch.einsum("he,hije->hij", v_r, r)
-        visible = (d >= 0) & (d < self.mem_len) if self.same_length else d >= 0
+        visible = d >= 0
+        if self.same_length:
+            visible &= d < self.mem_len
         scores = ((a + b + c + d_term) / math.sqrt(E)).masked_fill(~visible, -math.inf)
         o = torch.einsum("bhij,bhje->ibhe", scores.softmax(-1), v).flatten(2)
-        x = after("dec_attn", x + torch.einsum("dc,ibc->ibd", w["dec_attn.o_net.weight"], o))
-        z = before("pos_ff", x)
+        x = post_norm("dec_attn", x + torch.einsum("dc,ibc->ibd", w["dec_attn.o_net.weight"], o))
+        z = pre_norm("pos_ff", x)
         hidden = torch.einsum("fd,ibd->ibf", w["pos_ff.CoreNet.0.weight"], z) + w["pos_ff.CoreNet.0.bias"]
         out = torch.einsum("df,ibf->ibd", w["pos_ff.CoreNet.3.weight"], hidden.clamp(min=0))
-        return after("pos_ff", x + out + w["pos_ff.CoreNet.3.bias"])
+        return post_norm("pos_ff", x + out + w["pos_ff.CoreNet.3.bias"])
 
     def predict(self, w: dict[str, Tensor], x: Tensor) -> Tensor:
         def logits(i: int, rows: Tensor, bias: Tensor) -> Tensor:
@@ -153,8 +204,11 @@ class Reference:
 
         def words(i: int) -> tuple[Tensor, Tensor]:
             table = i if self.div_val > 1 else 0
-            rows, bias = (w[f"crit.out_layers.{table}.{part}"] for part in ("weight", "bias"))
-            low, high = (0, None) if self.div_val > 1 else self.bounds[i]
+            rows = w[f"crit.out_layers.{table}.weight"]
+            bias = w[f"crit.out_layers.{table}.bias"]
+            if self.div_val > 1:
+                return rows, bias
+            low, high = self.bounds[i]
             return rows[low:high], bias[low:high]
 
         if not self.cutoffs:

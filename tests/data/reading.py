@@ -35,14 +35,18 @@ def as_text(*raw):
 
 def whole(data, *splits):
     """The text of these splits of a dataset, or of all."""
-    return as_text(*(data.tokenizer.bytes_of(data.splits[n].tokens) for n in splits or data.splits))
+    names = splits or data.splits
+    return as_text(*(data.tokenizer.bytes_of(data.splits[name].tokens) for name in names))
 
 
 def contents(path, **spec):
     """What is read of a file or folder: the text, and the name and the text of each document."""
     read = dataset_of(CorpusSpec(str(path), **spec), ByteTokenizer()).splits["test"]
-    raw, lengths = bytes(read.tokens), read.documents.tolist()
-    texts = [as_text(raw[end - n : end]) for n, end in zip(lengths, accumulate(lengths), strict=True)]
+    raw = bytes(read.tokens)
+    lengths = read.documents.tolist()
+    texts = []
+    for length, end in zip(lengths, accumulate(lengths), strict=True):
+        texts.append(as_text(raw[end - length : end]))
     return as_text(raw), list(zip(read.names, texts, strict=True))
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from memformers.data.recall_stream import NEAREST_BAND, NO_QUESTION, RecallStream, recall_segments
 from memformers.data.streams import IGNORED, documents_reading, plain_reading, training_segments
 
-SMALL, USUAL = RecallStream(keys=5, values=3, set_probability=0.2), RecallStream()
+SMALL = RecallStream(keys=5, values=3, set_probability=0.2)
+DEFAULT = RecallStream()
 
 
 @given(
@@ -22,40 +23,69 @@ SMALL, USUAL = RecallStream(keys=5, values=3, set_probability=0.2), RecallStream
     chunk_len=st.just(0) | st.integers(3, 30), B=st.integers(1, 5), S=st.integers(1, 30),
     seed=st.integers(0, 2**63 - 1),
 )  # fmt: skip
-def test_an_epoch_has_each_piece_once_but_for_cuts_between_streams(documents, n, chunk_len, B, S, seed):
+def test_an_epoch_has_each_piece_once_but_for_cuts(documents, n, chunk_len, B, S, seed):
+    """A stream may cut a piece where the next one begins."""
     n = sum(documents) or n
     assume(n > B * S)
     segments = training_segments(torch.arange(n), B, S, chunk_len=chunk_len, documents=documents, seed=seed)
-    read, ends = list(takewhile(lambda s: s.epoch < 2, segments)), torch.tensor([*accumulate(documents), -1])
+    of_two_epochs = list(takewhile(lambda segment: segment.epoch < 2, segments))
+    ends = torch.tensor([*accumulate(documents), -1])
     for epoch in range(2):
-        parts = [(s.inputs, s.targets, s.doc_starts) for s in read if s.epoch == epoch]
-        inputs, targets = (torch.cat([part[i] for part in parts]) for i in range(2))
+        parts = [segment for segment in of_two_epochs if segment.epoch == epoch]
+        inputs = torch.cat([part.inputs for part in parts])  # [T, B]
+        targets = torch.cat([part.targets for part in parts])
         assert torch.equal(targets, torch.where(torch.isin(inputs + 1, ends), IGNORED, inputs + 1))
-        joined, place = inputs.T.flatten(), torch.arange(inputs.numel())  # stream after stream
+
+        # Stream after stream, nothing is read twice, and all that doesn't begin a piece follows.
+        joined = inputs.T.flatten()
+        position = torch.arange(inputs.numel())
         assert len(joined.unique()) == len(joined)
         if documents:
             begins = (joined == 0) | torch.isin(joined, ends)
-            doc_starts = torch.cat([part[2] for part in parts]).T.flatten()
-            assert torch.equal(doc_starts, begins | (place % (n // B) == 0))
+            doc_starts = torch.cat([part.doc_starts for part in parts]).T.flatten()
+            assert torch.equal(doc_starts, begins | (position % (n // B) == 0))
             assert inputs.shape == (n // B, B)
+        elif chunk_len:
+            length = min(chunk_len, (n - 1) // B)
+            begins = position % length == 0
+            assert 0 <= n - 1 - len(joined) < length * (B + 1)
         else:
-            length = min(chunk_len or n, (n - 1) // B)
-            begins = place % length == 0 if chunk_len else joined == 0
-            assert 0 <= n - 1 - len(joined) < (length * (B + 1) if chunk_len else B)
+            begins = joined == 0
+            assert 0 <= n - 1 - len(joined) < B
         assert (begins[1:] | (joined[1:] == joined[:-1] + 1)).all()
 
 
-@pytest.mark.parametrize("kind", [{}, {"chunk_len": 8}, {"documents": (30, 7, 1, 22, 18, 12)}])
-def test_streams_start_over_together_in_a_new_order_and_go_on_from_any_place(kind):
-    def segments(*place, seed=3):
-        return training_segments(torch.arange(90), 2, 7, *place, **kind, seed=seed)
+KINDS = pytest.mark.parametrize("kind", [{}, {"chunk_len": 8}, {"documents": (30, 7, 1, 22, 18, 12)}])
 
-    read, other = list(islice(segments(), 20)), next(segments(seed=4))
-    first, second = (next(s.inputs.tolist() for s in read if s.epoch == epoch) for epoch in (0, 1))
-    assert (first == second, first == other.inputs.tolist()) == (not kind, not kind)
-    assert [s.starts_over for s in read] == [True, *(a.epoch != b.epoch for a, b in pairwise(read))]
-    for segment, following in pairwise(read):
-        resumed = next(segments((segment.epoch, segment.end)))
+
+def segments_from(*position, seed=3, **kind):
+    """Segments from a ``position``, an epoch and a place in it."""
+    return training_segments(torch.arange(90), 2, 7, *position, **kind, seed=seed)
+
+
+@KINDS
+def test_streams_start_over_together_in_a_new_order(kind):
+    """Of each seed; but a text in one piece has one order."""
+    segments = list(islice(segments_from(**kind), 20))
+    starts_over = [segments[0].starts_over]
+    for segment, following in pairwise(segments):
+        assert following.starts_over == (segment.epoch != following.epoch)
+        starts_over.append(following.starts_over)
+    assert starts_over[0]
+
+    first, second = (
+        next(segment.inputs for segment in segments if segment.epoch == epoch) for epoch in (0, 1)
+    )
+    of_other_seed = next(segments_from(seed=4, **kind)).inputs
+    has_one_order = not kind
+    assert torch.equal(first, second) == has_one_order
+    assert torch.equal(first, of_other_seed) == has_one_order
+
+
+@KINDS
+def test_streams_continue_from_any_position(kind):
+    for segment, following in pairwise(islice(segments_from(**kind), 20)):
+        resumed = next(segments_from((segment.epoch, segment.end), **kind))
         for name, value in vars(following).items():
             torch.testing.assert_close(getattr(resumed, name), value, rtol=0, atol=0)
         assert (resumed.doc_starts is None) == ("documents" not in kind)
@@ -71,7 +101,7 @@ def test_streams_start_over_together_in_a_new_order_and_go_on_from_any_place(kin
        for name, wrong in (("keys", 0), ("values", 1), ("set_probability", 0.0))],
      (lambda: next(recall_segments(SMALL, 2, 8, 0, longest=lambda start: 0)), r"longest .* 0")],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error_that_says_what_to_do(make, words):
+def test_what_cant_be_read_is_an_error_that_says_what_to_do(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -82,19 +112,23 @@ def test_what_cannot_be_read_is_an_error_that_says_what_to_do(make, words):
 )  # fmt: skip
 def test_every_token_but_the_first_is_predicted_exactly_once(documents, n, B, S, steps):
     if max(documents, default=0) > 1:
-        reading, n = documents_reading(documents, B, S), sum(documents)
+        n = sum(documents)
+        reading = documents_reading(documents, B, S)
         expected = [part[1:] for part in torch.arange(n).split(documents)]
     else:
         reading = plain_reading(n, B, S)
         expected = list(torch.arange(1, n).split(reading.lengths[0]))
-    segments, predicted = list(islice(reading.segments(torch.arange(n)), steps)), Counter()
+    segments = list(islice(reading.segments(torch.arange(n)), steps))
+    n_predicted = Counter()
     for segment, (numbers, start) in zip(segments, reading.steps[:steps], strict=True):
-        predicted.update(dict(zip(numbers, (segment.targets != IGNORED).sum(0).tolist(), strict=True)))
+        in_segment = (segment.targets != IGNORED).sum(0).tolist()
+        n_predicted.update(dict(zip(numbers, in_segment, strict=True)))
         assert segment.inputs.shape == (segment.end - start, len(numbers))
         assert segment.starts_over == (start == 0)
         assert not segment.inputs[segment.targets == IGNORED].any()
     targets = reading.in_order([segment.targets for segment in segments])
-    assert torch.equal(targets, torch.cat([part[: predicted[i]] for i, part in enumerate(expected)]))
+    predicted = [part[: n_predicted[i]] for i, part in enumerate(expected)]
+    assert torch.equal(targets, torch.cat(predicted))
     assert torch.equal(reading.in_order([segment.inputs for segment in segments]), targets - 1)
     assert steps or len(targets) == sum(map(len, expected))
 
@@ -104,16 +138,19 @@ def test_every_token_but_the_first_is_predicted_exactly_once(documents, n, B, S,
     [({}, "39974aee7f20f412"), ({"chunk_len": 37, "seed": 11}, "d38db16f24990b18"),
      ({"documents": (300, 1, 77, 13, 190, 5, 211, 112, 100), "seed": 3}, "1079ef0d0b81b0f2")],
 )  # fmt: skip
-def test_segments_are_always_the_same_ones_wherever_the_tokens_are(kind, expected, tmp_path):
+def test_segments_are_always_the_same_in_memory_and_on_the_disk(kind, expected, tmp_path):
     in_memory = torch.randint(0, 97, (1009,), generator=torch.Generator().manual_seed(5))
     np.save(tmp_path / "x.npy", in_memory.numpy().astype(np.uint8))
     for tokens in (in_memory, np.load(tmp_path / "x.npy", mmap_mode="r")):
         digest = hashlib.sha256()  # of 40 segments, as they were when an epoch was copied as a whole
-        for s in islice(training_segments(tokens, 5, 16, (1, 32), **kind), 40):
-            assert s.inputs.dtype == s.targets.dtype == torch.int64
-            for t in (s.inputs, s.targets, s.doc_starts):
-                digest.update(b"none" if t is None else t.to(torch.int64).contiguous().numpy().tobytes())
-            digest.update(repr((s.starts_over, s.end, s.epoch)).encode())
+        for segment in islice(training_segments(tokens, 5, 16, (1, 32), **kind), 40):
+            assert segment.inputs.dtype == segment.targets.dtype == torch.int64
+            for part in (segment.inputs, segment.targets, segment.doc_starts):
+                if part is None:
+                    digest.update(b"none")
+                else:
+                    digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
+            digest.update(repr((segment.starts_over, segment.end, segment.epoch)).encode())
         assert digest.hexdigest()[:16] == expected
 
 
@@ -124,45 +161,88 @@ def test_a_long_text_on_the_disk_is_not_copied(tmp_path):
     for kind in ({"chunk_len": 4096}, {"documents": (n // 2, n // 2)}):
         next(training_segments(tokens, 8, 64, **kind))
     next(plain_reading(n, 8, 6400).segments(tokens))
-    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    _, peak = tracemalloc.get_traced_memory()
+    assert peak < 4_000_000
     tracemalloc.stop()
 
 
-def recalled(stream, length, segment_len, seed=0, **options):
+def read_recall(stream, length, segment_len, seed=0, **options):
     """Inputs, targets and distances, ``[length, 3]`` each."""
-    parts = list(islice(recall_segments(stream, 3, segment_len, seed, **options), length // segment_len))
-    for n, (segment, _) in enumerate(parts):
-        assert (segment.starts_over, segment.end) == (n == 0, (n + 1) * segment_len)
-    return torch.cat([torch.stack([s.inputs, s.targets, distances]) for s, distances in parts], 1)
+    segments = recall_segments(stream, 3, segment_len, seed, **options)
+    parts = []
+    for number, (segment, distances) in enumerate(islice(segments, length // segment_len)):
+        assert segment.starts_over == (number == 0)
+        assert segment.end == (number + 1) * segment_len
+        parts.append(torch.stack([segment.inputs, segment.targets, distances]))
+    return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize(
+def test_the_default_stream_has_four_values_of_sixteen_keys():
+    assert DEFAULT.vocab_size == 84
+    assert DEFAULT.chance == 0.25
+
+
+def test_streams_of_recall_are_the_same_for_a_seed_and_all_differ():
+    streams = read_recall(SMALL, 400, 16)
+    assert torch.equal(streams, read_recall(SMALL, 400, 16))
+    of_other_seed = read_recall(SMALL, 400, 8, seed=1)
+    inputs = [*streams[0].T, *of_other_seed[0].T]
+    assert len({str(stream.tolist()) for stream in inputs}) == 6
+
+
+RECALLED = pytest.mark.parametrize(
     ("stream", "length", "longest"),
-    [(SMALL, 400, None), (SMALL, 800, lambda start: 3 + start // 9), (USUAL, 5_000, None)],
+    [(SMALL, 400, None), (SMALL, 800, lambda start: 3 + start // 9), (DEFAULT, 5_000, None)],
 )
-def test_asks_have_the_value_last_set_its_distance_and_fair_shares_of_bands_and_keys(stream, length, longest):
-    read = recalled(stream, length, length // 25, longest=longest)
-    assert torch.equal(read, recalled(stream, length, length // 25, longest=longest))
-    assert len({str(x.tolist()) for x in (*read[0].T, recalled(stream, length, 8, 1)[0, :, 0])}) == 4
-    for column in read.unbind(2):
-        value_of, set_at, asked, due = {}, {}, Counter(), Counter()
-        for position, (token, target, distance) in enumerate(column.T.tolist()):
-            assert stream.values <= token < stream.vocab_size
-            key = token - stream.values * (1 + stream.keys)
-            if key < 0:
-                key, value_of[key] = divmod(token - stream.values, stream.values)
-                set_at[key] = position
+
+
+def list_tokens(stream, column):
+    """For each token of a stream's ``column [3, length]``: its position, its key, its value if it sets one,
+    its target and its distance."""
+    for position, (token, target, distance) in enumerate(column.T.tolist()):
+        assert stream.values <= token < stream.vocab_size
+        key = token - stream.values * (1 + stream.keys)
+        value = None
+        if key < 0:
+            key, value = divmod(token - stream.values, stream.values)
+        yield position, key, value, target, distance
+
+
+@RECALLED
+def test_an_ask_has_the_value_last_set_and_its_distance(stream, length, longest):
+    for column in read_recall(stream, length, length // 25, longest=longest).unbind(2):
+        last_value = {}
+        last_set = {}
+        for position, key, value, target, distance in list_tokens(stream, column):
+            if value is not None:
+                last_value[key] = value
+                last_set[key] = position
                 assert (target, distance) == (IGNORED, NO_QUESTION)
                 continue
-            assert (target, distance) == (value_of[key], position - set_at[key])
+            assert (target, distance) == (last_value[key], position - last_set[key])
             assert not longest or distance <= longest(position // 32 * 32)
-            bands = {k: ((position - then) // NEAREST_BAND).bit_length() for k, then in set_at.items()}
-            sizes = Counter(bands.values())
-            asked.update([("key", key), ("band", bands[key])])
-            for k, band in bands.items():
-                due["key", k] += 1 / len(sizes) / sizes[band]
-                due["band", band] += 1 / len(sizes) / sizes[band]
-        assert longest or all(abs(asked[x] - share) <= 4 * share**0.5 for x, share in due.items())
-        assert stream is SMALL or min(asked["band", band] for band in range(4)) > 500, "most tokens ask"
         assert column[2].max() > 20
-    assert (USUAL.vocab_size, USUAL.chance) == (84, 0.25)
+
+
+@pytest.mark.parametrize(("stream", "length"), [(SMALL, 400), (DEFAULT, 5_000)])
+def test_bands_of_distances_and_keys_are_asked_in_fair_shares(stream, length):
+    """Each band that has keys is as likely, and in a band each key."""
+    for column in read_recall(stream, length, length // 25).unbind(2):
+        last_set = {}
+        asked = Counter()
+        expected = Counter()
+        for position, key, value, _, _ in list_tokens(stream, column):
+            if value is not None:
+                last_set[key] = position
+                continue
+            band_of = {k: ((position - p) // NEAREST_BAND).bit_length() for k, p in last_set.items()}
+            asked.update([("key", key), ("band", band_of[key])])
+            sizes = Counter(band_of.values())
+            for other_key, band in band_of.items():
+                share = 1 / len(sizes) / sizes[band]
+                expected["key", other_key] += share
+                expected["band", band] += share
+        for group, share in expected.items():
+            assert abs(asked[group] - share) <= 4 * share**0.5
+        if stream is DEFAULT:
+            assert min(asked["band", band] for band in range(4)) > 500, "most tokens ask"

@@ -38,25 +38,28 @@ def evaluation_of(losses, *lengths, of_documents=False, segment_len=7, reach=10)
     """Of streams of these ``lengths``, whose ``losses`` follow each other, segment by segment."""
     lengths = lengths or (len(losses),)
     groups = tuple((number,) for number in range(len(lengths)))
-    evaluation = Evaluation(Reading((0,) * len(lengths), lengths, groups, segment_len, of_documents), reach)
-    for number, of_stream in enumerate(losses.split(lengths)):
-        for start in range(0, len(of_stream), segment_len):
-            part = of_stream[start : start + segment_len, None]
+    begins = (0,) * len(lengths)
+    evaluation = Evaluation(Reading(begins, lengths, groups, segment_len, of_documents), reach)
+    for number, stream_losses in enumerate(losses.split(lengths)):
+        for start in range(0, len(stream_losses), segment_len):
+            part = stream_losses[start : start + segment_len, None]
             evaluation.add([number], start, part, part > 0)
     return evaluation
 
 
-def check_same(evaluation, wanted, *names):
+def check_same(evaluation, expected, *names):
     for name in ("loss", "by_position", "by_memory", "document_losses", "uncertainty", *names):
-        got, want = (np.array(getattr(of, name)) for of in (evaluation, wanted))
-        assert got == pytest.approx(want, abs=1e-10, nan_ok=True), name
+        result = np.array(getattr(evaluation, name))
+        wanted = np.array(getattr(expected, name))
+        assert result == pytest.approx(wanted, abs=1e-10, nan_ok=True), name
 
 
 def read_alone(lm, text):
     """Losses and correct answers of one stream, from an empty memory."""
     if len(text) == 1:
         return torch.empty(0), torch.empty(0, dtype=torch.bool)
-    logits = read(lm, text[:-1, None])[0][:, 0]
+    outputs, _, _ = read(lm, text[:-1, None])
+    logits = outputs[:, 0]
     return F.cross_entropy(logits, text[1:], reduction="none"), logits.argmax(-1) == text[1:]
 
 
@@ -65,28 +68,46 @@ def read_alone(lm, text):
 @pytest.mark.parametrize("streams", [1, 3, 100])
 @pytest.mark.parametrize("documents", [(), LENGTHS])
 def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
-    lm, text = small_lm(model, dropout=0.3).train(), torch.randint(0, 11, (sum(LENGTHS),))
+    lm = small_lm(model, dropout=0.3).train()
+    text = torch.randint(0, 11, (sum(LENGTHS),))
     result = evaluate(lm, text, streams, documents=documents)
     assert lm.training
-    length = -(-(len(text) - 1) // streams)
-    parts = [text[i : i + length + 1] for i in range(0, len(text) - 1, length)]
-    alone = [read_alone(lm.eval(), part) for part in (text.split(documents) if documents else parts)]
-    losses, hits = (torch.cat(joined) for joined in zip(*alone, strict=True))
-    lengths = [len(of) for of, _ in alone] + [0] * (len(result.lengths) - len(alone))
-    assert (result.lengths.tolist(), result.tokens) == (lengths, len(losses))
+
+    # Each document alone, or each stream, whose last token is the first of the next one.
+    parts = text.split(documents) if documents else equal_parts(text, streams)
+    alone = [read_alone(lm.eval(), part) for part in parts]
+    losses_of_parts = [part_losses for part_losses, _ in alone]
+    losses = torch.cat(losses_of_parts)
+    is_correct = torch.cat([part_is_correct for _, part_is_correct in alone])
+    lengths = [len(part_losses) for part_losses in losses_of_parts]
+    lengths += [0] * (len(result.lengths) - len(lengths))
+    assert result.lengths.tolist() == lengths
+    assert result.tokens == len(losses)
     assert result.loss == pytest.approx(losses.mean().item(), abs=1e-10), "every token counts alike"
-    assert result.accuracy == hits.double().mean().item()
-    by_place = [torch.cat([of[place::7] for of, _ in alone]) for place in range(7)]
-    assert result.by_position == pytest.approx([x.mean().item() for x in by_place if len(x)], abs=1e-10)
+    assert result.accuracy == is_correct.double().mean().item()
+
+    by_position = []
+    for position in range(7):
+        at_position = torch.cat([part_losses[position::7] for part_losses in losses_of_parts])
+        if len(at_position):
+            by_position.append(at_position.mean().item())
+    assert result.by_position == pytest.approx(by_position, abs=1e-10)
     check_same(result, evaluation_of(losses, *lengths, of_documents=bool(documents), reach=result.reach))
     assert (result.reconstruction_loss is not None) == (model == "compressive" and max(lengths) > 7)
+
+
+def equal_parts(text, n):
+    length = -(-(len(text) - 1) // n)
+    return [text[begin : begin + length + 1] for begin in range(0, len(text) - 1, length)]
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("documents", [(), LENGTHS])
 @pytest.mark.parametrize("n", [2, 20])
 def test_shares_of_streams_add_up_to_one_process(documents, n):
-    lm, text, received = small_lm("compressive"), torch.randint(0, 11, (600,)), []
+    lm = small_lm("compressive")
+    text = torch.randint(0, 11, (600,))
+    received = []
     reading = reading_of(len(text), 16, 7, documents)
     wanted = evaluate(lm, text, 16, documents=documents)
     total = Evaluation(reading, wanted.reach)
@@ -102,16 +123,22 @@ def test_shares_of_streams_add_up_to_one_process(documents, n):
 def test_losses_are_grouped_by_what_is_remembered(lengths, of_documents):
     losses = torch.rand(100)
     result = evaluation_of(losses, *lengths, of_documents=of_documents)
-    parts = [part.double() for part in losses.split(lengths)]
-    groups = [[p[:7] for p in parts], [p[7:14] for p in parts], [p[14:] for p in parts]]
-    assert [before for before, _, _ in result.by_memory] == [0, 7, 10]
-    for group, (before, mean, width) in zip(groups, result.by_memory, strict=True):
-        of_streams = [part.mean().item() for part in group if len(part)]
-        assert mean == pytest.approx(torch.cat(group).mean().item())
-        if before < 10 or not of_documents:  # else they are of unequal lengths
-            assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
-    far = evaluation_of(losses, *lengths, of_documents=of_documents, segment_len=35, reach=100).by_memory[-1]
-    assert math.isnan(far[2]) == of_documents, "a single document came so far"
+    assert [n_remembered for n_remembered, _, _ in result.by_memory] == [0, 7, 10]
+    segments = (slice(7), slice(7, 14), slice(14, None))
+    for segment, (n_remembered, mean, width) in zip(segments, result.by_memory, strict=True):
+        of_streams = [stream.double()[segment] for stream in losses.split(lengths)]
+        assert mean == pytest.approx(torch.cat(of_streams).mean().item())
+        if n_remembered < 10 or not of_documents:  # else they are of unequal lengths
+            means = [stream.mean().item() for stream in of_streams if len(stream)]
+            assert width == pytest.approx(4.303 * statistics.stdev(means) / math.sqrt(3), rel=1e-3)
+
+
+@pytest.mark.parametrize(("lengths", "of_documents"), [((34, 34, 32), False), ((50, 0, 30, 20), True)])
+def test_a_single_long_document_has_no_interval(lengths, of_documents):
+    losses = torch.rand(100)
+    result = evaluation_of(losses, *lengths, of_documents=of_documents, segment_len=35, reach=100)
+    _, _, width = result.by_memory[-1]
+    assert math.isnan(width) == of_documents
 
 
 @pytest.mark.parametrize("of_documents", [False, True])
@@ -132,25 +159,33 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100(of_documents):
 def test_memory_may_be_as_long_as_positions_reach(positions):
     lm = with_lengths(small_lm("transformer-xl", positions=positions), segment_len=4, mem_len=8)
     text = torch.randint(0, 11, (60,))
-    same = small_lm("transformer-xl", positions=positions, segment_len=4, mem_len=8)
-    same.load_state_dict(lm.state_dict())
-    assert evaluate(lm, text, 1).loss == evaluate(same, text, 1).loss
+    built_so = small_lm("transformer-xl", positions=positions, segment_len=4, mem_len=8)
+    built_so.load_state_dict(lm.state_dict())
+    assert evaluate(lm, text, 1).loss == evaluate(built_so, text, 1).loss
     if positions == "learned":
         with pytest.raises(ValueError, match=r"12 positions.* 13"):
             with_lengths(lm, mem_len=9)
     else:
         assert with_lengths(lm, mem_len=500).config.mem_len == 500
-    for model, lengths in (("transformer-xl", {"c_mem_len": 4}), ("transformer", {"mem_len": 4})):
-        with pytest.raises(ValueError, match=f"{next(iter(lengths))}=4 .* {model}"):
-            with_lengths(small_lm(model), **lengths)
+
+
+@pytest.mark.parametrize(("model", "length"), [("transformer-xl", "c_mem_len"), ("transformer", "mem_len")])
+def test_a_length_that_a_model_doesnt_have_is_an_error(model, length):
+    with pytest.raises(ValueError, match=f"{length}=4 .* {model}"):
+        with_lengths(small_lm(model), **{length: 4})
+
+
+def n_numbers(evaluation):
+    """How many numbers an evaluation holds."""
+    return sum(sums.numel() for sums in evaluation._sums.values())
 
 
 def test_an_evaluation_does_not_grow_with_tokens():
-    result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
-    assert sum(sums.numel() for sums in result._sums.values()) < 100_000 / BLOCK + 200
-    result = evaluation_of(torch.rand(8_000), *[80] * 100, of_documents=True, segment_len=4, reach=64)
-    assert len(result.by_memory) == 64 / 4 + 1
-    assert sum(sums.numel() for sums in result._sums.values()) < 5 * 100 + 200
+    assert n_numbers(evaluation_of(torch.rand(100_000), segment_len=64, reach=320)) < 100_000 / BLOCK + 200
+    lengths = [80] * 100
+    of_documents = evaluation_of(torch.rand(8_000), *lengths, of_documents=True, segment_len=4, reach=64)
+    assert len(of_documents.by_memory) == 64 / 4 + 1
+    assert n_numbers(of_documents) < 5 * 100 + 200
 
 
 TEXTS = ["naïve kings, naïve crowns\n", "kings and  crowns\n"]
@@ -169,22 +204,28 @@ def test_characters_and_words_count_where_they_begin(raw, characters, words):
 def test_documents_count_without_their_first_tokens(name):
     tokenizer = build_tokenizer(name, "".join(TEXTS))
     parts = [tokenizer.ids(text) for text in TEXTS]
-    texts = [text.replace("  ", " ") if name == "word" else text for text in TEXTS]
+    texts = TEXTS
+    if name == "word":
+        texts = [text.replace("  ", " ") for text in TEXTS]  # words don't keep how many spaces
+    joined = "".join(texts)
     first_tokens = [tokenizer.bytes_of(tokenizer.encode(text)[:1]) for text in texts]
     assert units(tokenizer, np.concatenate(parts), tuple(map(len, parts))) == Units(
         tokens=sum(map(len, parts)) - 2,
-        bytes=len(bytes_of("".join(texts))) - sum(map(len, first_tokens)),
-        characters=len("".join(texts)) - sum(len(first.decode()) for first in first_tokens),
-        words=len("".join(texts).split()) - sum(len(first.split()) for first in first_tokens),
+        bytes=len(bytes_of(joined)) - sum(map(len, first_tokens)),
+        characters=len(joined) - sum(len(token.decode()) for token in first_tokens),
+        words=len(joined.split()) - sum(len(token.split()) for token in first_tokens),
     )
-    assert units(IdTokenizer(9), np.arange(9), (4, 5)) == Units(7, 0, 7, 0), "ids are no text"
+
+
+def test_ids_are_no_text():
+    assert units(IdTokenizer(9), np.arange(9), (4, 5)) == Units(7, 0, 7, 0)
 
 
 @given(st.text(alphabet="aé \n", min_size=2, max_size=40), st.integers(1, 7))
 def test_units_do_not_depend_on_how_many_tokens_are_decoded(text, piece_len):
     for tokenizer in (ByteTokenizer(), CharacterTokenizer("aé \n"), build_tokenizer("word", text)):
-        whole = units(tokenizer, tokenizer.ids(text))
-        assert decoded_units(tokenizer, tokenizer.ids(text), (), piece_len) == whole
+        tokens = tokenizer.ids(text)
+        assert decoded_units(tokenizer, tokens, (), piece_len) == units(tokenizer, tokens)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +233,16 @@ def test_units_do_not_depend_on_how_many_tokens_are_decoded(text, piece_len):
     [(build_tokenizer("word", "a b\n"), {"perplexity": math.exp(2.0)}), (ByteTokenizer(), {}),
      (learn_bpe(["a b"]), {"word_perplexity": math.exp(10.0)})],
 )  # fmt: skip
-def test_perplexity_is_over_words_or_over_words_of_subwords(tokenizer, perplexities):
+def test_perplexity_is_over_words(tokenizer, perplexities):
+    """Those that are tokens, or those that subwords are of."""
     bits = {"bits_per_character": 0.5 / math.log(2), "bits_per_byte": 1 / 3 / math.log(2)}
     measures = comparable(100.0, Units(50, 300, 200, 10), tokenizer)
-    assert {name: x for name, x in measures.items() if x == x} == pytest.approx({**bits, **perplexities})
+    known = {name: value for name, value in measures.items() if not math.isnan(value)}
+    assert known == pytest.approx({**bits, **perplexities})
+
+
+def test_measures_are_large_or_unknown_where_there_is_little_text():
+    tokenizer = ByteTokenizer()
     assert comparable(1e9, Units(1, 1, 1, 1), tokenizer)["bits_per_byte"] > 1e9
     assert all(map(math.isnan, comparable(1.0, Units(0, 0, 0, 0), tokenizer).values()))
 

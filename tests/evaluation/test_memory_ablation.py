@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import asdict, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 import pytest
 import torch
@@ -27,16 +27,18 @@ TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))
 
 
 class Ignores(nn.Module):
-    """Stands for a model that remembers and makes no use of it: its loss is ``more`` than its next token."""
+    """Stands for a model that remembers and makes no use of it: its loss is its next token, and
+    ``added_loss``."""
 
     device = torch.device("cpu")
 
-    def __init__(self, model="compressive", more=0.0, **changes):
+    def __init__(self, model="compressive", added_loss=0.0, **changes):
         super().__init__()
-        self.config, self.more = replace(SMALL, model=model, **changes), more
+        self.config = replace(SMALL, model=model, **changes)
+        self.added_loss = added_loss
 
     def forward(self, inputs, memory, targets):
-        losses = targets + self.more
+        losses = targets + self.added_loss
         B = inputs.shape[1]
         memory = memory_of([torch.randn(5, B, 2)] * 2, [torch.randn(4, B, 2)] * 2)
         return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
@@ -60,11 +62,15 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
     """21 tokens fill the memories, and a segment has 7."""
     ablation = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], tokens=800)
     assert (ablation and ablation.streams) == streams
-    if parts := choose_streams(n_tokens, warm_up=21, segment_len=7, tokens=800):
+    parts = choose_streams(n_tokens, warm_up=21, segment_len=7, tokens=800)
+    if parts:
         length = (n_tokens - 1) // streams
         assert parts.begins == tuple(range(0, length * streams, length))
         assert parts.lengths == (min(21 + 800 // streams, length),) * streams
-    documents = (28, 28, 44)  # of which one fills the memory
+
+
+def test_one_document_that_fills_the_memory_is_not_read_alone():
+    documents = (28, 28, 44)
     assert memory_ablation({"lm": Ignores()}, TEXT[:100], tokens=800, documents=documents) is None
 
 
@@ -78,11 +84,11 @@ def test_a_part_begins_a_document_and_is_not_read_alone(documents, warm_up, segm
     assert (parts is None) == (sum(length > warm_up + segment_len for length in documents) < 2)
     if parts is None:
         return
-    firsts = {sum(documents[:number]): length for number, length in enumerate(documents)}
+    length_by_begin = {sum(documents[:number]): length for number, length in enumerate(documents)}
     assert len(set(parts.begins)) == len(parts.begins) == len(parts.lengths) >= 2
     for begin, length in zip(parts.begins, parts.lengths, strict=True):
-        assert warm_up + segment_len <= length < firsts[begin]
-    assert [number for group in parts.groups for number in group] == list(range(len(parts.begins)))
+        assert warm_up + segment_len <= length < length_by_begin[begin]
+    assert [*chain(*parts.groups)] == list(range(len(parts.begins)))
     for group in parts.groups:
         lengths = [parts.lengths[number] for number in group]
         assert lengths == [lengths[1], *sorted(lengths[1:], reverse=True)]
@@ -95,47 +101,63 @@ DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 90)
 """Of TEXT; 21 tokens fill the memories, and two of these documents have fewer than a segment of 7 beyond."""
 
 
-def joined(memory, other):
+def joined(positions, slots):
     """The positions of one memory and the slots of another."""
-    mem = [layer.mem for layer in memory.layers]
-    return memory_of(mem, [layer.slots for layer in other.layers])
+    mem = [layer.mem for layer in positions.layers]
+    return memory_of(mem, [layer.slots for layer in slots.layers])
+
+
+def under_controls(memory, swapped):
+    """A stream's memory as it is and under each control, which may swap it with that of another stream."""
+    zeros = memory.map(torch.zeros_like)
+    return {
+        "plain": memory,
+        "slots zeroed": joined(memory, zeros),
+        "slots swapped": joined(memory, swapped),
+        "memory zeroed": joined(zeros, memory),
+        "memory swapped": joined(swapped, memory),
+    }
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("documents", "streams", "counted"), [((), 16, 10), (DOCUMENTS, 6, 20)])
 def test_losses_and_costs_are_those_of_streams_read_alone(documents, streams, counted):
-    """A stream's memory is swapped with that of one at the same place."""
-    lm, S, warm_up, received = small_lm("compressive").train(), 7, 21, []
+    """A stream's memory is swapped with that of one at the same position."""
+    S = 7
+    warm_up = 21
+    lm = small_lm("compressive").train()
     text = TEXT[: sum(documents) or len(TEXT)]
+    received = []
     ablation = memory_ablation(
-        {"lm": lm}, text, tokens=streams * counted, documents=documents,
-        progress=received.append,
-    )  # fmt: skip
+        {"lm": lm}, text, tokens=streams * counted, documents=documents, progress=received.append
+    )
     assert lm.training
     lm.eval()  # which gives the loss of each token
-    parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
+
+    # The beginnings of documents, or of equal parts, that are long enough; the longest first.
+    lengths = documents or (len(TEXT) - 1) // 16
+    parts = text.split(lengths)[: len(documents) or 16]
     texts = [part[: 1 + warm_up + counted] for part in parts if len(part) > warm_up + S]
     order = sorted(range(streams), key=lambda i: -len(texts[i]))
-    memories, counts, sums = [Memory(())] * streams, [0] * streams, defaultdict(lambda: [0.0] * streams)
+
+    # Losses by stream, summed over the tokens after the warm-up.
+    memories = [Memory(())] * streams
+    counts = [0] * streams
+    sums = defaultdict(lambda: [0.0] * streams)
     for start in range(0, warm_up + counted, S):
-        going = [i for i in order if len(texts[i]) - 1 > start]
-        before = {i: memories[j] for i, j in zip(going, [going[-1], *going], strict=False)}
-        for i in going:
-            part, past, other = texts[i][start : start + S + 1, None], memories[i], before[i]
-            inputs, targets = part[:-1], part[1:]
+        unfinished = [i for i in order if len(texts[i]) - 1 > start]
+        swapped = {}
+        for i, j in zip(unfinished, [unfinished[-1], *unfinished], strict=False):
+            swapped[i] = memories[j]
+        for i in unfinished:
+            segment = texts[i][start : start + S + 1, None]
+            inputs = segment[:-1]
+            targets = segment[1:]
             if start >= warm_up:
                 counts[i] += len(targets)
-                zeros = past.map(torch.zeros_like)
-                changed = {
-                    "plain": past,
-                    "slots zeroed": joined(past, zeros),
-                    "slots swapped": joined(past, other),
-                    "memory zeroed": joined(zeros, past),
-                    "memory swapped": joined(other, past),
-                }
-                for name, memory in changed.items():
+                for name, memory in under_controls(memories[i], swapped[i]).items():
                     sums[name][i] += lm(inputs, memory, targets).scores.losses.sum().item()
-            memories[i] = lm(inputs, past, targets).memory
+            memories[i] = lm(inputs, memories[i], targets).memory
 
     n = sum(counts)
     assert ablation.of_documents == bool(documents)
@@ -146,12 +168,13 @@ def test_losses_and_costs_are_those_of_streams_read_alone(documents, streams, co
     costs = ablation.costs["lm"]
     assert costs.keys() == sums.keys() - {"plain"}
     for name, cost in costs.items():
-        differences = [a - b for a, b in zip(sums[name], sums["plain"], strict=True)]
+        differences = [changed - plain for changed, plain in zip(sums[name], sums["plain"], strict=True)]
         assert asdict(cost) == pytest.approx(asdict(mean_of_groups(differences, counts)), abs=1e-9)
 
 
 STREAM = RecallStream(keys=6, values=4, set_probability=0.15)
-S, M, C, RATE = 8, 16, 5, 4
+S, M, C = 8, 16, 5
+RATE = 4
 EDGES = (0, 8, 16, 24, 32, 40, 48, 96)
 
 
@@ -177,33 +200,44 @@ class Copies(nn.Module):
         )
 
     def forward(self, tokens, memory, targets):
-        slots = [rearrange(layer.slots, "n b c -> (n c) b") for layer in memory.layers]
-        past = torch.cat([*slots, *(layer.mem[..., 0] for layer in memory.layers), tokens])
-        start = len(past) - len(tokens)
+        past = [tokens[:0]]
+        for layer in memory.layers:
+            past += [rearrange(layer.slots, "n b c -> (n c) b"), layer.mem[..., 0]]
+        past = torch.cat(past)
         answers = torch.full_like(tokens, -1)
         for b in range(tokens.shape[1]):
-            known = {}
-            for place, token in enumerate(past[:, b].tolist()):
-                first_ask = STREAM.values * (1 + STREAM.keys)
-                if STREAM.values <= token < first_ask:
-                    known[token // STREAM.values - 1] = token % STREAM.values
-                elif token >= first_ask and place >= start:
-                    answers[place - start, b] = known.get(token - first_ask, -1)
+            answers[:, b] = torch.tensor(self.answer(past[:, b].tolist(), tokens[:, b].tolist()))
         inputs = torch.zeros(*tokens.shape, RATE, dtype=torch.long)
         inputs[..., 0] = tokens
         memory = updated([CompressiveRule(M, C, Holds(), loss="none")], memory, [inputs])
         scores = TokenLosses(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
         return LMScores(scores, memory, torch.zeros(()))
 
+    def answer(self, past, tokens):
+        """The answer to each of ``tokens`` that asks, of what was set before it; −1 elsewhere."""
+        first_set = STREAM.values
+        first_ask = STREAM.values * (1 + STREAM.keys)
+        value_by_key = {}
+        answers = []
+        for token in past + tokens:
+            answer = -1
+            if first_set <= token < first_ask:
+                value_by_key[token // STREAM.values - 1] = token % STREAM.values
+            elif token >= first_ask:
+                answer = value_by_key.get(token - first_ask, -1)
+            answers.append(answer)
+        return answers[len(past) :]
 
-def heard(segments, streams=4):
-    return list(islice(recall_segments(STREAM, streams, S, 3), segments))
+
+def first_segments(n):
+    """The first ``n`` segments of four streams."""
+    return list(islice(recall_segments(STREAM, 4, S, 3), n))
 
 
 @pytest.fixture(scope="module")
 def measured():
     controls = controls_of(Copies().config.memory_sizes)
-    return recall_by_distance(Copies(), heard(60), EDGES, warm_up=10 * S, controls=controls)
+    return recall_by_distance(Copies(), first_segments(60), EDGES, warm_up=10 * S, controls=controls)
 
 
 def test_a_copying_model_recalls_exactly_what_it_holds(measured):
@@ -211,13 +245,14 @@ def test_a_copying_model_recalls_exactly_what_it_holds(measured):
     assert recall.by_place == {"segment": 1.0, "memory": 1.0, "slots": 1.0, "beyond": 0.0}
     assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)  # nothing nearer than M + RATE · C is beyond
     assert recall.accuracy[-1] == 0.0
-    assert (recall.within_reach, recall.loss) == (1.0, 1.0)
+    assert recall.within_reach == 1.0
+    assert recall.loss == 1.0
     asks = recall.asks_by_place
     assert recall.correct() == 1 - asks["beyond"] / sum(asks.values())
 
 
 @pytest.mark.parametrize(
-    ("control", "kept"),
+    ("control", "unharmed"),
     [
         ("slots zeroed", ["segment", "memory"]),
         ("slots swapped", ["segment", "memory"]),
@@ -225,15 +260,16 @@ def test_a_copying_model_recalls_exactly_what_it_holds(measured):
         ("memory swapped", ["segment"]),  # what another stream set later hides what slots hold
     ],
 )
-def test_a_control_loses_only_the_part_that_it_touches(control, kept, measured):
-    by_place = measured[control].by_place
-    assert all(by_place[place] == 1.0 for place in kept)
-    assert by_place[control.split()[0]] < 0.4  # what is older, or another stream's, is right by chance
+def test_a_control_loses_only_the_part_that_it_touches(control, unharmed, measured):
+    by_part = measured[control].by_place
+    assert all(by_part[part] == 1.0 for part in unharmed)
+    touched, _ = control.split()
+    assert by_part[touched] < 0.4  # what is older, or another stream's, is right by chance
 
 
 def test_asks_are_counted_after_the_warm_up_alone():
-    recall = recall_by_distance(Copies(), heard(12), EDGES, warm_up=10 * S)["untouched"]
-    late = torch.cat([distances for _, distances in heard(12)[10:]])
+    recall = recall_by_distance(Copies(), first_segments(12), EDGES, warm_up=10 * S)["untouched"]
+    late = torch.cat([distances for _, distances in first_segments(12)[10:]])  # after ten segments
     assert sum(recall.asks_by_place.values()) == int((late >= 0).sum())
     assert list(recall.asks) == [int(((late >= a) & (late < b)).sum()) for a, b in pairwise(EDGES)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import memory_worth as program
-from experiments.memory_worth import KINDS, VARIANTS, MemoryWorth
+from experiments.memory_worth import KINDS, ONE_CHANGE, MemoryWorth
 from experiments.word_distances import NEVER, NO_WORD, group_distances, word_distances
 from memformers.common.files import read_json
 from memformers.data.tokenizer import ByteTokenizer
@@ -98,12 +98,12 @@ def mean_keys(variant):
 
 
 def test_arms_have_rivals_with_the_same_number_of_keys():
-    variants = {**KINDS, **VARIANTS}
+    variants = {**KINDS, **ONE_CHANGE}
     more_keys = "xl-832"  # it keeps exactly what 192 slots cover
     for name, variant in variants.items():
         if variant.rival and name != more_keys:
             assert mean_keys(variant) == mean_keys(variants[variant.rival]), name
-    for variant in (*VARIANTS.values(), KINDS["xl-256"]):
+    for variant in (*ONE_CHANGE.values(), KINDS["xl-256"]):
         assert mean_keys(variant) == 256
 
 

@@ -1,6 +1,8 @@
 """Weights and modules that change between two steps, and inference mode: each step gives what the model's
 forward pass gives for the running segment, with what the model consists of in that moment."""
 
+from itertools import cycle
+
 import pytest
 import torch
 from torch import nn
@@ -28,14 +30,25 @@ def _double_precision(float64):
 def check_steps(lm, stepper, text, n_read, doc_starts=None):
     """Let ``stepper``, which has read the first ``n_read`` tokens, read the others one by one, and compare
     with ``lm``, which reads the segment so far anew for each of them."""
-    begin, memory = n_read // S * S, stepper.memory()
+    if doc_starts is None:
+        doc_starts = documents(*text.shape)
+    begin = n_read // S * S
+    memory = stepper.memory()
     for end in range(n_read + 1, len(text) + 1):
-        starts = None if doc_starts is None else doc_starts[begin:end]
-        wanted = lm(text[begin:end], memory, None, starts)
-        got = stepper.step(text[end - 1], None if starts is None else starts[-1])
-        torch.testing.assert_close(got, wanted.logits[-1], **EXACT)
+        has_starts = doc_starts.any()
+        wanted = lm(text[begin:end], memory, None, doc_starts[begin:end] if has_starts else None)
+        logits = stepper.step(text[end - 1], doc_starts[end - 1] if has_starts else None)
+        torch.testing.assert_close(logits, wanted.logits[-1], **EXACT)
         if end - begin == S:
-            begin, memory = end, wanted.memory
+            begin = end
+            memory = wanted.memory
+
+
+def stepper_after(lm, text, n_read, doc_starts=None):
+    """A stepper that has read the first ``n_read`` tokens."""
+    stepper = Stepper(lm, 2)
+    stepper.read(text[:n_read], None if doc_starts is None else doc_starts[:n_read])
+    return stepper
 
 
 def train_a_step(lm, build_optimizer):
@@ -162,8 +175,10 @@ class Adapted(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.settings = inner, {"strength": 1.0}
-        self.down, self.up = nn.Linear(12, 2, bias=False), nn.Linear(2, 12, bias=False)
+        self.inner = inner
+        self.settings = {"strength": 1.0}
+        self.down = nn.Linear(12, 2, bias=False)
+        self.up = nn.Linear(2, 12, bias=False)
 
     def forward(self, x):
         return self.inner(x) + self.settings["strength"] * self.up(self.down(x))
@@ -186,63 +201,64 @@ CHANGES = {
     "foreach AdamW": optimizer(torch.optim.AdamW, foreach=True),
     "optimizer=adamw": our_adamw,
     "assigned state": lambda lm: loaded(lm, assign=True),
-    **{
-        f.__name__: f
-        for f in (
-            only_biases, in_place_of_data, other_data, average, average_of_all, one_head_without_keys,
-            one_number, loaded, other_map, other_network, other_embedding, other_transformer, hooked_map,
-            hooked_layer, hooked_model, hook_of_all_modules, hook_that_shifts_positions, replaced_forward,
-            pruned, parametrized, weight_normed, adapted, other_epsilon,
-        )
-    },
-}  # fmt: skip
+}
+for function in (
+    only_biases, in_place_of_data, other_data, average, average_of_all, one_head_without_keys,
+    one_number, loaded, other_map, other_network, other_embedding, other_transformer, hooked_map,
+    hooked_layer, hooked_model, hook_of_all_modules, hook_that_shifts_positions, replaced_forward,
+    pruned, parametrized, weight_normed, adapted, other_epsilon,
+):  # fmt: skip
+    CHANGES[function.__name__] = function
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_step_computes_with_the_modules_and_weights_of_that_moment(model, change):
-    lm, text = small_lm(model, token_shift=True).eval(), tokens(3 * S + 4)
-    stepper = Stepper(lm, 2)
-    stepper.read(text[: 2 * S + 3])
-    before = lm(text[2 * S :], stepper.memory()).logits
+def test_a_step_computes_with_the_model_of_that_moment(model, change):
+    lm = small_lm(model, token_shift=True).eval()
+    text = tokens(3 * S + 4)
+    stepper = stepper_after(lm, text, 2 * S + 3)
+    unchanged = lm(text[2 * S :], stepper.memory()).logits
     CHANGES[change](lm)
-    assert not torch.allclose(lm(text[2 * S :], stepper.memory()).logits, before)
+    assert not torch.allclose(lm(text[2 * S :], stepper.memory()).logits, unchanged)
     check_steps(lm, stepper, text, 2 * S + 3)
 
 
 @pytest.mark.parametrize("n_read", [2 * S, 2 * S + 1, 3 * S - 1])
 @pytest.mark.parametrize("change", ["fused AdamW", "in_place_of_data", "hooked_layer"])
-def test_a_change_takes_effect_at_any_place_of_a_segment_in_which_documents_begin(n_read, change):
-    lm, text = small_lm("compressive", token_shift=True).eval(), tokens(4 * S)
+def test_a_change_takes_effect_anywhere_in_a_segment(n_read, change):
+    """Where documents begin, too."""
+    lm = small_lm("compressive", token_shift=True).eval()
+    text = tokens(4 * S)
     doc_starts = documents(4 * S, 2, (S - 2, 0), (2 * S, 1), (2 * S + 4, 0), (3 * S, 0))
-    stepper = Stepper(lm, 2)
-    stepper.read(text[:n_read], doc_starts[:n_read])
+    stepper = stepper_after(lm, text, n_read, doc_starts)
     CHANGES[change](lm)
     check_steps(lm, stepper, text, n_read, doc_starts)
 
 
 @pytest.mark.parametrize("change", ["fused AdamW", "other_map", "hooked_model"])
-def test_a_model_without_memory_and_a_core_in_training_mode_change_too(change):
-    lm, text = small_lm("transformer").eval(), tokens(3 * S)
-    stepper = Stepper(lm, 2)
-    stepper.read(text[: 2 * S])
+def test_a_model_without_memory_changes_too(change):
+    lm = small_lm("transformer").eval()
+    text = tokens(3 * S)
+    stepper = stepper_after(lm, text, 2 * S)
     CHANGES[change](lm)
     for end in range(2 * S + 1, 3 * S):
         wanted = lm(text[end - S : end]).logits[-1]
         torch.testing.assert_close(stepper.step(text[end - 1]), wanted, **EXACT)
 
-    settings = {name: x for name, x in SMALL_SETTINGS.items() if name != "vocab_size"}
+
+def test_a_core_in_training_mode_changes_too():
+    settings = {name: value for name, value in SMALL_SETTINGS.items() if name != "vocab_size"}
     core = fill_zeros(MemoryCore(CoreConfig(**settings, dropout=0.5, d_input=3))).train()
-    stepper, x = Stepper(core, 2), torch.randn(9, 2, 3)
-    stepper.read(x[:8])
+    x = torch.randn(9, 2, 3)
+    stepper = stepper_after(core, x, 8)
     core.encode.weight.data.mul_(2)
     same([stepper.step(x[8])], core.eval()(x[6:], stepper.memory()).output[-1:])
 
 
 def test_a_hook_takes_effect_until_it_is_removed():
-    lm, text = small_lm("compressive", token_shift=True).eval(), tokens(4 * S)
-    stepper = Stepper(lm, 2)
-    stepper.read(text[: 2 * S + 1])
+    lm = small_lm("compressive", token_shift=True).eval()
+    text = tokens(4 * S)
+    stepper = stepper_after(lm, text, 2 * S + 1)
     hook = lm.transformer.layers[0].register_forward_hook(lambda *call: 2 * call[-1])
     check_steps(lm, stepper, text[: 2 * S + 3], 2 * S + 1)
     hook.remove()
@@ -252,10 +268,10 @@ def test_a_hook_takes_effect_until_it_is_removed():
 
 
 def test_a_setting_that_an_adapter_changes_in_place_takes_effect():
-    lm, text = small_lm("transformer-xl").eval(), tokens(4 * S)
+    lm = small_lm("transformer-xl").eval()
+    text = tokens(4 * S)
     adapted(lm)
-    stepper = Stepper(lm, 2)
-    stepper.read(text[: 2 * S + 2])
+    stepper = stepper_after(lm, text, 2 * S + 2)
     lm.transformer.layers[0].self_attn.value.settings["strength"] = 0.0
     check_steps(lm, stepper, text, 2 * S + 2)
 
@@ -265,86 +281,97 @@ class Counting(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.calls, self.last = inner, 0, None
+        self.inner = inner
+        self.n_calls = 0
+        self.last_input = None
 
     def forward(self, x):
-        self.calls, self.last = self.calls + 1, x
+        self.n_calls += 1
+        self.last_input = x
         return self.inner(x)
 
 
-def test_a_module_that_changes_itself_in_each_call_is_read_as_in_the_forward_pass():
-    lm, text = small_lm("selective").eval(), tokens(3 * S)
+def test_a_module_that_changes_itself_is_read_as_in_a_forward_pass():
+    lm = small_lm("selective").eval()
+    text = tokens(3 * S)
     lm.transformer.layers[0].feed_forward = Counting(lm.transformer.layers[0].feed_forward).eval()
     check_steps(lm, Stepper(lm, 2), text, 0)
 
 
 class Interruptible(nn.Module):
-    """Ctrl-C within a call of it, where ``times`` says so."""
+    """Ctrl-C within its next call, if there is an element in ``pending``."""
 
-    def __init__(self, inner, times):
+    def __init__(self, inner, pending):
         super().__init__()
-        self.inner, self.interrupt = inner, lambda: times and times.pop()
+        self.inner = inner
+        self.next_interrupt = lambda: pending and pending.pop()  # no attribute that changes
 
     def forward(self, x):
-        if self.interrupt():
+        if self.next_interrupt():
             raise KeyboardInterrupt
         return self.inner(x)
 
 
 @pytest.mark.parametrize("change", ["in_place_of_data", "hooked_map"])
-def test_ctrl_c_while_a_changed_segment_is_read_again_loses_nothing(change):
-    lm, text, times = small_lm("compressive", token_shift=True).eval(), tokens(3 * S), []
-    lm.transformer.layers[1].feed_forward = Interruptible(lm.transformer.layers[1].feed_forward, times).eval()
-    doc_starts, stepper = documents(3 * S, 2, (S, 0)), Stepper(lm, 2)
-    stepper.read(text[: S + 4], doc_starts[: S + 4])
+def test_ctrl_c_while_a_segment_is_read_again_loses_nothing(change):
+    lm = small_lm("compressive", token_shift=True).eval()
+    text = tokens(3 * S)
+    layer = lm.transformer.layers[1]
+    pending = []
+    layer.feed_forward = Interruptible(layer.feed_forward, pending).eval()
+    doc_starts = documents(3 * S, 2, (S, 0))
+    stepper = stepper_after(lm, text, S + 4, doc_starts)
     CHANGES[change](lm)
     for _ in range(2):
-        times.append(True)
+        pending.append(True)
         with pytest.raises(KeyboardInterrupt):
             stepper.step(text[S + 4])
     check_steps(lm, stepper, text, S + 4, doc_starts)
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
-@pytest.mark.parametrize("places", [(True, False, True), (False, True, False)])
-def test_a_stepper_made_or_read_in_inference_mode_goes_on_outside_and_the_other_way_around(model, places):
-    lm, text = small_lm(model, token_shift=True).eval(), tokens(4 * S)
+@pytest.mark.parametrize("first_mode", [True, False])
+def test_a_stepper_is_read_in_and_out_of_inference_mode(model, first_mode):
+    """It is made in one mode, and read in both in turns."""
+    lm = small_lm(model, token_shift=True).eval()
+    text = tokens(4 * S)
     doc_starts = documents(4 * S, 2, (0, 1), (S + 3, 0), (2 * S, 0))
     wanted, *_ = read(lm, text, doc_starts)
-    with torch.inference_mode(places[0]):
-        stepper, got = Stepper(lm, 2), []
-    for part, is_inference in zip(range(0, 4 * S, 3), (*places * 4,), strict=False):
-        with torch.inference_mode(is_inference):
-            new = slice(part, part + 3)
-            got.append(stepper.read(text[new].clone(), doc_starts[new].clone())[-1])
-    ends = [min(part + 3, 4 * S) - 1 for part in range(0, 4 * S, 3)]
-    same(got, wanted[ends])
+    with torch.inference_mode(first_mode):
+        stepper = Stepper(lm, 2)
+    modes = cycle([first_mode, not first_mode, first_mode])
+    for begin, mode in zip(range(0, 4 * S, 3), modes, strict=False):
+        with torch.inference_mode(mode):
+            end = min(begin + 3, 4 * S)
+            logits = stepper.read(text[begin:end].clone(), doc_starts[begin:end].clone())
+            same(logits[-1:], wanted[end - 1 : end])
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_built_in_inference_mode_generates_in_it_and_outside(model):
+def test_a_model_built_in_inference_mode_generates_outside_of_it(model):
     with torch.inference_mode():
         lm = small_lm(model).eval()
         inside = list(generate(lm, tokens(3 * S), 9, seed=0))
     torch.manual_seed(0)
-    usual = small_lm(model).eval()
+    ordinary = small_lm(model).eval()
     prompt = tokens(3 * S)
-    wanted = list(generate(usual, prompt, 9, seed=0))
+    wanted = list(generate(ordinary, prompt, 9, seed=0))
     same(inside, wanted)
     same(generate(lm, prompt, 9, seed=0), wanted)
 
 
 def test_weights_of_inference_mode_that_change_are_noticed():
     with torch.inference_mode():
-        lm, text = small_lm("transformer-xl").eval(), tokens(3 * S)
-        stepper = Stepper(lm, 2)
-        stepper.read(text[: S + 2])
+        lm = small_lm("transformer-xl").eval()
+        text = tokens(3 * S)
+        stepper = stepper_after(lm, text, S + 2)
         lm.transformer.layers[0].self_attn.key.weight.mul_(3)
         check_steps(lm, stepper, text, S + 2)
 
 
 def test_a_hook_of_the_model_itself_is_called_once_for_each_token():
-    lm, calls = small_lm("compressive").eval(), []
+    lm = small_lm("compressive").eval()
+    calls = []
     lm.register_forward_hook(lambda *call: calls.append(1))
     list(generate(lm, tokens(1), 2 * S, seed=0))
     assert len(calls) == 1 + 2 * S

@@ -18,26 +18,28 @@ def prompts_of(*lengths):
     return [torch.randint(11, (length,)) for length in lengths]
 
 
-def watched(lm, prompt, n):
+def generate_with_logits(lm, prompt, n):
     """The greedy text ``[n, B]`` after a prompt, and the logits ``[·, B, 11]`` of each token drawn."""
-    seen, draw = [], Sampling.draw
+    drawn_from = []
+    draw = Sampling.draw
 
     def watch(sampling, logits, generator):
-        seen.append(logits)
+        drawn_from.append(logits)
         return draw(sampling, logits, generator)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampling, "draw", watch)
         patch.setattr(torch.Tensor, "float", lambda x: x)
         text = torch.stack(list(generate(lm, prompt, n, temperature=0.0)))
-    return text, torch.stack(seen)
+    return text, torch.stack(drawn_from)
 
 
 def check_each_is_as_alone(lm, prompts, n):
-    (text, logits), ends = watched(lm, prompts, n), batch_prompts(prompts, lm.config).ends
+    text, logits = generate_with_logits(lm, prompts, n)
+    ends = batch_prompts(prompts, lm.config).ends
     assert text.shape == (n, len(prompts))
     for stream, prompt in enumerate(prompts):
-        wanted, wanted_logits = watched(lm, prompt[:, None], n)
+        wanted, wanted_logits = generate_with_logits(lm, prompt[:, None], n)
         begin = ends[stream] - min(ends)
         assert torch.equal(text[:, stream], wanted[:, 0])
         same([logits[begin : begin + n, stream]], [wanted_logits[:, 0]])
@@ -62,25 +64,37 @@ def test_each_stream_is_read_and_written_as_alone(model, positions, shape, lengt
 
 
 @pytest.mark.parametrize("settings", [*({"model": model} for model in MODELS), SAME_LENGTH])
-def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(settings):
+def test_each_is_as_alone_far_beyond_what_is_remembered(settings):
+    """In two layers."""
     check_each_is_as_alone(small_lm(**settings), prompts_of(1, 50, 23), 60)
 
 
 def test_prompts_of_one_length_are_those_of_a_tensor():
-    lm, prompts = small_lm("compressive"), prompts_of(9, 9)
-    assert batch_prompts(prompts, lm.config).doc_starts is None
-    for some in (prompts, prompts[:1]):
-        one, *others = [list(generate(lm, p, 30, seed=1)) for p in (some, torch.stack(some, 1), tuple(some))]
-        assert all(torch.equal(torch.stack(one), torch.stack(other)) for other in others)
-    assert len(next(generate(lm, prompts[:1], 1, batch=3))) == 3
+    lm = small_lm("compressive")
+    first, second = prompts_of(9, 9)
+    assert batch_prompts([first, second], lm.config).doc_starts is None
+    for prompts in ([first, second], [first]):
+        wanted = torch.stack(list(generate(lm, prompts, 30, seed=1)))
+        for same_prompts in (torch.stack(prompts, 1), tuple(prompts)):
+            text = torch.stack(list(generate(lm, same_prompts, 30, seed=1)))
+            assert torch.equal(text, wanted)
+    assert len(next(generate(lm, [first], 1, batch=3))) == 3
 
 
 @pytest.mark.parametrize("prompts", [prompts_of(3, 12), torch.randint(11, (3, 2))])
-def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop(prompts):
+def test_the_same_seed_writes_the_same(prompts):
     lm = small_lm("transformer-xl")
-    text, again, other = (torch.stack(list(generate(lm, prompts, 90, seed=seed))) for seed in (1, 1, 2))
-    assert torch.equal(text, again)
-    assert not torch.equal(text, other)
+    first, second, with_other_seed = (
+        torch.stack(list(generate(lm, prompts, 90, seed=seed))) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, with_other_seed)
+
+
+@pytest.mark.parametrize("prompts", [prompts_of(3, 12), torch.randint(11, (3, 2))])
+def test_a_batch_ends_when_the_last_stream_has_come_to_stop(prompts):
+    lm = small_lm("transformer-xl")
+    text = torch.stack(list(generate(lm, prompts, 90, seed=1)))
     ends = [int((stream == 4).nonzero()[0]) for stream in text.T]
     stopped = torch.stack(list(generate(lm, prompts, 90, seed=1, stop=4)))
     assert len(stopped) == max(ends) + 1 < 90
@@ -102,6 +116,6 @@ def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop(p
      (tokens(3), {"batch": 2}, "batch=2"),
      (prompts_of(3, 4, 5), {"batch": 2}, "batch=2")],
 )  # fmt: skip
-def test_what_can_not_be_continued_is_an_error_at_once(prompt, options, message):
+def test_what_cant_be_continued_is_an_error_at_once(prompt, options, message):
     with pytest.raises(ValueError, match=message):
         generate(small_lm("transformer-xl"), prompt, **({"max_new_tokens": 3} | options))

@@ -10,8 +10,12 @@ from memformers.data.tokenizer import CharacterTokenizer, WordTokenizer
 from memformers.generation.generate import Sampling, TextStream, continue_text, make_generator
 from tests.builders import small_lm
 
-P, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
-CPU, SHARP = torch.device("cpu"), [p**2 / sum(q**2 for q in P) for p in P]
+CPU = torch.device("cpu")
+# Probabilities of five tokens, and what some settings make of them.
+P = [0.1, 0.5, 0.3, 0.06, 0.04]
+SHARP = [p**2 / sum(q**2 for q in P) for p in P]
+TWO = [0.0, 0.625, 0.375, 0.0, 0.0]
+FIRST = [0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -24,8 +28,9 @@ CPU, SHARP = torch.device("cpu"), [p**2 / sum(q**2 for q in P) for p in P]
      ({"temperature": 5e-324}, FIRST), ({"top_p": 5e-324}, FIRST), ({"temperature": 1e308}, [0.2] * 5)],
 )  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
-    logits, generator = torch.tensor([P]).log().expand(40_000, -1), make_generator(0, CPU)
-    shares = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
+    logits = torch.tensor([P]).log().expand(40_000, -1)
+    drawn = Sampling(**settings).draw(logits, make_generator(0, CPU))
+    shares = torch.bincount(drawn, minlength=5) / 40_000
     torch.testing.assert_close(shares, torch.tensor(wanted), rtol=0, atol=0.015)
 
 
@@ -39,11 +44,15 @@ def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
        for t in (0.0, 1.0)),
      *((lambda s=s: make_generator(s, CPU), f"got seed={s}") for s in (2**64, -(2**63) - 1))],
 )  # fmt: skip
-def test_what_cannot_be_drawn_from_and_a_seed_of_more_than_64_bits_are_errors(do, message):
+def test_what_cant_be_drawn_from_is_an_error(do, message):
+    """And so is a seed of more than 64 bits."""
     with pytest.raises(UserError, match=message):
         do()
+
+
+def test_the_largest_seed_and_a_token_that_is_ruled_out_are_fine():
     assert make_generator(2**64 - 1, CPU).initial_seed()
-    assert Sampling().draw(torch.tensor([[-math.inf, 0.0]])).tolist() == [1]  # one may be ruled out
+    assert Sampling().draw(torch.tensor([[-math.inf, 0.0]])).tolist() == [1]
 
 
 LETTERS = CharacterTokenizer("abcdefghij\n")
@@ -64,15 +73,16 @@ def test_writing_ends_with_the_stop():
         continue_text(lm, LETTERS, "abc", -1, Sampling())
 
 
-@pytest.mark.parametrize(("prompt", "before"), [("a b", " "), ("a b\n", "")])
-def test_a_word_follows_a_space_and_a_line_none_in_the_prompt_and_in_portions(prompt, before):
+@pytest.mark.parametrize(("prompt", "separator"), [("a b", " "), ("a b\n", "")])
+def test_a_word_follows_a_space_in_any_portions_but_not_a_line(prompt, separator):
     words = WordTokenizer(["<eos>", "<unk>", *"abcdefgh"])
     lm = small_lm("transformer-xl", vocab_size=words.vocab_size).eval()
     stream = TextStream(lm, words)
     stream.read(prompt)
     text = written(stream, 5) + written(stream, 4)
-    again = TextStream(lm, words)
-    again.read(prompt)
-    assert written(again, 9) == text
-    assert text.startswith(before)
-    assert words.encode(prompt + text).tolist()[: len(words.encode(prompt))] == words.encode(prompt).tolist()
+    at_once = TextStream(lm, words)
+    at_once.read(prompt)
+    assert written(at_once, 9) == text
+    assert text.startswith(separator)
+    prompt_ids = words.encode(prompt).tolist()
+    assert words.encode(prompt + text).tolist()[: len(prompt_ids)] == prompt_ids

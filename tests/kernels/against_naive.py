@@ -21,10 +21,19 @@ def kernel_named(name: str) -> Kernel:
 
 def random_inputs(B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """A kernel's arguments by name, for both forms of positions, in the attention module's memory order."""
-    draw, inputs = torch.Generator().manual_seed(1), {}
-    shapes = {"query": (S, B, H, E), "key": (K, B, H, E), "value": (K, B, H, E), "r": (K, H, E)}
-    for name, shape in (shapes | {"u": (H, E), "v": (H, E), "s": (H, K)}).items():
-        drawn = torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    shapes = {
+        "query": (S, B, H, E),
+        "key": (K, B, H, E),
+        "value": (K, B, H, E),
+        "r": (K, H, E),
+        "u": (H, E),
+        "v": (H, E),
+        "s": (H, K),
+    }
+    inputs = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
         inputs[name] = drawn.movedim(0, -2).requires_grad_()
     return inputs
 
@@ -45,24 +54,28 @@ def compare(
     """Whether ``kernel`` agrees with the ``reference`` in float64, in output and every gradient but those
     ``ignored``; queries see the keys from ``key_start [B, S]`` on."""
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    wanted, got = reference(**exact, key_start=key_start), kernel(**inputs, key_start=key_start)
-    assert got.dtype == dtype
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = torch.empty_like(got).copy_(weight)  # in the output's order in memory, as in a model
-    all_wanted = wanted, *torch.autograd.grad(wanted, list(exact.values()), weight.double())
-    all_got = got, *torch.autograd.grad(got, list(inputs.values()), weight)
-    errors = {
-        name: ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
-        for name, a, b in zip(("output", *inputs), all_got, all_wanted, strict=True)
-        if name not in ignored
-    }
+    output = kernel(**inputs, key_start=key_start)
+    expected = reference(**exact, key_start=key_start)
+    assert output.dtype == dtype
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = torch.empty_like(output).copy_(weight)  # in the output's order in memory, as in a model
+    grads = torch.autograd.grad(output, list(inputs.values()), weight)
+    expected_grads = torch.autograd.grad(expected, list(exact.values()), weight.double())
+
+    errors = {}
+    results = zip(("output", *inputs), (output, *grads), (expected, *expected_grads), strict=True)
+    for name, result, wanted in results:
+        if name not in ignored:
+            difference = (result.double() - wanted).norm()
+            errors[name] = (difference / wanted.norm().clamp_min(1e-30)).item()
     assert all(error <= TOLERANCE[dtype] for error in errors.values()), errors
 
 
 def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool) -> None:
     """Whether ``kernel`` drops the right number, and computes from the others what the naive one does. Which
     are kept, ``[B, H, S, K]``, one-hot values show, for which outputs are probabilities."""
-    (B, _, S, E), value = inputs["query"].shape, inputs["value"]
+    B, _, S, E = inputs["query"].shape
+    value = inputs["value"]
     K = value.shape[2]
     key_start = first_keys(B, S, K) if bounded else None
 
@@ -87,5 +100,10 @@ def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtyp
 def kept_by(compute: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
     """The tensors that are kept for the backward pass, and the result."""
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         return kept, compute()

@@ -46,7 +46,7 @@ def test_absorbed_equals_naive_in_output_and_every_gradient(size, dtype, positio
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("token_shift", [False, True])
-def test_a_model_with_short_segments_learns_as_with_the_naive_kernel(positions, token_shift):
+def test_short_segments_learn_as_with_the_naive_kernel(positions, token_shift):
     outputs = []
     gradients = []
     for kernel in ("auto", "naive"):

@@ -23,7 +23,7 @@ def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, boun
 
 
 @pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
-def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
+def test_probabilities_are_kept_up_to_a_bound(K, probabilities, monkeypatch):
     monkeypatch.setattr(blocked, "MAX_KEPT", 4 * 8 * 100)
     inputs = tensors(1, 4, 8, K, 2, torch.float32)
     kept, output = kept_by(lambda: blocked.relative_attention(**inputs))
@@ -52,7 +52,7 @@ def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob
     torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(arguments))
 
 
-def test_forward_mode_and_second_derivatives_are_errors_that_name_naive():
+def test_second_derivatives_are_errors_that_name_naive():
     inputs = tensors(1, 1, 3, 5, 2, torch.float64)
     out = blocked.relative_attention(**inputs)
     (first,) = torch.autograd.grad(out.pow(2).sum(), inputs["query"], create_graph=True)

@@ -189,7 +189,8 @@ def test_what_is_kept_does_not_grow_with_the_number_of_scores(monkeypatch):
 
 def test_far_keys_are_exact():
     """A rotation by 50,000 loses nothing: of the last keys, weights depend on differences alone."""
-    K, P = 50_021, 16
+    K = 50_021
+    P = 16
     inputs, table = inputs_and_table(1, 2, 3, K, 8, P, torch.float32)
     with torch.no_grad():
         output = flash.relative_attention(**inputs, table=table)

@@ -1,12 +1,13 @@
 """Every kernel against the naive one, and that against the definition; which kernel is chosen."""
 
 import math
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
-from memformers import RelativeMultiHeadAttention, kernels
+from memformers import RelativeMultiHeadAttention
 from memformers.kernels import blocked, naive, sdpa
 from memformers.kernels.naive import causal_mask
 from tests.builders import fill_zeros
@@ -30,7 +31,8 @@ CASES = [(name, dtype, size) for name, sizes in SIZES.items() for dtype in sizes
 
 def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_start=None):
     """The definition."""
-    (B, H, S, E), K = query.shape, key.shape[2]
+    B, H, S, E = query.shape
+    K = key.shape[2]
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     for b, h, i in product(range(B), range(H), range(S)):
         scores = {}
@@ -47,30 +49,39 @@ def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_
 def check(name, dtype, size, bounded=False, without="", autocast=False):
     """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
     those from another one on; with ``autocast``, where the terms of distances stay in float32."""
-    kernel, (B, _, S, K, _) = kernel_named(name), size
+    B, _, S, K, _ = size
+    kernel = kernel_named(name)
     reference = one_score_at_a_time if name == "naive" else naive.relative_attention
-    inputs = {n: t for n, t in random_inputs(*size, dtype).items() if n not in without}
+    inputs = random_inputs(*size, dtype)
+    for term in without:
+        del inputs[term]
     if autocast:
-        terms = {name: inputs[name].detach().float().requires_grad_() for name in "rsuv"}
-        inputs, kernel = inputs | terms, torch.autocast("cpu", dtype)(kernel)
+        kernel = torch.autocast("cpu", dtype)(kernel)
+        for term in "rsuv":
+            inputs[term] = inputs[term].detach().float().requires_grad_()
+    key_start = first_keys(B, S, K) if bounded else None
     # Sums over queries of a gradient that PyTorch rounds to bfloat16: of few, the errors don't average out.
     ignored = "uvs" if name == "sdpa" and dtype == torch.bfloat16 and B * S < 256 else ""
-    compare(kernel, inputs, dtype, first_keys(B, S, K) if bounded else None, reference, ignored)
+    compare(kernel, inputs, dtype, key_start, reference, ignored)
 
 
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize(("name", "dtype", "size"), CASES)
-def test_a_kernel_equals_the_reference_in_output_and_every_gradient(name, dtype, size, bounded):
+def test_a_kernel_equals_the_reference(name, dtype, size, bounded):
+    """In output and every gradient."""
     check(name, dtype, size, bounded)
 
 
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("without", ["vs", "s", "v", "autocast"])
-def test_a_kernel_equals_the_reference_in_either_scheme_of_positions_and_under_autocast(name, without):
-    if without == "autocast":
-        check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)
-    else:
-        check(name, next(iter(SIZES[name])), EDGES[0], without=without)
+@pytest.mark.parametrize("without", ["vs", "s", "v"])
+def test_a_kernel_equals_the_reference_in_either_position_scheme(name, without):
+    first_dtype = next(iter(SIZES[name]))
+    check(name, first_dtype, EDGES[0], without=without)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_kernel_equals_the_reference_under_autocast(name):
+    check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -85,18 +96,21 @@ def test_dropout_drops_the_same_probabilities_in_all_passes(name, dtype, size, b
 
 @pytest.mark.parametrize("name", ["naive", "sdpa"])
 @pytest.mark.parametrize("bounded", [False, True])
-def test_a_mask_hides_keys_beside_those_that_come_before_the_first(name, bounded):
-    inputs, mask = random_inputs(2, 3, 4, 6, 5, torch.float64), causal_mask(4, 6, "cpu").repeat(2, 1, 1, 1)
-    mask[0, 0, 1, 1:3] = mask[1, 0, 2, :3] = False
-    bounds = {"mask": mask, "key_start": torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]]) if bounded else None}
-    kernel = kernel_named(name)
-    compare(lambda key_start, **inputs: kernel(**inputs, **bounds), inputs, torch.float64,
-            reference=lambda key_start, **inputs: one_score_at_a_time(**inputs, **bounds))  # fmt: skip
+def test_a_mask_hides_keys_beside_those_before_the_first(name, bounded):
+    inputs = random_inputs(2, 3, 4, 6, 5, torch.float64)
+    mask = causal_mask(4, 6, "cpu").repeat(2, 1, 1, 1)
+    mask[0, 0, 1, 1:3] = False
+    mask[1, 0, 2, :3] = False
+    key_start = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]]) if bounded else None
+    kernel = partial(kernel_named(name), mask=mask)
+    reference = partial(one_score_at_a_time, mask=mask)
+    compare(kernel, inputs, torch.float64, key_start, reference)
 
 
 @pytest.mark.parametrize("name", ["naive", "blocked", "sdpa"])
 def test_one_graph_of_torch_compile_gives_what_a_kernel_gives(name):
-    kernel, inputs = kernel_named(name), random_inputs(2, 3, 5, 11, 7, torch.float64)
+    kernel = kernel_named(name)
+    inputs = random_inputs(2, 3, 5, 11, 7, torch.float64)
     compiled = torch.compile(kernel, fullgraph=True, backend="aot_eager")
     compare(compiled, inputs, torch.float64, first_keys(2, 5, 11), kernel)
 
@@ -104,23 +118,27 @@ def test_one_graph_of_torch_compile_gives_what_a_kernel_gives(name):
 @pytest.mark.parametrize("name", ["naive", "blocked", "sdpa"])
 def test_a_stream_changes_no_bit_of_the_others(name):
     """Neither by its numbers, finite or not, nor by where its document begins."""
-    kernel, inputs = kernel_named(name), random_inputs(3, 2, 5, 17, 3, torch.float32)
-    start, later = (torch.tensor([[2] * 5, [begin] * 5, [11] * 5]) for begin in (0, 7))
+    kernel = kernel_named(name)
+    inputs = random_inputs(3, 2, 5, 17, 3, torch.float32)
+    start = torch.tensor([[2] * 5, [0] * 5, [11] * 5])
+    later_start = torch.tensor([[2] * 5, [7] * 5, [11] * 5])
+    broken = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+    for name in ("query", "key", "value"):
+        broken[name][1] = math.nan
     with torch.no_grad():
         plain = kernel(**inputs, key_start=start)
-        broken = {name: t.clone() for name, t in inputs.items()}
-        for name in ("query", "key", "value"):
-            broken[name][1] = math.nan
-        for other in (kernel(**inputs, key_start=later), kernel(**broken, key_start=start)):
-            assert torch.equal(other[::2], plain[::2])
-            assert not torch.equal(other[1], plain[1])
+        changed = (kernel(**inputs, key_start=later_start), kernel(**broken, key_start=start))
+    for output in changed:
+        assert torch.equal(output[::2], plain[::2])
+        assert not torch.equal(output[1], plain[1])
 
 
 @pytest.mark.parametrize("name", ["naive", "blocked"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_hidden_key_is_selected_away_even_if_its_numbers_are_not_finite(name, number):
+def test_a_hidden_key_is_selected_away_even_if_it_is_not_finite(name, number):
     """Its value must be finite, as it is after a reset, since it meets a probability of 0."""
-    kernel, inputs = kernel_named(name), random_inputs(2, 1, 5, 11, 3, torch.float32)
+    kernel = kernel_named(name)
+    inputs = random_inputs(2, 1, 5, 11, 3, torch.float32)
     key_start = torch.full((2, 5), 4)
     plain = kernel(**inputs, key_start=key_start)
     with torch.no_grad():
@@ -132,40 +150,60 @@ def attention(kernel):
     return fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, kernel=kernel))
 
 
-def test_auto_takes_blocked_for_large_attention_on_a_cpu_and_sdpa_on_other_devices(monkeypatch):
-    called, x, large = [], torch.randn(5, 1, 8), torch.randn(1100, 1, 8)
-    for name, home in (("naive", naive), ("blocked", blocked), ("sdpa", sdpa)):
-        real = home.relative_attention
-        monkeypatch.setattr(
-            home, "relative_attention", lambda *a, n=name, f=real, **k: called.append(n) or f(*a, **k)
-        )
+@pytest.fixture
+def called(monkeypatch):
+    """The names of the kernels that are called."""
+    names = []
 
-    def last_called(x, module, **forward):
-        module(query=x, key=x, value=x, **forward)
-        return called[-1]
+    def watch(name, module):
+        kernel = module.relative_attention
 
-    assert last_called(x, attention("auto")) == "naive"
-    assert last_called(large, attention("auto")) == "blocked"
-    assert last_called(large, attention("naive")) == "naive"
-    assert last_called(x.to("meta"), attention("auto").to("meta")) == "sdpa"
-    monkeypatch.setattr(kernels, "MIN_SCORES_FOR_BLOCKED", 1)
-    mask = causal_mask(5, 5, x.device)[:, :, None]
-    assert last_called(x, attention("auto"), mask=mask) == "naive"
-    assert last_called(x, RelativeMultiHeadAttention(2, 8, 0.5)) == "blocked"
-    assert len(called) == 6
+        def watched(*arguments, **named):
+            names.append(name)
+            return kernel(*arguments, **named)
+
+        monkeypatch.setattr(module, "relative_attention", watched)
+
+    watch("naive", naive)
+    watch("blocked", blocked)
+    watch("sdpa", sdpa)
+    return names
 
 
-def test_the_blocked_kernel_refuses_a_mask_and_other_devices():
-    for device, masked, why in (("cpu", True, "takes no mask"), ("meta", False, "the model is on meta")):
-        x = torch.randn(5, 1, 8, device=device)
-        mask = causal_mask(5, 5, x.device)[:, :, None] if masked else None
-        with pytest.raises(ValueError, match=f"kernel='blocked' .*{why}"):
-            attention("blocked").to(device)(query=x, key=x, value=x, mask=mask)
+def attend(module, S, device="cpu", mask=None):
+    x = torch.randn(S, 1, 8, device=device)
+    module.to(device)(query=x, key=x, value=x, mask=mask)
+
+
+def test_auto_takes_a_kernel_by_size_and_device(called):
+    """Blocked for large attention on a CPU, and sdpa on other devices."""
+    attend(attention("auto"), 5)
+    attend(attention("auto"), 1100)
+    attend(attention("naive"), 1100)
+    attend(attention("auto"), 5, device="meta")
+    assert called == ["naive", "blocked", "naive", "sdpa"]
+
+
+def test_auto_takes_no_blocked_kernel_for_a_mask(called):
+    attend(attention("auto"), 1100, mask=causal_mask(1100, 1100, "cpu")[:, :, None])
+    attend(RelativeMultiHeadAttention(2, 8, 0.5), 1100)
+    assert called == ["naive", "blocked"]
+
+
+def test_the_blocked_kernel_refuses_a_mask():
+    with pytest.raises(ValueError, match=r"kernel='blocked' .*takes no mask"):
+        attend(attention("blocked"), 5, mask=causal_mask(5, 5, "cpu")[:, :, None])
+
+
+def test_the_blocked_kernel_refuses_other_devices():
+    with pytest.raises(ValueError, match=r"kernel='blocked' .*the model is on meta"):
+        attend(attention("blocked"), 5, device="meta")
 
 
 def test_the_environment_names_the_kernel_of_auto(monkeypatch):
     monkeypatch.setenv("MEMFORMERS_KERNEL", "sdpa")
-    assert (attention("auto").kernel, attention("naive").kernel) == ("sdpa", "naive")
+    assert attention("auto").kernel == "sdpa"
+    assert attention("naive").kernel == "naive"
     monkeypatch.setenv("MEMFORMERS_KERNEL", "quick")
     with pytest.raises(ValueError, match=r"MEMFORMERS_KERNEL.*quick"):
         attention("auto")

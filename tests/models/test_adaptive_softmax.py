@@ -11,7 +11,9 @@ from memformers.models.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftma
 from tests.builders import fill_zeros
 from tests.texts import gradients, same
 
-D, V = 13, 37
+D = 13
+V = 37
+"""Tokens."""
 
 
 def build_vocabulary(clusters, tie_weights=False, tie_projections=False):
@@ -35,6 +37,8 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied
     x = torch.randn(7, 11, D, requires_grad=True)
     targets = torch.randint(0, V, (7, 11))
     targets[2, 3] = IGNORED
+
+    # The log-probabilities of all tokens, [S, B, V].
     dense = head(x, embedding)
     loss = F.cross_entropy(dense.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     scores = adaptive_losses(head, embedding, x, targets, max_logits=100)

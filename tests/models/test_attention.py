@@ -23,12 +23,16 @@ from tests.texts import EXACT, memory_of, tokens
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("kernel", ["auto", "naive", "blocked", "sdpa"])
 def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
-    H, E, S, K, B = 3, 4, 3, 7, 2
+    H, E, B = 3, 4, 2
+    S = 3
+    K = 7
     attn = fill_zeros(RelativeMultiHeadAttention(H, H * E, 0.0, positions=positions, kernel=kernel))
-    x, key_start = torch.randn(K, B, H * E), torch.tensor([[0, 2, 2], [4, 0, 6]])
+    x = torch.randn(K, B, H * E)
+    key_start = torch.tensor([[0, 2, 2], [4, 0, 6]])
     output = attn(query=x[-S:], key=x, value=x, key_start=key_start)
     looks = attn.probabilities(query=x[-S:], key=x, key_start=key_start)
-    q, k, v = (map(x).view(K, B, H, E).permute(1, 2, 0, 3) for map in (attn.query, attn.key, attn.value))
+    maps = (attn.query, attn.key, attn.value)
+    q, k, v = (project(x).view(K, B, H, E).permute(1, 2, 0, 3) for project in maps)
     terms = {"query": q[:, :, -S:], "key": k, **attn.distance_terms(K), "key_start": key_start}
     wanted = one_score_at_a_time(value=torch.eye(K).expand(B, H, K, K), **terms)
     torch.testing.assert_close(looks, wanted, **EXACT)
@@ -45,7 +49,8 @@ def attend(**arguments):
     attention(max_positions=8)(**({"query": x[-3:], "key": x, "value": x} | arguments))
 
 
-MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2, 3, dtype=torch.int64)
+MASK = causal_mask(3, 7, torch.device("cpu"))[:, :, None]
+FIRST = torch.zeros(2, 3, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +74,16 @@ MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2,
      *((lambda n=n: attend(**dict.fromkeys(("key", "value"), torch.zeros(n, 2, 8))), word)
        for n, word in ((2, "at least 3 keys"), (9, "max_positions=8")))],
 )  # fmt: skip
-def test_what_attention_and_layers_can_not_be_built_of_or_called_with_is_an_error(do, word):
+def test_wrong_settings_and_inputs_of_attention_are_errors(do, word):
     with pytest.raises(ValueError, match=word):
         do()
 
 
 @pytest.mark.usefixtures("float64")
 def test_a_mask_hides_beside_what_a_document_and_a_window_do():
-    stack, x, past = small_xl(mem_len=3), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
+    stack = small_xl(mem_len=3)
+    x = torch.randn(4, 2, 12)
+    past = (torch.randn(3, 2, 12),) * 2
     doc_starts = torch.zeros(4, 2, dtype=torch.bool)
     doc_starts[2, 0] = True
     memory = memory_of(past, n_valid=torch.tensor([3, 1]))
@@ -100,9 +107,10 @@ def test_sinusoids_are_the_papers():
     torch.testing.assert_close(sinusoids(6, 8, clamp_len=4), wanted, rtol=0, atol=1e-15)
 
 
-def test_a_table_of_sinusoids_that_was_made_in_inference_mode_is_good_for_training(monkeypatch):
+def test_sinusoids_made_in_inference_mode_are_good_for_training(monkeypatch):
     monkeypatch.setattr(sinusoids_module, "_TABLES", {})
-    lm, memory = small_lm("transformer-xl"), None
+    lm = small_lm("transformer-xl")
+    memory = None
     with torch.inference_mode():
         lm(tokens(7), lm(tokens(7)).memory)
     for _ in range(2):
@@ -112,9 +120,11 @@ def test_a_table_of_sinusoids_that_was_made_in_inference_mode_is_good_for_traini
 
 @pytest.mark.usefixtures("float64")
 def test_the_gate_is_that_of_the_paper():
-    gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
+    gate = GRUGate(4)
+    x, y = torch.randn(2, 3, 4)
     w_r, w_z, w_g = gate.W.weight.chunk(3)
     u_r, u_z = gate.U.weight.chunk(2)
-    r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
+    r = torch.sigmoid(y @ w_r.T + x @ u_r.T)
+    z = torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
     h = torch.tanh(y @ w_g.T + (r * x) @ gate.U_g.weight.T)
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)

@@ -24,7 +24,8 @@ from tests.texts import EXACT, documents, gradients, read, tokens
 
 @pytest.mark.parametrize("rate", [1, 2, 5])
 def test_compressions_equal_pytorchs_pooling_and_convolution(rate):
-    mem, f_c = torch.randn(3 * rate, 2, 4), Conv1dCompression(rate, 4)
+    mem = torch.randn(3 * rate, 2, 4)
+    f_c = Conv1dCompression(rate, 4)
     streams = rearrange(mem, "t b d -> b d t")
     wanted = {
         MeanCompression(rate): F.avg_pool1d(streams, rate),
@@ -36,21 +37,26 @@ def test_compressions_equal_pytorchs_pooling_and_convolution(rate):
 
 
 @pytest.mark.usefixtures("float64")
-def test_a_dilated_convolution_adds_what_lies_its_dilation_later_and_zeros_after_the_end():
-    f_c, mem = DilatedConvCompression(2, 4, dilations=(1, 3)), torch.randn(6, 2, 4)
+def test_a_dilated_convolution_reads_what_is_its_dilation_later():
+    """And zeros after the end."""
+    f_c = DilatedConvCompression(2, 4, dilations=(1, 3))
+    mem = torch.randn(6, 2, 4)
     x = mem
     for convolution, dilation in zip(f_c.dilated, (1, 3), strict=True):
-        here, later = convolution.weight.unbind(-1)  # [D, D] each
+        own_weight, later_weight = convolution.weight.unbind(-1)  # [D, D] each
         gelu = torch.cat((F.gelu(x), torch.zeros(dilation, 2, 4)))
-        x = torch.stack(
-            [x[t] + gelu[t] @ here.T + gelu[t + dilation] @ later.T + convolution.bias for t in range(6)]
-        )
+        outputs = []
+        for t in range(6):
+            y = gelu[t] @ own_weight.T + gelu[t + dilation] @ later_weight.T + convolution.bias
+            outputs.append(x[t] + y)
+        x = torch.stack(outputs)
     torch.testing.assert_close(f_c(mem), f_c.slots(x))
 
 
 @pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression])
-def test_learned_compressions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
-    f_c, mem = f_c(3, 4, start="mean"), torch.randn(6, 2, 4)
+def test_compressions_that_start_as_the_mean_are_it_and_learn(f_c):
+    f_c = f_c(3, 4, start="mean")
+    mem = torch.randn(6, 2, 4)
     torch.testing.assert_close(f_c(mem), MeanCompression(3)(mem))
     f_c(mem).square().sum().backward()
     assert all(p.grad.any() for p in f_c.parameters())
@@ -75,7 +81,8 @@ def stack_of(compress, *loss):
 
 def loss_of(stack):
     """The auxiliary loss of the last of three random segments."""
-    return read(stack, torch.randn(21, 2, 12), lengths=7)[1][-1]
+    _, losses, _ = read(stack, torch.randn(21, 2, 12), lengths=7)
+    return losses[-1]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,8 @@ def loss_of(stack):
 )  # fmt: skip
 @pytest.mark.parametrize("auxiliary", [False, True])
 def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, settings):
-    lm, text = small_lm("compressive", **settings), tokens(21)
+    lm = small_lm("compressive", **settings)
+    text = tokens(21)
     logits, losses, _ = read(lm, text, through_memory=True)
     loss = losses[-1] if auxiliary else F.cross_entropy(logits.flatten(0, 1), text.flatten())
     assert loss > 0
@@ -94,14 +102,22 @@ def test_one_loss_reaches_the_compression_and_the_other_all_else(auxiliary, sett
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_attention_loss_compares_content_attention_over_memories_and_slots(norm):
+def test_the_attention_loss_compares_memories_with_slots(norm):
     stack = small_compressive(norm=norm)
-    layer, f_c = stack.layers[0], stack.rules[0].f_c
-    h, mem, norm = torch.randn(5, 2, 12), torch.randn(6, 2, 12), layer.attention_input
+    layer = stack.layers[0]
+    attention = layer.self_attn
+    f_c = stack.rules[0].f_c
+    h = torch.randn(5, 2, 12)
+    mem = torch.randn(6, 2, 12)
+
+    def by_head(project, x):
+        """``[B, H, n, E]`` of ``x [n, B, D]``."""
+        return project(layer.attention_input(x)).unflatten(-1, (3, 4)).permute(1, 2, 0, 3)
 
     def content_attention(context):
-        of = (layer.self_attn.query, h), (layer.self_attn.key, context), (layer.self_attn.value, context)
-        query, key, value = (map(norm(x)).unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for map, x in of)
+        query = by_head(attention.query, h)
+        key = by_head(attention.key, context)
+        value = by_head(attention.value, context)
         return (query @ key.mT / 2.0).softmax(-1) @ value
 
     wanted = (content_attention(mem) - content_attention(f_c(mem))).square().mean()
@@ -110,22 +126,23 @@ def test_the_attention_loss_compares_content_attention_over_memories_and_slots(n
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_loss_of_a_model_is_the_mean_over_the_streams_that_have_slots_of_their_document():
+def test_the_loss_is_the_mean_over_streams_that_have_slots():
     lm = small_lm("compressive", mem_len=6, segment_len=6, n_layers=1)
     *_, memory = read(lm, tokens(24, 5))
-    text, valid = tokens(6, 5), torch.tensor([99, 99, 99, 4, 3])
+    text = tokens(6, 5)
 
-    def loss(stream, valid):
-        alone = memory.streams([stream])
-        return lm(text[:, [stream]], replace(alone, n_valid=torch.tensor([valid]))).auxiliary_loss
+    def loss(stream, n_valid):
+        past = replace(memory.streams([stream]), n_valid=torch.tensor([n_valid]))
+        return lm(text[:, [stream]], past).auxiliary_loss
 
-    past = replace(memory, n_valid=valid)
+    past = replace(memory, n_valid=torch.tensor([99, 99, 99, 4, 3]))
     together = lm(text, past, doc_starts=documents(6, 5, (0, 1), (4, 2))).auxiliary_loss
     # Stream 1 has just begun and stream 2 does within; of the 6 positions of memory that become two slots,
     # streams 3 and 4 have 4 and 3, and so one whole slot each.
     alone = torch.stack([loss(0, 99), loss(3, 4), loss(4, 3)])
     torch.testing.assert_close(together, alone.mean(), **EXACT)
-    assert (loss(3, 4), loss(3, 2)) == (loss(3, 3), 0) != (loss(3, 99), 0)
+    assert loss(3, 4) == loss(3, 3) != loss(3, 99)
+    assert loss(3, 2) == 0
 
 
 ALL = [MeanCompression, MaxCompression]

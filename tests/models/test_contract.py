@@ -13,7 +13,7 @@ from memformers.evaluation.conformance import SMALL, assert_conforms
 from memformers.models.layers import MemoryLayer
 from memformers.models.registry import load_class
 from tests.builders import fill_zeros
-from tests.texts import documents, gradients, kept, read, same, tokens
+from tests.texts import documents, gradients, kept, read, same, split_starts, tokens
 
 MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
 Averages = load_class(f"{MEMORIES}/averages.py:Averages")
@@ -32,14 +32,16 @@ class ReadsAgain(Averages):
     layer = OwnLayer
 
 
-XL, COMPRESSIVE = {"model": "transformer-xl"}, {"model": "compressive"}
+XL = {"model": "transformer-xl"}
+COMPRESSIVE = {"model": "compressive"}
 WAITS = {"positions": "learned", "mem_len": 1, "compression_rate": 4}
 BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (0, 3), "compression_rate": (2, 3)}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True)}
 DILATED = {"compression": "dilated", "compression_start": "mean"}
 MAX = {"compression": "max", "compression_loss": "none"}
 SHIFT = {"token_shift": True}
-OWN_WAY = ("infini", "memory tokens", "averages, read again")  # of reading or attending
+OWN_WAY = ("infini", "memory tokens", "averages, read again")
+"""Models that read or attend in their own way."""
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
@@ -69,29 +71,38 @@ WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
 
 
 def lm_of(name, **changes):
-    """In which no weight is zero; in eval mode."""
+    """A model in eval mode in which no weight is zero."""
     return fill_zeros(MemoryLM(ModelConfig(**{**SMALL, **CONFIGS[name], **changes}))).eval()
 
 
-def core_settings(name):
-    return {k: x for k, x in {**SMALL, **CONFIGS[name]}.items() if k in CoreConfig.__dataclass_fields__}
+def core_of(name, **changes):
+    """A core in eval mode in which no weight is zero."""
+    settings = {**SMALL, **CONFIGS[name], **changes}
+    used = {field: value for field, value in settings.items() if field in CoreConfig.__dataclass_fields__}
+    return fill_zeros(MemoryCore(CoreConfig(**used))).eval()
 
 
-def starts_of(T, B=2):
+def random_starts(T, B=2):
     return torch.rand(T, B) < 0.15
 
 
-def results(lm, forward, text, doc_starts=None, memory=None):
+def train_on(lm, forward, text, doc_starts=None, memory=None):
     """Losses, memories and gradients of a text in segments, as it is trained on."""
-    results, S = [], lm.config.segment_len
-    starts = [None] * len(text) if doc_starts is None else doc_starts.split(S)
-    for part, start in zip(text.split(S), starts, strict=False):
-        output = forward(part, memory, part.flip(0), doc_starts=start)
+    S = lm.config.segment_len
+    results = []
+    for part, starts in zip(text.split(S), split_starts(doc_starts, text, S), strict=True):
+        output = forward(part, memory, part.flip(0), doc_starts=starts)
         memory = output.memory
-        loss = output.scores.loss + output.auxiliary_loss
-        grads = torch.autograd.grad(loss, list(lm.parameters()), allow_unused=True, materialize_grads=True)
-        results += [output.scores.loss, output.auxiliary_loss, *kept(memory), *grads]
+        loss = output.scores.loss
+        total = loss + output.auxiliary_loss
+        grads = torch.autograd.grad(total, list(lm.parameters()), allow_unused=True, materialize_grads=True)
+        results += [loss, output.auxiliary_loss, *kept(memory), *grads]
     return results
+
+
+def rotates(name):
+    """Whether the flash kernel can compute the distances of this model."""
+    return CONFIGS[name].get("positions") != "learned" and "clamp_len" not in CONFIGS[name]
 
 
 @every_model
@@ -104,42 +115,40 @@ def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
         assert_conforms(**CONFIGS[name] | {"token_shift": token_shift})
 
 
-def rotates(name):
-    """Whether the flash kernel can compute the distances of this model."""
-    return CONFIGS[name].get("positions") != "learned" and "clamp_len" not in CONFIGS[name]
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [(name, kernel) for name in CONFIGS for kernel in ("blocked", "sdpa", "flash")
      if kernel != "flash" or rotates(name)],
 )  # fmt: skip
-def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name, kernel):
-    """Losses, memories and every gradient."""
-    lm, text, doc_starts = lm_of(name, kernel="naive", dropout=0.0).train(), tokens(30), starts_of(30)
-    other = lm_of(name, kernel=kernel, dropout=0.0).train()
-    other.load_state_dict(lm.state_dict())
-    same(results(other, other, text, doc_starts), results(lm, lm, text, doc_starts))
+def test_a_model_computes_the_same_with_every_kernel(name, kernel):
+    """Losses, memories and every gradient, where documents begin too."""
+    text = tokens(30)
+    doc_starts = random_starts(30)
+    reference = lm_of(name, kernel="naive", dropout=0.0).train()
+    lm = lm_of(name, kernel=kernel, dropout=0.0).train()
+    lm.load_state_dict(reference.state_dict())
+    same(train_on(lm, lm, text, doc_starts), train_on(reference, reference, text, doc_starts))
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("bounded", "recompute"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_MEM_LEN])
-def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_text(name, bounded, recompute):
-    lm, text = lm_of(name, mem_len=20, segment_len=20, dropout=0.0).train(), tokens(20)
-    doc_starts = starts_of(20) if bounded else None
+def test_segments_through_memory_have_the_gradient_of_one_pass(name, bounded, recompute):
+    lm = lm_of(name, mem_len=20, segment_len=20, dropout=0.0).train()
+    text = tokens(20)
+    doc_starts = random_starts(20) if bounded else None
 
     def loss(lengths, through):
         logits, _, memory = read(lm, text, doc_starts, lengths=lengths, through_memory=through)
         assert not any(x.requires_grad for x in kept(memory.detach()))
         return F.cross_entropy(logits.flatten(0, 1), text.flip(1).flatten())
 
-    wanted = gradients(lm, loss([20], False))
+    of_one_pass = gradients(lm, loss([20], through=False))
     lm.transformer.activation_checkpointing = recompute
-    same(gradients(lm, loss([5, 1, 3, 7, 4], True)), wanted)
-    cut = gradients(lm, loss([5, 1, 3, 7, 4], False))
-    assert not all(map(torch.allclose, cut, wanted))
+    same(gradients(lm, loss([5, 1, 3, 7, 4], through=True)), of_one_pass)
+    cut = gradients(lm, loss([5, 1, 3, 7, 4], through=False))
+    assert not all(map(torch.allclose, cut, of_one_pass))
 
 
 @pytest.mark.usefixtures("float64")
@@ -147,86 +156,108 @@ def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_t
 def test_nothing_of_an_old_document_reaches_a_new_one(name):
     """Nor where a slot straddles the start; neither the outputs nor the losses nor the gradients."""
     lm = lm_of(name, dropout=0.0).train()
+
+    def results_after(begin, text):
+        logits, losses, memory = read(lm, text, documents(36, 1, (begin, 0)))
+        loss = logits[begin:].square().sum() + torch.stack(losses[2:]).sum()
+        return [logits[begin:], *losses[2:], memory.n_valid, *gradients(lm, loss)]
+
     for begin in (9, 10, 11):
-        doc_starts, (text, other) = torch.zeros(36, 1, dtype=torch.bool), (tokens(36, 1) for _ in range(2))
-        doc_starts[begin] = True
-        other[begin:] = text[begin:]
-        new, wanted = ([], [])
-        for results, read_text in ((new, text), (wanted, other)):
-            logits, losses, memory = read(lm, read_text, doc_starts)
-            results += [logits[begin:], *losses[2:], memory.n_valid]
-            results += gradients(lm, logits[begin:].square().sum() + torch.stack(losses[2:]).sum())
-        same(new, wanted)
-        assert not torch.equal(text, other)
+        text = tokens(36, 1)
+        with_another_start = torch.cat((tokens(begin, 1), text[begin:]))
+        assert not torch.equal(text, with_another_start)
+        same(results_after(begin, text), results_after(begin, with_another_start))
 
 
 @pytest.mark.usefixtures("float64")
 @every_model
-@pytest.mark.parametrize("how", ["a start", "a reset"])
+@pytest.mark.parametrize("boundary", ["a start", "a reset"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_of_numbers_that_are_not_finite_nothing_is_left_after_a_start_or_a_reset(name, how, number):
-    """Neither in outputs nor in gradients, forward and step by step; and no other stream notices them."""
-    lm, S = lm_of(name, dropout=0.0).train(), SMALL["segment_len"]
-    core = fill_zeros(MemoryCore(CoreConfig(**core_settings(name), d_input=12))).eval()
-    x, of_both = torch.randn(5 * S, 2, 12), []
-    for bad in (0.5, number):
-        x[: 2 * S, 0] = bad
-        memory, results, stepper = None, [], Stepper(core, 2)
+def test_nothing_is_left_of_nan_after_a_boundary(name, boundary, number):
+    """Neither in outputs nor in gradients, forward and step by step; and no other stream notices it."""
+    S = SMALL["segment_len"]
+    stack = lm_of(name, dropout=0.0).train().transformer
+    core = core_of(name, d_input=12)
+    x = torch.randn(5 * S, 2, 12)
+    is_reset = torch.tensor([True, False])
+
+    def results_with(value):
+        """All that is computed if the first stream has ``value`` in two segments before the boundary."""
+        x[: 2 * S, 0] = value
+        memory = None
+        stepper = Stepper(core, 2)
+        results = []
         for i, part in enumerate(x.split(S)):
-            starts = documents(S, 2, (0, 0)) if i == 2 else None
-            if i == 2 and how == "a reset":
-                memory, starts = memory.reset(torch.tensor([True, False])), None
-                stepper = Stepper(core, 2, stepper.memory().reset(torch.tensor([True, False])))
-            output, memory, loss = lm.transformer(part, memory, doc_starts=starts)
+            starts = None
+            if i == 2 and boundary == "a start":
+                starts = documents(S, 2, (0, 0))
+            elif i == 2:
+                memory = memory.reset(is_reset)
+                stepper = Stepper(core, 2, stepper.memory().reset(is_reset))
+            output, memory, loss = stack(part, memory, doc_starts=starts)
             steps = stepper.read(part, starts)
-            if i > 1:
-                results += [output, steps, loss]
-                results += gradients(lm.transformer, output.square().sum() + loss)
+            if i >= 2:
+                results += [output, steps, loss, *gradients(stack, output.square().sum() + loss)]
             results += [output[:, 1], steps[:, 1]]
-        of_both.append(results)
-    same(*of_both)
-    assert all(bool(result.isfinite().all()) for result in of_both[1])
+        return results
+
+    finite = results_with(0.5)
+    results = results_with(number)
+    same(finite, results)
+    assert all(bool(result.isfinite().all()) for result in results)
 
 
 @pytest.mark.usefixtures("float64")
 @every_model
-def test_after_an_empty_memory_of_full_length_all_is_as_after_none(name):
-    lm, text = lm_of(name, dropout=0.0).train(), tokens(30)
-    of_both = [
-        [logits, *losses, *gradients(lm, logits.square().sum() + torch.stack(losses).sum())]
-        for logits, losses, _ in (read(lm, text, memory=m) for m in (Memory.empty(lm.config, 2), None))
-    ]
-    same(*of_both)
+def test_an_empty_memory_of_full_length_is_like_none(name):
+    lm = lm_of(name, dropout=0.0).train()
+    text = tokens(30)
+
+    def results_after(memory):
+        logits, losses, _ = read(lm, text, memory=memory)
+        return [logits, *losses, *gradients(lm, logits.square().sum() + torch.stack(losses).sum())]
+
+    same(results_after(Memory.empty(lm.config, 2)), results_after(None))
 
 
 @pytest.mark.usefixtures("float64")
 @every_model
-def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name):
-    core = fill_zeros(MemoryCore(CoreConfig(**core_settings(name), d_input=3))).eval()
-    x, doc_starts = torch.randn(36, 2, 3), starts_of(36)
+def test_a_core_reads_steps_of_any_number_as_segments(name):
+    """Where documents begin, too."""
+    core = core_of(name, d_input=3)
+    x = torch.randn(36, 2, 3)
+    doc_starts = random_starts(36)
+    portions = [1, 1, 9, 2, 1, 13, 1, 7, 1]
     for memory in (None, core.initial(2)):
-        stepper, (wanted, _, after) = Stepper(core, 2, memory), read(core, x, doc_starts, memory)
-        portions = [1, 1, 9, 2, 1, 13, 1, 7, 1]
-        parts = zip(x.split(portions), doc_starts.split(portions), strict=True)
-        outputs = [stepper.read(part, starts) for part, starts in parts]
-        same([torch.cat(outputs), *kept(stepper.memory())], [wanted, *kept(after)])
+        stepper = Stepper(core, 2, memory)
+        outputs = []
+        for part, starts in zip(x.split(portions), doc_starts.split(portions), strict=True):
+            outputs.append(stepper.read(part, starts))
+        wanted, _, wanted_memory = read(core, x, doc_starts, memory)
+        same([torch.cat(outputs), *kept(stepper.memory())], [wanted, *kept(wanted_memory)])
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", [n for n in CONFIGS if "<" not in n])
-def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "conv, learned, mem_len < rate"])
+def test_an_exported_model_reads_segments_as_the_model_does(name):
     lm = lm_of(name)
     _, _, memory = read(lm, tokens(48), torch.zeros(48, 2, dtype=torch.bool))
-    file, starts = io.BytesIO(), {"doc_starts": starts_of(6)}
-    torch.export.save(torch.export.export(lm, (tokens(6), memory), starts), file)
-    exported, got = torch.export.load(io.BytesIO(file.getvalue())).module(), memory
+    program = torch.export.export(lm, (tokens(6), memory), {"doc_starts": random_starts(6)})
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    exported = torch.export.load(io.BytesIO(file.getvalue())).module()
+    exported_memory = memory
     for _ in range(3):
-        text, starts = tokens(6), {"doc_starts": starts_of(6)}
-        ours, theirs = lm(text, memory, **starts), exported(text, got, **starts)
-        memory, got = ours.memory, theirs.memory
-        same(*([x.logits, x.auxiliary_loss, *kept(x.memory)] for x in (theirs, ours)))
-        assert torch.equal(got.n_valid, memory.n_valid)
+        text = tokens(6)
+        starts = {"doc_starts": random_starts(6)}
+        wanted = lm(text, memory, **starts)
+        output = exported(text, exported_memory, **starts)
+        memory = wanted.memory
+        exported_memory = output.memory
+        same([output.logits, output.auxiliary_loss], [wanted.logits, wanted.auxiliary_loss])
+        same(kept(exported_memory), kept(memory))
+        assert torch.equal(exported_memory.n_valid, memory.n_valid)
 
 
 @pytest.mark.usefixtures("float64")
@@ -238,30 +269,38 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
 def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     """And the same graph for every segment where the memory has its length from the beginning."""
     torch.compiler.reset()
-    lm, text, backend = lm_of(name, dropout=0.0).train(), tokens(18), CompileCounterWithBackend("aot_eager")
+    lm = lm_of(name, dropout=0.0).train()
+    text = tokens(18)
+    backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lm, fullgraph=True, backend=backend)
-    arguments = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
-    same(results(lm, compiled, text, *arguments), results(lm, lm, text, *arguments))
+    arguments = (random_starts(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
+    same(train_on(lm, compiled, text, *arguments), train_on(lm, lm, text, *arguments))
     assert backend.frame_count == 1 or not bounded
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_inductor_computes_the_loss_and_every_gradient_of_a_training_step(model, bounded):
+def test_inductor_computes_the_loss_and_gradients_of_a_step(model, bounded):
     """In float32, with two layers: so it once reused a buffer that was still to be read."""
     torch.compiler.reset()
     sizes = {"n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "segment_len": 16, "mem_len": 16}
     lm = fill_zeros(MemoryLM(ModelConfig(model=model, vocab_size=11, c_mem_len=8, **sizes)))
-    text, memory = tokens(81, 8), None
-    starts = (torch.rand(80, 8) < 0.01).split(16) if bounded else [None] * 5
+    text = tokens(81, 8)
+    doc_starts = torch.rand(80, 8) < 0.01 if bounded else None
+    *past_starts, starts, _ = split_starts(doc_starts, text[:80], 16)
+    memory = None
     with torch.no_grad():
-        for part, start in zip(text[:48].split(16), starts, strict=False):
-            memory = lm(part, memory, None, start).memory
-    results = []
-    for forward in (lm, torch.compile(lm, fullgraph=True)):
-        output = forward(text[48:64], memory, text[49:65], starts[3])
-        losses = output.scores.loss, output.auxiliary_loss
-        results.append([*losses, *gradients(lm, sum(losses))])
-    assert (results[0][1] > 0) == (model == "compressive")
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
+        for part, part_starts in zip(text[:48].split(16), past_starts, strict=True):
+            memory = lm(part, memory, None, part_starts).memory
+
+    def results_of(forward):
+        output = forward(text[48:64], memory, text[49:65], starts)
+        losses = [output.scores.loss, output.auxiliary_loss]
+        return [*losses, *gradients(lm, sum(losses))]
+
+    expected = results_of(lm)
+    _, auxiliary_loss, *_ = expected
+    assert (auxiliary_loss > 0) == (model == "compressive")
+    results = results_of(torch.compile(lm, fullgraph=True))
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-6)

@@ -62,10 +62,11 @@ def config_of(**settings):
 
 
 @pytest.mark.parametrize("place", ["mine.py:Averages", "package.module:Averages", "class"])
-def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it_is_named(place, forget):
+def test_a_memory_is_loaded_only_once_it_is_named(place, forget):
     kind = registry.load_class("mine.py:Averages")
     config = config_of(model=kind if place == "class" else place, memory_config={"decay": 0.5}, mem_len=3)
-    lm, text = MemoryLM(config).eval(), tokens(30)
+    lm = MemoryLM(config).eval()
+    text = tokens(30)
     assert config.model == ("mine.py:Averages" if place == "class" else place)
     assert import_path(registry.MODELS[config.model]).endswith(":Averages")
     lm.save_pretrained("saved")
@@ -82,7 +83,9 @@ def test_a_memory_is_named_by_file_module_or_class_saved_and_only_loaded_once_it
 
 def test_the_slot_is_what_its_formula_says_in_each_document():
     config = config_of(model="mine.py:Averages", memory_config={"decay": 0.75}, mem_len=3, segment_len=5)
-    network, memory, x = MemoryLM(config).transformer, Memory(), torch.randn(20, 2, 12)
+    network = MemoryLM(config).transformer
+    memory = Memory()
+    x = torch.randn(20, 2, 12)
     begins = documents(20, 2, (7, 1))
     for part, starts in zip(x.split(5), begins.split(5), strict=True):
         memory = network.remember(memory.reset(starts[0]), [part] * 2, starts, 5)
@@ -216,7 +219,8 @@ class AppendsPositions(Appends):
 def test_an_append_only_rule_is_stepped_as_it_is_read(rule, c_mem_len):
     """Also with more slots than a segment makes, where documents begin."""
     lm = MemoryLM(config_of(model=rule, c_mem_len=c_mem_len)).eval()
-    text, starts = tokens(42), torch.rand(42, 2) < 0.1
+    text = tokens(42)
+    starts = torch.rand(42, 2) < 0.1
     wanted = read(lm, text, starts)[0]
     stepper = Stepper(lm, 2)
     steps = [stepper.step(token, start) for token, start in zip(text, starts, strict=True)]
@@ -248,7 +252,7 @@ def frozen(name, **default):
     [(type("Config", (), {"decay": 0.9}), "frozen"), (frozen("dtype", dtype=torch.float32), "dtype"),
      (frozen("n_heads", n_heads=2), "n_heads"), (frozen("decay"), "default")],
 )  # fmt: skip
-def test_settings_that_a_memory_can_not_have_are_refused_when_it_is_defined(settings, word):
+def test_settings_that_a_memory_cant_have_are_refused(settings, word):
     with pytest.raises(ValueError, match=f"Mine.*{word}"):
         type("Mine", (MemoryRule,), {"Config": settings})
 

@@ -82,7 +82,7 @@ def check_elsewhere(paths):
     assert lines_of("-c", NAME_EACH, *paths.values(), cwd="/") == expected
 
 
-def test_another_process_imports_a_file_with_any_name_from_any_folder(tmp_path):
+def test_another_process_imports_a_file_from_any_folder(tmp_path):
     paths = {}
     for file in FILES:
         path = write_memory(file).resolve()
@@ -94,7 +94,7 @@ def test_another_process_imports_a_file_with_any_name_from_any_folder(tmp_path):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_model_with_a_memory_in_a_file_of_any_name_is_saved_and_loaded(file):
+def test_a_memory_in_a_file_of_any_name_is_saved_and_loaded(file):
     write_memory(file)
     lm = MemoryLM(ModelConfig(model=f"{file}:Mine", vocab_size=5, d_model=8, n_heads=2, n_layers=1))
     assert lm.config.model == f"{Path(file).name}:Mine"
@@ -121,7 +121,7 @@ def test_all_paths_to_a_file_are_one_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_class_that_the_program_imported_itself_is_the_one_in_its_file(linked, monkeypatch):
+def test_a_class_that_a_program_imported_is_the_one_in_its_file(linked, monkeypatch):
     write_memory("thesis.v2/mine.py")
     folder = "thesis.v2"
     if linked:
@@ -237,7 +237,7 @@ def test_what_names_no_module_is_an_error_of_one_line(path):
     assert "\n" not in str(caught.value)
 
 
-def test_an_experiment_refuses_a_memory_that_its_processes_can_not_import(tmp_path):
+def test_an_experiment_refuses_what_its_processes_cant_import(tmp_path):
     write_memory("mine.py")
 
     class Local(load_class("mine.py:Mine")):

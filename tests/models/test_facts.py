@@ -54,7 +54,9 @@ def held_by(config):
     rates = [size.compression_rate for size in config.memory_sizes]
     cycle = math.lcm(*rates)
     memory = None
-    keys, vectors, reaches = [], [], []
+    keys = []
+    vectors = []
+    reaches = []
     for i in range(2 * cycle + 40):
         with torch.no_grad():
             memory = model(torch.randint(13, (config.segment_len, 1)), memory).memory

@@ -18,13 +18,15 @@ from tests.texts import kept, read, tokens
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layer_inputs_and_memory_have_the_dtype_of_the_weights(name, autocast, dtype):
     lm = lm_of(name).train().to(dtype)
-    seen, memory = set(), Memory.empty(lm.config, 2, dtype=dtype)
+    dtypes = set()
     for layer in lm.transformer.layers:
-        layer.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
+        layer.register_forward_pre_hook(lambda _, inputs: dtypes.add(inputs[0].dtype))
+    memory = Memory.empty(lm.config, 2, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for _ in range(3):
             memory = lm(tokens(6), memory).memory
-    assert seen | {part.dtype for part in kept(memory)} == {dtype}
+    dtypes |= {part.dtype for part in kept(memory)}
+    assert dtypes == {dtype}
 
 
 FIRST_WEIGHTS = {
@@ -59,17 +61,19 @@ def test_first_weights_of_a_seed_are_those_of_earlier_versions(wanted):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_saved_model_comes_back_the_same_and_weights_that_are_tied_are_written_once(tied, tmp_path):
+def test_a_saved_model_is_loaded_as_it_was(tied, tmp_path):
+    """Weights that are tied are written once, and stay tied."""
     lm = small_lm("transformer-xl").eval().bfloat16()
     if tied:
         lm.head.weight = lm.embed.weight
     lm.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "manifest.json", "model.safetensors"}
-    again = MemoryLM.from_pretrained(tmp_path)
-    assert (again.config, again.training) == (lm.config, False)
-    assert (again.head.weight is again.embed.weight) is tied
+    loaded = MemoryLM.from_pretrained(tmp_path)
+    assert loaded.config == lm.config
+    assert not loaded.training
+    assert (loaded.head.weight is loaded.embed.weight) is tied
     text = tokens(40)
-    assert torch.equal(read(again, text)[0], read(lm, text)[0])
+    assert torch.equal(read(loaded, text)[0], read(lm, text)[0])
     stored = load_file(tmp_path / "model.safetensors")
     assert stored.keys() == lm.state_dict().keys() - ({"head.weight"} if tied else set())
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt", "head.weight": "embed.words"})
@@ -106,7 +110,8 @@ def test_broken_files_are_named(name, change, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(name, tmp_path, here):
+def test_only_a_models_files_are_overwritten(name, tmp_path, here):
+    """Neither another file, nor what is in the current folder."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_text('{"mine": 1}')
     for folder, message in (("other", name), ("", "current folder")):
@@ -125,20 +130,25 @@ def test_a_file_in_which_a_byte_has_changed_is_refused(name, tmp_path):
         MemoryLM.from_pretrained(tmp_path)
 
 
-def test_a_core_is_a_language_models_network_and_is_saved_and_loaded(tmp_path):
+def test_a_core_is_saved_and_loaded(tmp_path):
     core = MemoryCore(CoreConfig("compressive", d_input=3, d_model=12, n_heads=3, gate="gru")).eval()
     core.save_pretrained(tmp_path)
-    loaded, x = MemoryCore.from_pretrained(tmp_path), torch.randn(5, 2, 3)
+    loaded = MemoryCore.from_pretrained(tmp_path)
+    x = torch.randn(5, 2, 3)
     assert loaded.config == core.config
     assert torch.equal(loaded(x).output, core(x).output)
     with pytest.raises(ValueError, match="d_input"):
         MemoryLM.from_pretrained(tmp_path)
+
+
+def test_a_core_has_the_network_of_a_language_model():
+    core = MemoryCore(CoreConfig("compressive", d_input=3, d_model=12, n_heads=3, gate="gru"))
     lm = MemoryLM(ModelConfig("compressive", d_model=12, n_heads=3, gate="gru"))
     assert core.transformer.state_dict().keys() == lm.transformer.state_dict().keys()
 
 
 @pytest.mark.parametrize("bptt", [0, 1])
-def test_without_a_returned_loss_compressions_learn_from_it_all_the_same(bptt):
+def test_compressions_learn_from_a_loss_that_is_not_returned(bptt):
     lengths = {"segment_len": 8, "mem_len": 4, "c_mem_len": 4, "compression_rate": 2}
     core = MemoryCore(3, 8, model="compressive", n_layers=2, n_heads=2, bptt=bptt, **lengths)
     segments = torch.randn(24, 2, 3).split(8)

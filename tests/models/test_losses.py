@@ -8,7 +8,7 @@ from memformers.models.losses import token_losses
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_loss_of_logits_and_its_gradient_are_those_of_cross_entropy_to_the_bit(dtype):
+def test_the_loss_and_its_gradient_are_cross_entropys_to_the_bit(dtype):
     logits = torch.randn(37, 5, 101, dtype=dtype, requires_grad=True)
     targets = torch.randint(0, 101, (37, 5))
     targets[3:5] = -100

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
+from memformers.models import stack as stack_module
 from memformers.models.fused_norm import attend_with_memory, can_fold
 from memformers.models.layers import MemoryLayer
 from tests import texts
@@ -17,40 +18,51 @@ from tests.builders import fill_zeros
 from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
 
-PLACES = (
-    *(f"transformer.layers.0.self_attn.{name}" for name in ("query", "key", "value", "output", "position")),
-    "transformer.layers.0.feed_forward.layer1", "transformer.layers.1.feed_forward.layer2", "encode",
-)  # fmt: skip
+MAPS = (
+    "transformer.layers.0.self_attn.query",
+    "transformer.layers.0.self_attn.key",
+    "transformer.layers.0.self_attn.value",
+    "transformer.layers.0.self_attn.output",
+    "transformer.layers.0.self_attn.position",
+    "transformer.layers.0.feed_forward.layer1",
+    "transformer.layers.1.feed_forward.layer2",
+    "encode",
+)
+"""Linear maps of a core."""
 F_C = "transformer.rules.0.f_c.conv"
 
 
-def test_a_layer_that_was_left_in_training_mode_is_evaluated_without_dropout():
+def test_a_layer_in_training_mode_is_stepped_without_dropout():
     core = MemoryCore(CoreConfig(d_model=16, n_heads=2, n_layers=1, dropout=0.5)).eval()
     core.transformer.layers[0].train()
     x = torch.randn(1, 16)
-    assert torch.equal(*(Stepper(core, 1).step(x) for _ in range(2)))
+    assert torch.equal(Stepper(core, 1).step(x), Stepper(core, 1).step(x))
     assert core.transformer.layers[0].training
+
+
+def test_a_stepper_refuses_what_is_around_a_model_or_in_it():
+    core = MemoryCore(CoreConfig(d_model=16, n_heads=2, n_layers=1))
     for wrapper, name in ((core.transformer, "MemoryStack"), (torch.compile(core), "OptimizedModule")):
         with pytest.raises(ValueError, match=f"a MemoryLM or a MemoryCore, got a {name}; pass the model in"):
             Stepper(wrapper, 1)
 
 
 class Reversed(MemoryLayer):
-    def attend(self, x, *others):
-        return -super().attend(x, *others)
+    def attend(self, *inputs):
+        return -super().attend(*inputs)
 
 
 @pytest.mark.parametrize(("kind", "n_heads"), [(Reversed, 2), (MemoryLayer, 4)])
-def test_a_layer_that_attends_otherwise_or_has_other_heads_takes_effect_step_by_step(kind, n_heads):
+def test_another_layer_or_other_heads_take_effect_in_a_step(kind, n_heads):
     core = MemoryCore(CoreConfig(d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=4, mem_len=4)).eval()
     [old] = core.transformer.layers
     attention = RelativeMultiHeadAttention(n_heads, 16)
     core.transformer.layers[0] = kind(
         d_model=16, self_attn=attention, feed_forward=old.feed_forward, dropout_prob=0.0
     ).eval()
-    x, stepper = torch.randn(8, 2, 16), Stepper(core, 2)
-    whole = core(x[4:], core(x[:4]).memory).output
-    torch.testing.assert_close(stepper.read(x)[4:], whole)
+    x = torch.randn(8, 2, 16)
+    wanted = core(x[4:], core(x[:4]).memory).output
+    torch.testing.assert_close(Stepper(core, 2).read(x)[4:], wanted)
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +78,13 @@ class LoRA(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.calls = inner, 0
+        self.inner = inner
+        self.n_calls = 0
         self.down = nn.Linear(inner.in_features, 2, bias=False)
         self.up = nn.Linear(2, inner.out_features, bias=False)
 
     def forward(self, x):
-        self.calls += 1
+        self.n_calls += 1
         return self.inner(x) + self.up(self.down(x))
 
 
@@ -80,13 +93,13 @@ def core_of(model="transformer-xl", **changes):
     return fill_zeros(MemoryCore(CoreConfig(**{**settings, "model": model, "d_input": 5, **changes})))
 
 
-def replaced(core, place, build):
-    """``build`` takes the place of a module, if it returns one."""
-    owner, _, name = place.rpartition(".")
-    made = build(core.get_submodule(place))
-    if isinstance(made, nn.Module):
-        setattr(core.get_submodule(owner), name, made)
-    return core.get_submodule(place)
+def change_module(core, path, change):
+    """Change a module in place, or put what ``change`` returns in its place; returns what is there then."""
+    owner, _, name = path.rpartition(".")
+    replacement = change(core.get_submodule(path))
+    if isinstance(replacement, nn.Module):
+        setattr(core.get_submodule(owner), name, replacement)
+    return core.get_submodule(path)
 
 
 def read(core, x):
@@ -99,8 +112,8 @@ def hooked(module):
 
 
 def hooked_with_all(module):
-    def double(other, _, output):
-        return 2 * output if other is module else None
+    def double(called, _, output):
+        return 2 * output if called is module else None
 
     nn.modules.module.register_module_forward_hook(double)
 
@@ -132,19 +145,24 @@ CHANGES = {
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("place", "change"),
-    [*((place, "LoRA") for place in PLACES), *zip(PLACES, [*CHANGES][1:] * 2, strict=False),
+    ("path", "change"),
+    [*((path, "LoRA") for path in MAPS), *zip(MAPS, [*CHANGES][1:] * 2, strict=False),
      ("transformer.layers.1.self_attn", "forward hook")],
 )  # fmt: skip
-def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_one_pass(place, change):
-    core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
-    plain = read(core, x)[0]
-    changed = replaced(core, place, CHANGES[change])
-    got, wanted = read(core, x)[0], core(x).output
-    same([got, *gradients(core, got.sin().sum())], [wanted, *gradients(core, wanted.sin().sum())])
-    assert torch.allclose(got, plain) == (change in ("old weight norm", "weight norm"))
-    assert all(grad.any() for grad in gradients(list(changed.parameters()), got.sin().sum()))
-    assert change != "LoRA" or changed.calls == 3 + 1
+def test_a_changed_map_is_called_and_learns_as_in_one_pass(path, change):
+    core = core_of(mem_len=18, segment_len=18)
+    x = torch.randn(18, 2, 5)
+    plain, _ = read(core, x)
+    changed = change_module(core, path, CHANGES[change])
+    output, _ = read(core, x)
+    wanted = core(x).output
+    loss = output.sin().sum()
+    same([output, *gradients(core, loss)], [wanted, *gradients(core, wanted.sin().sum())])
+    assert torch.allclose(output, plain) == (change in ("old weight norm", "weight norm"))
+    assert all(grad.any() for grad in gradients(list(changed.parameters()), loss))
+    if change == "LoRA":
+        assert changed.n_calls == 3 + 1  # three segments, and one pass
+
     stepper = Stepper(core.eval(), 2)
     same([torch.cat([stepper.read(part) for part in x.split(5)])], [wanted])
     memory = None
@@ -153,41 +171,47 @@ def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_on
         output.sin().sum().backward()
 
 
-@pytest.mark.parametrize("place", [*PLACES, F_C])
-def test_hooks_of_both_passes_are_called_once_a_segment(place):
-    core, calls, memory = core_of("compressive" if place == F_C else "transformer-xl"), [], None
-    core.get_submodule(place).register_forward_hook(lambda *_: calls.append(1))
-    core.get_submodule(place).register_full_backward_hook(lambda *_: calls.append(1))
+@pytest.mark.parametrize("path", [*MAPS, F_C])
+def test_hooks_of_both_passes_are_called_once_a_segment(path):
+    core = core_of("compressive" if path == F_C else "transformer-xl")
+    calls = []
+    core.get_submodule(path).register_forward_hook(lambda *_: calls.append("forward"))
+    core.get_submodule(path).register_full_backward_hook(lambda *_: calls.append("backward"))
+    memory = None
     for part in torch.randn(24, 2, 5).split(6):
         output, memory, loss = core(part, memory)
         (output.square().sum() + loss).backward()
-    assert len(calls) == 2 * (3 if place == F_C else 4)  # the first segment compresses nothing
+    n_segments = 3 if path == F_C else 4  # the first segment compresses nothing
+    assert calls == ["forward", "backward"] * n_segments
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("compression", ["conv", "dilated"])
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "LoRA"])
-def test_a_changed_convolution_of_a_compression_is_called_and_learns(compression, change):
-    core, x = core_of("compressive", compression=compression), torch.randn(24, 2, 5)
+def test_a_changed_convolution_is_called_and_learns(compression, change):
+    core = core_of("compressive", compression=compression)
+    x = torch.randn(24, 2, 5)
     plain, _ = read(core, x)
-    place = F_C if compression == "conv" else "transformer.rules.0.f_c.dilated.1"
-    changed = replaced(core, place, CHANGES[change])
+    path = F_C if compression == "conv" else "transformer.rules.0.f_c.dilated.1"
+    changed = change_module(core, path, CHANGES[change])
     output, loss = read(core, x)
     assert torch.allclose(output, plain) == (change in ("old weight norm", "weight norm"))
     assert all(grad.any() for grad in gradients(list(changed.parameters()), loss))
 
 
 @torch.no_grad()
-def test_a_model_whose_linear_maps_are_all_quantized_reads_compresses_and_reads_step_by_step():
-    core, x = core_of("compressive").eval(), torch.randn(24, 2, 5)
+def test_a_quantized_model_reads_segments_and_steps():
+    core = core_of("compressive").eval()
+    x = torch.randn(24, 2, 5)
     quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(core), {nn.Linear})
-    replaced(quantized, F_C, lambda conv: nn.Sequential(conv))
-    output, plain = read(quantized, x), read(core, x)
-    torch.testing.assert_close(output, plain, rtol=0, atol=0.5)
-    assert not torch.equal(output[0], plain[0])
+    change_module(quantized, F_C, lambda conv: nn.Sequential(conv))
+    output, loss = read(quantized, x)
+    plain, plain_loss = read(core, x)
+    torch.testing.assert_close([output, loss], [plain, plain_loss], rtol=0, atol=0.5)
+    assert not torch.equal(output, plain)
     stepper = Stepper(quantized, 2)
-    steps = torch.stack([stepper.step(one) for one in x])
-    torch.testing.assert_close(steps, plain[0], rtol=0, atol=0.5)
+    steps = torch.stack([stepper.step(features) for features in x])
+    torch.testing.assert_close(steps, plain, rtol=0, atol=0.5)
 
 
 @pytest.mark.usefixtures("float64")
@@ -195,36 +219,57 @@ def test_a_model_whose_linear_maps_are_all_quantized_reads_compresses_and_reads_
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 9)])
-def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, positions, bias, S, M):
+def test_maps_folded_into_a_norm_give_what_the_modules_give(norm, positions, bias, S, M):
     """The output and every gradient, with keys that some queries don't see."""
     attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, positions=positions))
     attention.query = nn.Linear(12, 12, bias=bias)
     norm = fill_zeros(nn.LayerNorm(12)) if norm else None
     assert can_fold(attention, norm)
-    x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12, requires_grad=True)
+    x = torch.randn(S, 2, 12, requires_grad=True)
+    past = torch.randn(M, 2, 12, requires_grad=True)
     key_start = torch.randint(0, M + 1, (2, S))
-    context = torch.cat((past, x)) if norm is None else norm(torch.cat((past, x)))
+    context = torch.cat((past, x))
+    if norm:
+        context = norm(context)
     plain = attention(query=context[M:], key=context, value=context, key_start=key_start)
     folded = attend_with_memory(attention, norm, x, x, past, key_start)
     learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
     weight = torch.randn_like(plain)
-    same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))
+    wanted = gradients(learning, (plain * weight).sum())
+    same([folded, *gradients(learning, (folded * weight).sum())], [plain, *wanted])
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_layers_that_are_computed_again_keep_less_and_get_tensors_by_position(model, monkeypatch):
-    from memformers.models import stack
+def test_layers_that_are_computed_again_keep_less(model):
+    core = core_of(model, dropout=0.5).train()
+    x = torch.randn(18, 2, 5)
 
-    named, real = [], stack.checkpoint
-    monkeypatch.setattr(stack, "checkpoint", lambda *a, **k: named.extend(k.values()) or real(*a, **k))
-    core, x, of_both = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
-    for recompute in (False, True):
+    def compute(recompute):
+        """The numbers that are kept for the backward pass, the output and the gradients."""
         core.transformer.activation_checkpointing = recompute
         torch.manual_seed(3)
         kept, output = kept_by(lambda: read(core, x)[0])
-        of_both.append((sum(map(torch.numel, kept)), output, gradients(core, output.square().sum())))
-    (before, *plain), (after, *again) = of_both
-    assert after < before / 2
-    torch.testing.assert_close(again, plain)
+        return sum(map(torch.numel, kept)), [output, *gradients(core, output.square().sum())]
+
+    n_plain, plain = compute(recompute=False)
+    n_recomputed, recomputed = compute(recompute=True)
+    assert n_recomputed < n_plain / 2
+    torch.testing.assert_close(recomputed, plain)
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_layers_that_are_computed_again_get_tensors_by_position(model, monkeypatch):
+    """Tensors by name have no gradient."""
+    named = []
+    checkpoint = stack_module.checkpoint
+
+    def watch(*arguments, **options):
+        named.extend(options.values())
+        return checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(stack_module, "checkpoint", watch)
+    core = core_of(model).train()
+    core.transformer.activation_checkpointing = True
+    read(core, torch.randn(18, 2, 5))
     assert named
-    assert not any(isinstance(x, torch.Tensor) for x in named)
+    assert not any(isinstance(value, torch.Tensor) for value in named)
