@@ -1,8 +1,8 @@
 """Take the pictures of comparisons in README and in the guide to the dashboard, with Chromium, by Playwright.
 
-``python -m docs.building.pictures report FOLDER`` opens the report of the comparison in FOLDER: in README, it
-is that of ``memformers compare``. ``python -m docs.building.pictures live FOLDER`` opens the live page: in the
-guide, it is that of ``memformers compare --scale 0.1 --seeds 3``.
+``python -m docs.building.pictures report FOLDER`` opens the report of the comparison in FOLDER: in README,
+that of ``memformers compare``. ``python -m docs.building.pictures live FOLDER`` opens the live page: in the
+guide, that of ``memformers compare --scale 0.1 --seeds 3``.
 """
 
 import argparse
