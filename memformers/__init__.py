@@ -93,8 +93,10 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: what needs no torch starts without it."""
-    if name in _HOMES:
-        return getattr(import_module(f"memformers.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'memformers' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every name would be one
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: what needs no torch starts without it."""
+        if name in _HOMES:
+            return getattr(import_module(f"memformers.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'memformers' has no attribute {name!r}")

@@ -3,6 +3,7 @@ orange and green are no memory, Transformer-XL and the Compressive Transformer, 
 else is black or grey."""
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -17,11 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from docs.building.results import Seeds, Verdict, about, mean, rows, seeds, stored, verdicts
+from docs.building.results import Seeds, Verdict, about, experiments, mean, rows, seeds, stored, verdicts
 from docs.building.tables import of_file
-from docs.building.tables.comparisons import MAZES, arms_of
+from docs.building.tables.comparisons import MAZES, PER_CHARACTER, arms_of
+from docs.building.tables.memories import TEXTS
 from docs.building.tables.recall import MODELS, STREAMS, in_slots
 from docs.building.tables.texts import DISTANCES, SWAPPED
+from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
 from memformers.report.plotting import BLUE, GREEN, NO_METADATA, ORANGE
@@ -38,6 +41,8 @@ XLINK = "http://www.w3.org/1999/xlink"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
            "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
+COLOUR_OF_MEMORY = {"no-memory": "none", "compressive-transformer": "compressive"}
+"""The arms in ``COLOURS`` of the memories that have a colour of their own."""
 LABEL_WIDTH = 27
 """The characters of a line of a verdict's label: half of a narrow figure."""
 FOREST_HEIGHT = 11.4
@@ -404,6 +409,26 @@ def memories() -> Figure:
     return figure
 
 
+def equal_bytes() -> Figure:
+    """A panel for each text: every memory minus Transformer-XL. A row without a point is untested there."""
+    texts = [name for name in TEXTS if name in experiments()]
+    others = [memory for memory in ALL_MEMORIES if seeds("equal_bytes", memory.arm, PER_CHARACTER)]
+    others = [memory for memory in others if memory.arm != "transformer-xl"]
+    figure, all_axes = panels(1, len(texts), 3.4, sharex=True, sharey=True, squeeze=False)
+    for axes, experiment in zip(all_axes[0], texts, strict=True):
+        positions = seeds(experiment, "transformer-xl", PER_CHARACTER)
+        for row, memory in enumerate(others):
+            values = seeds(experiment, memory.arm, PER_CHARACTER)
+            difference = paired(values, positions) if values else None
+            if difference:
+                bar(axes, difference, row, COLOUR_OF_MEMORY.get(memory.arm, ""), (-math.inf, math.inf))
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set(title=TEXTS[experiment].partition(",")[0])
+    names(all_axes[0][0], [memory.name for memory in others])
+    figure.supxlabel("bits per character, minus Transformer-XL's (left is better)", fontsize=9)
+    return figure
+
+
 def speed() -> Figure:
     figure, axes = panels(1, 1, 2.8)
     cases: list[str] = []
@@ -425,5 +450,5 @@ def speed() -> Figure:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "verdicts": forest, "reach": reach, "mqar": mqar, "slots": slots, "long_text": long_text,
     "agents": agents, "tiny_shakespeare": tiny_shakespeare, "compression": compression, "memories": memories,
-    "speed": speed,
+    "equal_bytes": equal_bytes, "speed": speed,
 }  # fmt: skip

@@ -1,9 +1,11 @@
-"""Take the pictures of a comparison that stand in README and in the guide to the dashboard.
+"""Take the pictures of comparisons in README and in the guide to the dashboard, with Chromium, by Playwright.
 
-``python -m docs.building.pictures FOLDER`` opens the report and the live page of the comparison in FOLDER
-with Chromium, by Playwright.
+``python -m docs.building.pictures report FOLDER`` opens the report of the comparison in FOLDER: in README, it
+is that of ``memformers compare``. ``python -m docs.building.pictures live FOLDER`` opens the live page: in the
+guide, it is that of ``memformers compare --scale 0.1 --seeds 3``.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -36,7 +38,7 @@ def live_page(folder: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout
-            yield server.stdout.readline().split()[1]  # dashboard: http://127.0.0.1:PORT …
+            yield server.stdout.readline().split()[1]  # dashboard: http://127.0.0.1:5005 …
         finally:
             server.terminate()
             server.wait()
@@ -70,13 +72,20 @@ def take_live_page(browser: Browser, address: str) -> None:
     page.screenshot(path=IMAGES / "comparison.png", full_page=True)
 
 
-def main(folder: Path) -> None:
-    with sync_playwright() as player, live_page(folder) as address:
+def main(subject: str, folder: Path) -> None:
+    with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        take_report(browser, folder)
-        take_live_page(browser, address)
+        if subject == "report":
+            take_report(browser, folder)
+        else:
+            with live_page(folder) as address:
+                take_live_page(browser, address)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("subject", choices=["report", "live"])
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    main(arguments.subject, arguments.folder)

@@ -1,6 +1,11 @@
 """Hugging Face's transformers around a [`memformers.MemoryLM`][], with the extra ``hf``. Importing this
 registers the Auto classes. Ids are batch-first here alone."""
 
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError(f"{error}; install it: pip install '.[hf]' in a clone of the repository") from None
+
 import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -9,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple

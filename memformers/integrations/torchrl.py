@@ -1,5 +1,11 @@
 """TorchRL, with the extra ``torchrl``: a module that remembers, as its LSTMModule and GRUModule do."""
 
+try:
+    import tensordict as tensordict
+    import torchrl as torchrl
+except ImportError as error:
+    raise ImportError(f"{error}; install it: pip install '.[torchrl]' in a clone of the repository") from None
+
 from typing import Any
 
 import torch

@@ -246,7 +246,7 @@ def beyond_base(arms: Sequence[ArmRuns], base: ArmRuns) -> dict[str, Measure]:
         return {}
     distance = f"set {edges[0]:,} to {edges[-1]:,} tokens ago"
     share = right_between(edges[0], edges[-1])
-    label = f"correct answers about values that were {distance}"
+    label = f"correct answers about values {distance}"
     return {distance: Measure(label, share, ".1f", " %", " points", 100, 1)}
 
 

@@ -7,7 +7,7 @@ Muon brings all singular values of a momentum to about 1 before it applies it. S
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,16 +25,25 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     """AdamW, or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW for all others. Only
     the weights of linear maps and convolutions decay."""
     learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)  # an ordered set
-    muon = muon_weights(model, learning) if config.optim.optimizer == "muon" else {}
+    compressing: set[nn.Module] = set()
+    for f_c in model.transformer.compressions:
+        compressing.update(f_c.modules())
+
+    # Muon trains the matrices of the layers, without those of compression functions.
+    matrices: dict[Tensor, None] = {}
+    if config.optim.optimizer == "muon":
+        for module in model.transformer.modules():
+            if isinstance(module, nn.Linear) and module not in compressing and module.weight in learning:
+                matrices[module.weight] = None
 
     # AdamW trains all other parameters.
     decaying: dict[Tensor, None] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv1d):
             weight = module.weight
-            if weight in learning and weight not in muon:
+            if weight in learning and weight not in matrices:
                 decaying[weight] = None
-    remaining = [p for p in learning if p not in muon and p not in decaying]
+    remaining = [p for p in learning if p not in matrices and p not in decaying]
     groups = [
         {"params": [*decaying], "weight_decay": config.optim.weight_decay},
         {"params": remaining, "weight_decay": 0.0},
@@ -42,22 +51,11 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     adamw = torch.optim.AdamW(
         groups, lr=config.optim.learning_rate, betas=(0.9, config.optim.beta2), fused=True
     )
-    if not muon:
+    if not matrices:
         return (adamw,)
     dtype = torch.bfloat16 if config.step.precision == "bfloat16" else None
-    return adamw, Muon(muon, lr=config.optim.muon_peak, weight_decay=config.optim.weight_decay, dtype=dtype)
-
-
-def muon_weights(model: MemoryLM, learning: Container[Tensor]) -> dict[Tensor, None]:
-    """The matrices of the layers that are ``learning``, in order, without those of compression functions."""
-    compressing: set[nn.Module] = set()
-    for f_c in model.transformer.compressions:
-        compressing.update(f_c.modules())
-    weights: dict[Tensor, None] = {}
-    for module in model.transformer.modules():
-        if isinstance(module, nn.Linear) and module not in compressing and module.weight in learning:
-            weights[module.weight] = None
-    return weights
+    muon = Muon(matrices, lr=config.optim.muon_peak, weight_decay=config.optim.weight_decay, dtype=dtype)
+    return adamw, muon
 
 
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:

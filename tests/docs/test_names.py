@@ -41,8 +41,8 @@ OTHER_NAMES = """
 """Names of other libraries that the code doesn't use, of a shell, abbreviations, and mathematics."""
 EXAMPLES = """
     BOOK NAME NAME_documents OTHER OWNER ROMEO book bucket datasets dev dick fine_train_000001
-    fine_train_000002 moby music my_memory novel novels password pkl ptb rfc s3 seed2 train train_documents
-    train_ids valid validation wiki
+    fine_train_000002 moby music my_memory novel novels password pkl ptb python rfc s3 seed2 train
+    train_documents train_ids valid validation wiki
 """
 """Words of a user's files, folders and prompts in examples."""
 OTHER_OPTIONS = """

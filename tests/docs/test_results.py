@@ -279,9 +279,7 @@ def test_the_guide_to_evaluation_says_which_words_learning_helps():
 def test_the_evaluation_guide_quotes_learning_by_distance_in_python():
     means = {}
     for group in (*DISTANCES, "first"):
-        losses = [
-            learned_losses("learning_worth_python", "xl", f"{group}, {reading}") for reading in READINGS
-        ]
+        losses = [seeds("learning_worth_python", "xl", f"{group}, {reading}") for reading in READINGS]
         means[group] = paired(*losses)
     new = means.pop("first")
     assert not new.leaves_out_zero
