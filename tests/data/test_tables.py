@@ -138,7 +138,7 @@ def test_a_folder_of_splits_that_datasets_saved_has_these_splits(tmp_path):
         assert whole(data, split) == "".join(rows["text"])
 
 
-def test_a_parquet_table_of_one_group_of_rows_is_read_in_constant_memory(tmp_path):
+def test_a_parquet_table_is_read_in_constant_memory(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow isn't installed")
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow isn't installed")
     pages = [f"{n} " + "a page of a story " * 200 for n in range(20_000)]

@@ -43,31 +43,36 @@ PLACES = [
 @contextmanager
 def fault_at(place: str, count: int, fault: Callable[[], object]) -> Iterator[None]:
     """A block in which ``fault`` comes before ``place`` does for the ``count``-th time; "" is any place."""
-    came = itertools.count(1)
+    arrivals = itertools.count(1)
 
-    def watch(real: Any, register_model: Callable[..., str]) -> Any:
+    def watch(method: Any, place_of: Callable[..., str]) -> Any:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
-            if place in ("", register_model(self, *arguments)) and next(came) == count:
+            if place in ("", place_of(self, *arguments)) and next(arrivals) == count:
                 fault()
-            return real(self, *arguments, **options)
+            return method(self, *arguments, **options)
 
         return call
 
+    def name_of_target(_: Path, target: object = "", **options: Any) -> str:
+        return Path(str(target)).name
+
+    def kind_of_pass(lm: MemoryLM, *_: Any) -> str:
+        return "step" if lm.training else "evaluation"
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("rename", "replace", "mkdir", "touch"):
-            watched = watch(getattr(Path, name), lambda _, target="", **__: Path(str(target)).name)
-            patch.setattr(Path, name, watched)
-        passes = watch(MemoryLM.forward, lambda lm, *_: "step" if lm.training else "evaluation")
-        patch.setattr(MemoryLM, "forward", passes)
+            patch.setattr(Path, name, watch(getattr(Path, name), name_of_target))
+        patch.setattr(MemoryLM, "forward", watch(MemoryLM.forward, kind_of_pass))
         yield
 
 
 def check_nothing_is_left(folder: Path) -> list[Path]:
     """The checkpoints of a run, beside which there is nothing but the link to the best one."""
-    kept = numbered(folder / "checkpoints")
-    assert {path.name for path in folder.glob("checkpoints/*")} <= {*(path.name for path in kept), "best"}
+    checkpoints = numbered(folder / "checkpoints")
+    expected = {"best", *(path.name for path in checkpoints)}
+    assert {path.name for path in folder.glob("checkpoints/*")} <= expected
     assert not list(folder.glob("checkpoints/.*"))
-    return kept
+    return checkpoints
 
 
 def outcome(folder: Path) -> list[Any]:
@@ -87,7 +92,8 @@ def undisturbed() -> list[Any]:
 
 def finishes(folder: Path, place: str = "", count: int = 0) -> bool:
     """Whether a training in a fork, new or resumed, comes to its end before it is killed at this place."""
-    if (process := os.fork()) == 0:
+    process = os.fork()
+    if process == 0:
         try:
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
             with fault_at(place, count, lambda: os.kill(os.getpid(), signal.SIGKILL)):
@@ -96,7 +102,8 @@ def finishes(folder: Path, place: str = "", count: int = 0) -> bool:
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    _, status = os.waitpid(process, 0)
+    code = os.waitstatus_to_exitcode(status)
     assert code in (0, -signal.SIGKILL), f"a training ended with exit code {code}"
     return code == 0
 
@@ -104,7 +111,8 @@ def finishes(folder: Path, place: str = "", count: int = 0) -> bool:
 def main(folder: Path, kills: int) -> None:
     """Kill, resume, and compare with the undisturbed run."""
     os.environ["MEMFORMERS_DASHBOARD"] = "off"
-    monitor.SAMPLE_CHARACTERS, monitor.SHORT_SAMPLE_CHARACTERS = 30, 10
+    monitor.SAMPLE_CHARACTERS = 30
+    monitor.SHORT_SAMPLE_CHARACTERS = 10
     sources.builtin_play = short_play
     undisturbed()
     counts = random.Random(0)

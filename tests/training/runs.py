@@ -72,12 +72,17 @@ def segments_of(config, position=0, documents=()):
 
 def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
     """Begin to run ``module``, in one process or, by torchrun, in several ``processes`` with a core each."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", module, *arguments]
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["-m", module, *map(str, arguments)]
     return subprocess.Popen(
-        list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        command,
+        env=module_environment() | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 class Notes(Monitor):
@@ -136,11 +141,16 @@ TIMES = {"seconds", "evaluation_seconds", "tokens_per_second", "peak_memory_byte
 
 
 def without_times(records):
-    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
+    timeless = []
+    for record in records:
+        timeless.append({name: value for name, value in record.items() if name not in TIMES})
+    return timeless
 
 
 def reseal(folder: Path) -> None:
     """Make the manifest tell the files as they are now, as someone who meddles would."""
-    files = {name: {"size": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
-             for name in read_json(folder / MANIFEST)["files"]}  # fmt: skip
+    files = {}
+    for name in read_json(folder / MANIFEST)["files"]:
+        path = folder / name
+        files[name] = {"size": path.stat().st_size, "sha256": checksum(path)}
     write_json(folder / MANIFEST, {"format": 1, "files": files})

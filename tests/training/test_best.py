@@ -105,7 +105,8 @@ def test_the_best_checkpoint_is_of_the_same_tokens(config, tmp_path):
     train_run(replace(config, max_tokens=16_000), folder, resume=True)
     records = [record for record in read_metrics(folder) if "loss.valid" in record]
     assert [record["evaluated_tokens"] for record in records] == [511, 511, 999, 999]
-    earlier, newer = records[:2], records[2:]
+    earlier = records[:2]
+    newer = records[2:]
     lowest = min(record["loss.valid"] for record in newer)
     assert min(record["loss.valid"] for record in earlier) < lowest, "the text is easy at first"
     assert best_step(checkpoints) == next(r["tokens"] for r in newer if r["loss.valid"] == lowest)

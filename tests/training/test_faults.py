@@ -45,7 +45,7 @@ CHECKPOINTED = small_training(model="compressive", batch_size=12, max_tokens=12 
 LETTERS = CharacterTokenizer("".join(map(chr, range(256))))
 
 
-def about(**changes):
+def checkpoint_facts(**changes):
     """What a checkpoint says of itself, of no run in particular."""
     facts = {"config": {}, "environment": {}, "records": 0, "validation_loss": None}
     return facts | {"evaluated_tokens": 0, "peak_memory_bytes": 0} | changes
@@ -100,23 +100,25 @@ def test_a_run_continues_after_a_fault(fault, place, count, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [0, 60])
-def test_a_killed_training_goes_on_as_if_nothing_had_been(kills, tmp_path):
+def test_a_killed_training_continues_as_if_nothing_had_been(kills, tmp_path):
     program = [sys.executable, "-m", "tests.training.faults", tmp_path, kills]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of so small a model would wait for each other
-    result = finish(program, cwd=Path(__file__).parents[2], env=alone, timeout=900)
+    # Threads of so small a model would wait for each other.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = finish(program, cwd=Path(__file__).parents[2], env=environment, timeout=900)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def checkpointed(tmp_path_factory):
     """A run of CHECKPOINTED with the checkpoints of steps 5 and 6."""
-    folder, lm = tmp_path_factory.mktemp("whole"), build_model(CHECKPOINTED)
+    folder = tmp_path_factory.mktemp("checkpointed")
+    lm = build_model(CHECKPOINTED)
 
     def keep(state):
         state.read_pending()
         if state.step > 4:
-            place = folder / "checkpoints" / f"{state.tokens:012}"
-            save_checkpoint(place, lm, LETTERS, state, about(config=asdict(CHECKPOINTED)))
+            path = folder / "checkpoints" / f"{state.tokens:012}"
+            save_checkpoint(path, lm, LETTERS, state, checkpoint_facts(config=asdict(CHECKPOINTED)))
 
     segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
     train_here(lm, CHECKPOINTED, segments, at_checkpoint=keep)
@@ -125,9 +127,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def copy(whole, tmp_path):
+def copy(checkpointed, tmp_path):
     """A copy of a run, to spoil."""
-    return shutil.copytree(whole, tmp_path / "copy", symlinks=True)
+    return shutil.copytree(checkpointed, tmp_path / "copy", symlinks=True)
 
 
 def loaded_step(folder, capsys, word=""):
@@ -140,7 +142,10 @@ def loaded_step(folder, capsys, word=""):
     state = restore_newest(folder, lm, state, CHECKPOINTED)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 6 - state.step
-    assert all(str(newest) in line and re.search(word, line) and len(line) < 1_000 for line in lines), lines
+    for line in lines:
+        assert str(newest) in line
+        assert re.search(word, line)
+        assert len(line) < 1_000
     for aside in (folder / "checkpoints").glob(f"{BROKEN}*"):
         aside.rename(aside.with_name(aside.name.removeprefix(BROKEN)))
     return state.step
@@ -148,19 +153,28 @@ def loaded_step(folder, capsys, word=""):
 
 def test_a_damaged_checkpoint_is_skipped(copy, capsys):
     newest, older = numbered(copy / "checkpoints")
-    weights = [load((folder / "model.safetensors").read_bytes()) for folder in (newest, older)]
+    newest_weights = load((newest / "model.safetensors").read_bytes())
+    older_weights = load((older / "model.safetensors").read_bytes())
     for path in sorted(newest.iterdir()):
-        data = path.read_bytes()
-        half = len(data) // 2
-        for spoiled in (data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :], data[:half], None):
+        content = path.read_bytes()
+        half = len(content) // 2
+        with_other_bit = bytearray(content)
+        with_other_bit[half] ^= 1
+        for damaged in (bytes(with_other_bit), content[:half], None):
             path.unlink()
-            if spoiled is not None:
-                path.write_bytes(spoiled)
-            assert loaded_step(copy, capsys, path.name.removeprefix("manifest.json")) == 5  # or another's
-            kept = load_for_use(copy, CPU)[0].state_dict()
-            assert any(all(torch.equal(kept[n], t) for n, t in saved.items()) for saved in weights)
-            path.write_bytes(data)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            # Of a damaged manifest, the error may name another file.
+            assert loaded_step(copy, capsys, path.name.removeprefix("manifest.json")) == 5
+            model, _ = load_for_use(copy, CPU)
+            assert are_equal(model, newest_weights) or are_equal(model, older_weights)
+            path.write_bytes(content)
     assert loaded_step(copy, capsys) == 6
+
+
+def are_equal(model, weights):
+    state = model.state_dict()
+    return all(torch.equal(state[name], weight) for name, weight in weights.items())
 
 
 FOREIGN = [
@@ -183,14 +197,15 @@ def test_a_foreign_checkpoint_is_skipped_with_its_name(name, changes, word, copy
 
 
 def test_a_pickle_is_never_unpickled(copy, tmp_path, capsys):
-    exploded, newest = tmp_path / "exploded", numbered(copy / "checkpoints")[0]
+    exploded = tmp_path / "exploded"
+    newest = numbered(copy / "checkpoints")[0]
     for path in sorted(newest.iterdir()):
-        data = path.read_bytes()
+        content = path.read_bytes()
         path.write_bytes(pickle.dumps(Bomb(exploded)))
         torch.save({"weights": Bomb(exploded)}, newest / "pytorch_model.bin")
         assert loaded_step(copy, capsys) == 5
         load_for_use(copy, CPU)
-        path.write_bytes(data)
+        path.write_bytes(content)
     assert not exploded.exists()
     # Unsafe on purpose: these bytes were made here, and their code only makes a folder. Without this check, a
     # Bomb whose code never runs would pass the test.
@@ -202,12 +217,13 @@ def test_only_broken_checkpoints_are_an_error(copy):
     for folder in numbered(copy / "checkpoints"):
         for path in folder.glob("*.safetensors"):
             path.write_bytes(b"")
-    files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
+    paths = set(copy.rglob("*"))
+    config = (copy / "config.json").read_bytes()
     with pytest.raises(ValueError, match="none can be used"):
         train_run(replace_nested(CHECKPOINTED, keep_checkpoints=3), copy, resume=True)
     with pytest.raises(ValueError, match="none can be used"):
         load_for_use(copy, CPU)
-    assert {*files} <= {*copy.rglob("*")}
+    assert paths <= set(copy.rglob("*"))
     assert (copy / "config.json").read_bytes() == config
 
 
@@ -228,11 +244,11 @@ def test_a_newer_broken_checkpoint_is_set_aside(tmp_path):
 
 def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
     """A file system that fails for a moment, as a network's does, costs no checkpoint."""
-    before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
+    modified = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     monkeypatch.setattr(files, "checksum", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
         train_run(CHECKPOINTED, copy, resume=True)
-    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert {path: path.stat().st_mtime_ns for path in modified} == modified
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -248,7 +264,7 @@ def test_each_rank_restores_its_random_numbers(dropout, tmp_path):
         def all_gather(self, value):
             return states
 
-    save_checkpoint(tmp_path / "7", lm, LETTERS, state, about(), TwoRanks())
+    save_checkpoint(tmp_path / "7", lm, LETTERS, state, checkpoint_facts(), TwoRanks())
     for rank in (0, 1):
         torch.rand(1)
         read_checkpoint(tmp_path / "7", lm, state.optimizers, Distributed(rank, 2))
@@ -261,8 +277,8 @@ def test_each_rank_restores_its_random_numbers(dropout, tmp_path):
 def test_a_checkpoint_without_random_states_is_passed_over(copy, capsys):
     newest = numbered(copy / "checkpoints")[0]
     tensors = load((newest / "optimizer.safetensors").read_bytes())
-    kept = {name: x for name, x in tensors.items() if not name.startswith("random/")}
-    assert len(kept) < len(tensors)
-    save_file(kept, newest / "optimizer.safetensors")
+    without_random = {name: x for name, x in tensors.items() if not name.startswith("random/")}
+    assert len(without_random) < len(tensors)
+    save_file(without_random, newest / "optimizer.safetensors")
     reseal(newest)
     assert loaded_step(copy, capsys, "0 processes") == 5

@@ -59,7 +59,8 @@ def copy(trained, tmp_path):
 
 
 def weights(folder):
-    return load_checkpoint(folder, CPU)[0].state_dict()
+    model, _ = load_checkpoint(folder, CPU)
+    return model.state_dict()
 
 
 def files_of(folder):
@@ -68,6 +69,12 @@ def files_of(folder):
 
 def equal(first, second):
     return all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def tokenizer_of(folder):
+    """The file of the tokenizer in a checkpoint."""
+    checkpoint = next(folder.glob("checkpoints/0*"))
+    return (checkpoint / "tokenizer.json").read_bytes()
 
 
 def test_initial_weights_of_an_arm_with_unused_lengths(tmp_path):
@@ -86,26 +93,23 @@ def test_initial_weights_allow_other_lengths(trained, tmp_path):
     run("train", "--init-from", trained, "--data", other, "--out", tmp_path / "run", *options)
     config = read_train_config(tmp_path / "run")
     assert (config.model.mem_len, config.model.d_model, config.model.model) == (12, 16, "compressive")
-    tokenizers = [
-        next(path.glob("checkpoints/0*")) / "tokenizer.json" for path in (trained, tmp_path / "run")
-    ]
-    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
+    assert tokenizer_of(tmp_path / "run") == tokenizer_of(trained)
     assert equal(weights(trained), weights(tmp_path / "run" / CHECKPOINTS / "000000000000"))
 
 
 def test_initial_weights_come_from_a_model_or_a_package(text, tmp_path):
     name = "compressive-shakespeare"
     model, tokenizer = load_initial(name)
-    before = {key: x.clone() for key, x in model.state_dict().items()}
+    initial = {key: weight.clone() for key, weight in model.state_dict().items()}
     config = replace_nested(
         TrainConfig(), data=text, max_tokens=100, batch_size=1, evaluations=1, optimizer="adamw",
         learning_rate=1e-30, final_tokens=500, evaluation_tokens=500,
     )  # fmt: skip
-    of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
-    for init, settings in ((model, of_file), (name, config)):
+    with_tokenizer = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
+    for init, settings in ((model, with_tokenizer), (name, config)):
         result = train(settings, tmp_path / type(init).__name__, init=init, dashboard="off")
         assert result.tokenizer.to_json() == tokenizer.to_json()
-        assert equal(result.model.state_dict(), before)
+        assert equal(result.model.state_dict(), initial)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +128,11 @@ def test_initial_weights_are_read_each_time(copy, text, tmp_path, monkeypatch):
     """Also a relative path, after the current folder has changed."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    before = load_initial("copy")[0].state_dict()
+    first, _ = load_initial("copy")
     train_run(replace(CONFIG, data=text, max_tokens=600), copy, resume=True)
-    after = load_initial("copy")[0].state_dict()
-    assert not equal(before, after)
-    assert equal(after, weights(copy))
+    second, _ = load_initial("copy")
+    assert not equal(first.state_dict(), second.state_dict())
+    assert equal(second.state_dict(), weights(copy))
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="copy"):
         load_initial("copy")
@@ -139,52 +143,56 @@ def test_a_moved_run_keeps_its_tokenizer(name, trained, text, tmp_path, monkeypa
     """Whether it has the tokenizer of its initial weights, from which it continues after a kill, or one that
     was named by a relative path."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(next(trained.glob("checkpoints/0*")) / "tokenizer.json", "mine.json")
-    config, options = replace(CONFIG, data=text, max_tokens=200), {}
+    Path("mine.json").write_bytes(tokenizer_of(trained))
+    config = replace(CONFIG, data=text, max_tokens=200)
+    options = {}
     if name == "init":
-        config, options = replace(config, model=ModelConfig()), {"init": trained}
+        config = replace(config, model=ModelConfig())
+        options["init"] = trained
     else:
         config = replace(config, tokenizer="mine.json")
-    whole = train_run(config, Path("whole"), **options)
+    undisturbed = train_run(config, Path("undisturbed"), **options)
     with fault_at("step", 3, lambda: 1 / 0), pytest.raises(ZeroDivisionError):  # nothing is saved any more
         train_run(config, Path("run"), **options)
     assert not (Path("run") / RESULT).exists()
     Path("mine.json").unlink()
     moved = shutil.move("run", tmp_path / "other" / "run")
     train_run(read_train_config(moved), moved, resume=True)
-    assert equal(weights(whole), weights(moved))
+    assert equal(weights(undisturbed), weights(moved))
     evaluated = run("evaluate", "--checkpoint", moved, "--out", tmp_path / "out", "--device", "cpu")
     assert evaluated.code == 0, evaluated.err
 
 
 def test_a_tokenizer_in_the_folder_stays(tmp_path):
     save_tokenizer(ByteTokenizer(), tmp_path)
-    before = files_of(tmp_path)
+    files = files_of(tmp_path)
     keep_tokenizer(ByteTokenizer(), tmp_path)
     with pytest.raises(UserError, match="is another tokenizer; name a new folder"):
         keep_tokenizer(CharacterTokenizer("abc"), tmp_path)
-    assert files_of(tmp_path) == before
+    assert files_of(tmp_path) == files
 
 
 def test_given_weights_for_fewer_positions_are_one_line():
-    short, long = (replace(NETWORK, positions="learned", mem_len=n) for n in (8, 16))
+    short = replace(NETWORK, positions="learned", mem_len=8)
+    long = replace(NETWORK, positions="learned", mem_len=16)
     with pytest.raises(UserError, match="positions='learned'"):
         build_model(replace(CONFIG, model=long), initial=MemoryLM(short))
 
 
 def test_a_finished_run_is_left_alone(copy):
-    before, config = files_of(copy), read_train_config(copy)
+    files = files_of(copy)
+    config = read_train_config(copy)
     for tokens in (500, 501, 512):
         train_run(replace(config, max_tokens=tokens), copy, resume=True)
         assert "already finished" in run("train", "--resume", copy, "--max-tokens", tokens).out
-        assert files_of(copy) == before
+        assert files_of(copy) == files
 
 
 def test_a_finished_run_without_checkpoints_is_refused(copy):
     shutil.rmtree(copy / CHECKPOINTS)
-    before = files_of(copy)
+    files = files_of(copy)
     assert run("train", "--resume", copy, "--max-tokens", 1_200).says("no checkpoint to continue from")
-    assert files_of(copy) == before
+    assert files_of(copy) == files
     assert run("train", "--resume", copy, "--preset", "text8-24l").says("leave out --init-from and --preset")
 
 
@@ -197,10 +205,11 @@ def test_a_lost_result_is_written_again(copy, trained):
 
 def test_a_finished_run_is_extended(copy, tmp_path):
     assert "rises again" in run("train", "--resume", copy, "--max-tokens", 800).out
-    records, result = read_metrics(copy), read_json(copy / RESULT)
-    assert result["tokens"] == 800
-    assert [r["tokens"] for r in records if "loss.valid" in r] == [256, 512, 672, 800]
-    rates = [r["learning_rate"] for r in records if r["tokens"] > 512 and "learning_rate" in r]
+    records = read_metrics(copy)
+    assert read_json(copy / RESULT)["tokens"] == 800
+    assert [record["tokens"] for record in records if "loss.valid" in record] == [256, 512, 672, 800]
+    extension = [record for record in records if record["tokens"] > 512]
+    rates = [record["learning_rate"] for record in extension if "learning_rate" in record]
     assert max(rates) > CONFIG.optim.learning_rate / 2
     assert "already finished" in run("train", "--resume", copy).out
     assert run("train", "--resume", copy, "--max-tokens", 700).says("max_tokens 800 → 700")
@@ -227,29 +236,28 @@ def test_a_training_ends_when_its_loss_falls_no_more(text, tmp_path):
 
 
 def test_training_restores_the_global_random_state(text, tmp_path):
-    drawn = []
-    for trains in (False, True):
-        torch.manual_seed(7)
-        if trains:
-            train_run(small_training(data=text, max_tokens=64), tmp_path / "run")
-        drawn.append(torch.rand(()))
-    assert drawn[0] == drawn[1]
+    torch.manual_seed(7)
+    wanted = torch.rand(())
+    torch.manual_seed(7)
+    train_run(small_training(data=text, max_tokens=64), tmp_path / "run")
+    assert torch.rand(()) == wanted
 
 
 def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_path):
-    inside, end = threading.Event(), threading.Event()
+    has_begun = threading.Event()
+    may_end = threading.Event()
 
     def find(config, folder):
-        inside.set()
-        end.wait(60)
+        has_begun.set()
+        may_end.wait(60)
         return find_text(config, folder)
 
     monkeypatch.setattr(text_module, "find_text", find)
     thread = threading.Thread(target=train_run, args=(small_training(max_tokens=64), tmp_path / "a"))
     thread.start()
-    inside.wait(60)
+    has_begun.wait(60)
     with pytest.raises(UserError, match="another training"):
         train_run(small_training(max_tokens=64), tmp_path / "b")
-    end.set()
+    may_end.set()
     thread.join()
     assert (tmp_path / "a" / RESULT).exists()

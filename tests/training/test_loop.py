@@ -63,10 +63,17 @@ def test_records_and_evaluations_come_as_often_as_asked_for(monkeypatch):
     assert notes.steps == [5, -8, 10, 15, -16, 20, 23, -23]
     assert steps_read == [5, 8, 10, 15, 16, 20, 23]
     assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
-    part = learning_rate_schedule(config, config.max_tokens)  # of the tokens in the middle of a step
-    peak = config.optim.learning_rate
-    rates = [record["learning_rate"] for record in notes.records]
-    assert rates == [pytest.approx(peak * part(64 * step - 32)) for step in (5, 10, 15, 20, 23)]
+
+
+def test_records_have_the_rate_of_the_middle_of_a_step():
+    config = small_training(max_tokens=64 * 23, evaluations=3, log_every=5)
+    notes = Notes()
+    trainer_of(build_model(config), config, regular(config), notes).fit()
+    share_of_peak = learning_rate_schedule(config, config.max_tokens)
+    rates = []
+    for step in (5, 10, 15, 20, 23):
+        rates.append(config.optim.learning_rate * share_of_peak(64 * step - 32))
+    assert [record["learning_rate"] for record in notes.records] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,8 @@ def test_records_and_evaluations_come_as_often_as_asked_for(monkeypatch):
      *(pytest.param(model, "blocked", marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
 def test_bfloat16_learns_like_float32(model, kernel):
-    dtypes, losses = set(), {}
+    dtypes = set()
+    losses = {}
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
@@ -92,14 +100,20 @@ def test_bfloat16_learns_like_float32(model, kernel):
 
 def test_the_gradients_of_the_two_losses_are_shortened_apart():
     model = build_model(small_training(model="compressive"))
-    f_c = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 3.0 if id(p) in f_c else 1e-6)
-    for norm, value, compresses in zip(clip_gradients(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
-        grads = torch.cat([p.grad.flatten() for p in model.parameters() if (id(p) in f_c) == compresses])
-        assert norm.item() == pytest.approx(value * len(grads) ** 0.5)
-        assert grads.norm().item() == pytest.approx(min(norm.item(), 1.0), rel=1e-4)
-        assert compresses or bool((grads == 1e-6).all())
+    compressing = [weight for f_c in model.transformer.compressions for weight in f_c.parameters()]
+    is_compressing = {id(weight) for weight in compressing}
+    other = [weight for weight in model.parameters() if id(weight) not in is_compressing]
+    for weights, value in ((other, 1e-6), (compressing, 3.0)):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, value)
+
+    norm, compression_norm = clip_gradients(model, 1.0)
+    grads = torch.cat([weight.grad.flatten() for weight in other])
+    assert norm.item() == pytest.approx(1e-6 * len(grads) ** 0.5)
+    assert bool((grads == 1e-6).all()), "they are short enough"
+    compression_grads = torch.cat([weight.grad.flatten() for weight in compressing])
+    assert compression_norm.item() == pytest.approx(3.0 * len(compression_grads) ** 0.5)
+    assert compression_grads.norm().item() == pytest.approx(1.0, rel=1e-4)
 
 
 def counting(*lengths):
@@ -137,40 +151,46 @@ def test_a_users_memory_has_its_whole_length_from_the_start():
     assert [record["memory.length"] for record in records] == [8, 8, 8, 8]
 
 
-def test_a_stage_keeps_newest_positions_before_slots():
+@pytest.mark.parametrize(
+    ("share", "lengths"),
+    [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)), (5 / 8, (8, 2, 8)),
+     (1, (8, 8, 8))],
+)  # fmt: skip
+def test_a_stage_keeps_newest_positions_before_slots(share, lengths):
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
-    sizes = lm.config.memory_sizes
     memory = memory_of(counting(8, 8), counting(8, 8), bptt_inputs=counting(8, 8))
-    lengths_of = [(0, (0, 0, 0)), (3 / 8, (4, 0, 0)), (7 / 16, (4, 0, 0)), (1 / 2, (8, 0, 0)),
-                  (5 / 8, (8, 2, 8)), (1, (8, 8, 8))]  # fmt: skip
-    for share, lengths in lengths_of:
-        part = truncate_to_stage(memory, share, sizes)
-        assert (part.mem_len, part.n_slots, len(part.layers[0].bptt_inputs)) == lengths
-        for whole, cut in zip(kept(memory), kept(part), strict=True):
-            assert torch.equal(cut, whole[len(whole) - len(cut) :])
-    assert truncate_to_stage(Memory(()), 0.5, sizes) == Memory(())
+    truncated = truncate_to_stage(memory, share, lm.config.memory_sizes)
+    assert (truncated.mem_len, truncated.n_slots, len(truncated.layers[0].bptt_inputs)) == lengths
+    for tensor, part in zip(kept(memory), kept(truncated), strict=True):
+        assert torch.equal(part, tensor[len(tensor) - len(part) :])
+    assert truncate_to_stage(Memory(()), share, lm.config.memory_sizes) == Memory(())
+
+
+def test_a_stage_is_a_share_of_each_layers_memory():
     sizes = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
-    part = truncate_to_stage(memory_of(counting(4, 16)), 0.5, sizes)
-    assert [(layer.mem_len, layer.n_slots) for layer in part.layers] == [(2, 0), (8, 0)]
+    truncated = truncate_to_stage(memory_of(counting(4, 16)), 0.5, sizes)
+    assert [(layer.mem_len, layer.n_slots) for layer in truncated.layers] == [(2, 0), (8, 0)]
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("share", [3 / 8, 6 / 8])
-def test_a_shortened_memory_still_hides_the_documents_before(share):
+def test_a_truncated_memory_still_hides_earlier_documents(share):
     """What a stream's ended document left in it can be anything."""
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=2)
-    tokens, memory = torch.randint(11, (4, 8, 3)), None
+    segments = torch.randint(11, (4, 8, 3))
     doc_starts = torch.zeros(4, 8, 3, dtype=torch.bool)
-    doc_starts[2, 4, 1] = doc_starts[3, 2, 2] = True
-    for segment, begun in zip(tokens, doc_starts, strict=True):
-        memory = lm(segment, memory, doc_starts=begun).memory
-    short = truncate_to_stage(memory, share, lm.config.memory_sizes)
-    assert short.n_valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
-    other = deepcopy(short)
-    for layer in other.layers:
+    doc_starts[2, 4, 1] = True
+    doc_starts[3, 2, 2] = True
+    memory = None
+    for text, starts in zip(segments, doc_starts, strict=True):
+        memory = lm(text, memory, doc_starts=starts).memory
+    truncated = truncate_to_stage(memory, share, lm.config.memory_sizes)
+    assert truncated.n_valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
+    changed = deepcopy(truncated)
+    for layer in changed.layers:
         layer.mem[: max(layer.mem_len - 6, 0), 2] = 7.0
         layer.slots[:, 2] = 7.0
-    assert torch.equal(lm(tokens[0], other).logits, lm(tokens[0], short).logits)
+    assert torch.equal(lm(segments[0], changed).logits, lm(segments[0], truncated).logits)
 
 
 def step_of(lm, segment, memory, forward=None, **changes):
@@ -186,9 +206,9 @@ def step_of(lm, segment, memory, forward=None, **changes):
 
 def check_same(gradients, wanted, atol):
     """All gradients, except those of parameters that have none."""
-    for a, b in zip(gradients, wanted, strict=True):
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=0, atol=atol)
+    for gradient, expected in zip(gradients, wanted, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=atol)
 
 
 def segment(length, streams=4):
@@ -206,10 +226,13 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)}
 def test_gradient_accumulation_keeps_the_mean_over_predictions(model, changes):
     """Each prediction counts alike, and those without a target don't. A part without any target adds nothing,
     though its mean is not a number."""
-    lm, part = small_lm(model, n_layers=1, **changes), segment(7)
+    lm = small_lm(model, n_layers=1, **changes)
+    part = segment(7)
     memory = lm(torch.randint(11, (7, 4))).memory
-    part.targets[:, 1] = part.targets[1:, 0] = part.targets[2:4, 3] = IGNORED
-    logits, after, auxiliary = lm(part.inputs, memory)
+    part.targets[:, 1] = IGNORED
+    part.targets[1:, 0] = IGNORED
+    part.targets[2:4, 3] = IGNORED
+    logits, next_memory, auxiliary = lm(part.inputs, memory)
     loss = F.cross_entropy(logits.flatten(0, 1), part.targets.flatten())
     wanted = torch.autograd.grad(loss + auxiliary, [*lm.parameters()], allow_unused=True)
     for accumulate in (1, 2, 4):
@@ -218,7 +241,7 @@ def test_gradient_accumulation_keeps_the_mean_over_predictions(model, changes):
         assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
         check_same(gradients, wanted, 1e-10)
         assert not any(x.requires_grad for x in kept(state.memory))
-        check_same(kept(state.memory), kept(after), 1e-12)
+        check_same(kept(state.memory), kept(next_memory), 1e-12)
 
 
 class NoFloat64(TorchDispatchMode):
@@ -245,8 +268,10 @@ def test_a_step_makes_no_float64_tensor(model, optimizer):
 
 
 def test_nan_ends_the_training_at_the_next_record():
-    config, steps = small_training(max_tokens=64 * 12, evaluations=1, log_every=5), []
-    lm, calls = build_model(config), itertools.count()
+    config = small_training(max_tokens=64 * 12, evaluations=1, log_every=5)
+    lm = build_model(config)
+    steps = []
+    calls = itertools.count()
     lm.embed.register_forward_hook(lambda _, __, x: x * float("nan") if next(calls) == 7 else x)
     with pytest.raises(NotFiniteError, match="the loss is nan in step 7; training stopped"):
         train_here(lm, config, segments_of(config), at_checkpoint=lambda state: steps.append(state.step))
@@ -258,13 +283,14 @@ def test_nan_ends_the_training_at_the_next_record():
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 def test_a_compiled_step_has_the_same_gradient(model):
     torch.compiler.reset()
-    lm, part = small_lm(model, n_layers=3), segment(7)  # layers are compiled as one
+    lm = small_lm(model, n_layers=3)  # layers are compiled as one
+    part = segment(7)
     memory = lm(torch.randint(11, (7, 4))).memory
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
     state, wanted = step_of(lm, part, memory)
-    wanted = [x if x is None else x.clone() for x in wanted]
-    again, gradients = step_of(lm, part, memory, compiled)
-    assert again.window.loss == pytest.approx(state.window.loss, abs=1e-12)
+    wanted = [grad if grad is None else grad.clone() for grad in wanted]
+    compiled_state, gradients = step_of(lm, part, memory, compiled)
+    assert compiled_state.window.loss == pytest.approx(state.window.loss, abs=1e-12)
     check_same(gradients, wanted, 1e-10)
 
 
@@ -280,13 +306,13 @@ def test_documents_of_one_token_are_an_error(lengths, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("network", "documents", "most"),
+    ("network", "documents", "max_graphs"),
     [({"model": "transformer-xl"}, DOCUMENTS, 1),
      ({"model": "compressive", "compression_rate": 4}, DOCUMENTS, 1),
      ({"mem_len": 48}, (), 2),
      ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 8}, (), 2)],
 )  # fmt: skip
-def test_a_compiled_training_compiles_few_times(network, documents, most, monkeypatch):
+def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, monkeypatch):
     """Once for whole segments, of documents in all steps, and of a text once the memory is full; and once for
     the last segment of a text, which is shorter."""
     compiled = CompileCounter()
@@ -296,7 +322,7 @@ def test_a_compiled_training_compiles_few_times(network, documents, most, monkey
     config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, **network))
     segments = segments_of(config, documents=documents)
     if documents:
-        read = itertools.islice(segments, 7)
-        segments = itertools.cycle([segment for segment in read if len(segment.inputs) == 16])
+        whole_segments = [part for part in itertools.islice(segments, 7) if len(part.inputs) == 16]
+        segments = itertools.cycle(whole_segments)
     train_here(MemoryLM(config.model), config, segments)
-    assert 0 < compiled.frame_count <= most
+    assert 0 < compiled.frame_count <= max_graphs

@@ -26,7 +26,8 @@ NUMBERS = {
 def choices(config):
     """The values of each setting that is a choice, or on or off."""
     for field in fields(config):
-        kind, value = annotations_of(type(config))[field.name], getattr(config, field.name)
+        kind = annotations_of(type(config))[field.name]
+        value = getattr(config, field.name)
         if is_dataclass(value):
             yield from choices(value) if value is not BASE.model.adaptive else ()
         elif get_origin(kind) is Literal or (kind is bool and field.name != "compile"):  # which takes minutes

@@ -11,6 +11,7 @@ import torch
 
 from memformers import evaluate, train
 from memformers.common.console import Progress
+from memformers.common.fields import replace_nested
 from memformers.common.files import read_json
 from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.data import TRAIN, VALIDATION
@@ -34,16 +35,17 @@ from tests.training.runs import SHORT, dataset_with, train_run, without_times
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
     folder = train_run(small_training(model="compressive", max_tokens=512), tmp_path / "run")
-    config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
+    config = read_json(folder / "config.json")
+    facts = read_json(folder / "run.json")
+    result = read_json(folder / "result.json")
     assert config["model"]["vocab_size"] == len(set(SHORT))
     assert facts["corpus"]["name"].startswith("built-in play")
     assert facts["memory"] == {"one_layer": 16 + 3 * 4, "all_layers": 2 * (16 + 3 * 4)}
     assert facts["environment"]["packages"]["torch"] == version("torch")
-    records = read_metrics(folder)
-    trained, evaluated = ([r for r in records if f"loss.{of}" in r] for of in ("train", "valid"))
-    assert evaluated[-1]["bits_per_character.valid"] * math.log(2) == pytest.approx(
-        evaluated[-1]["loss.valid"]
-    )
+    trained = records_with("loss.train", folder)
+    evaluated = records_with("loss.valid", folder)
+    nats = evaluated[-1]["bits_per_character.valid"] * math.log(2)
+    assert nats == pytest.approx(evaluated[-1]["loss.valid"])
     assert set(trained[-1]) == {
         "tokens", "seconds", "loss.train", "bits_per_character.train", "learning_rate",
         "gradient_norm", "tokens_per_second", "memory.length", "memory.compressed_length",
@@ -55,6 +57,11 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
     held_out = tokenizer.encode(SHORT[len(SHORT) * 9 // 10 :])
     assert evaluate_tokens(model, held_out, EVALUATION_STREAMS).loss == result["loss"]
+
+
+def records_with(metric, folder):
+    """The records of a run that have this ``metric``."""
+    return [record for record in read_metrics(folder) if metric in record]
 
 
 def test_a_run_that_diverges_names_its_last_good_checkpoint(tmp_path, monkeypatch):
@@ -73,12 +80,13 @@ def test_a_run_that_diverges_names_its_last_good_checkpoint(tmp_path, monkeypatc
 
 
 def test_train_then_evaluate_from_python(tmp_path):
-    config, text = small_training(model="compressive", max_tokens=500), "Good morrow, my lord. " * 20
+    config = small_training(model="compressive", max_tokens=500)
+    text = "Good morrow, my lord. " * 20
     run = train(config, tmp_path / "run")
     assert run.metrics[-1]["tokens"] >= config.max_tokens
-    again = train(config, tmp_path / "run", resume=True)  # is only loaded
+    loaded = train(config, tmp_path / "run", resume=True)
     numbers = evaluate(run.model, run.tokenizer, text)
-    assert numbers == evaluate(again.model, again.tokenizer, text)
+    assert numbers == evaluate(loaded.model, loaded.tokenizer, text)
     assert numbers["tokens"] == len(text) - 1
     documents = evaluate(run.model, run.tokenizer, [text, text])
     alone = evaluate(run.model, run.tokenizer, text, streams=1)
@@ -93,9 +101,12 @@ def test_train_then_evaluate_from_python(tmp_path):
             evaluate(run.model, *arguments)
     with pytest.raises(ValueError, match="streams"):
         evaluate(run.model, run.tokenizer, text, streams=0)
-    with pytest.raises(ValueError, match="needs model="):  # a length without use
-        train(small_training(model="transformer"), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+
+
+def test_a_length_without_use_leaves_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="needs model="):
+        train(small_training(model="transformer"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_auto_precision_is_kept_on_resume(tmp_path, monkeypatch):
@@ -126,53 +137,57 @@ LENGTHS = (30, 1, 500, 20, 700, 9)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most", "read"),
+    ("lengths", "max_tokens", "read"),
     [((), 3_000, (3_000,)), ((), 0, (10_000,)), (LENGTHS, 540, (30, 1, 500, 9)), (LENGTHS, 9_999, LENGTHS),
      ((1, 1, 9), 2, (1, 1, 9)), ((), 1, (10_000,)), ((2,), 0, (2,))],
 )  # fmt: skip
-def test_an_evaluation_reads_the_first_tokens_or_all(lengths, most, read):
+@pytest.mark.parametrize("is_final", [False, True])
+def test_an_evaluation_reads_the_first_tokens_or_all(lengths, max_tokens, read, is_final):
     """Of a text of 10,000 bytes, or of documents of these ``lengths``."""
     texts = ["to be or nöt " * (length // 14) + "x" * (length % 14) for length in lengths or (10_000,)]
     parts = [Part(VALIDATION, "x", text.encode(), bool(lengths)) for text in texts]
     sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", bool(lengths)), *parts])
-    documents, model = read if lengths else (), build_model(small_training())
-    for final, name in ((False, "evaluation_tokens"), (True, "final_tokens")):
-        config, fractions = small_training(tokenizer="byte", **{name: most}), []
-        validation = Validation(dataset_from(sources, spec_of(config)), config)
-        measurement = validation.evaluate(model, final, fractions.append)
-        evaluation, bits = measurement.evaluation, measurement.in_units
-        tokens = validation.tokens[: sum(read)]
-        assert evaluation.loss == evaluate_tokens(model, tokens, EVALUATION_STREAMS, documents=documents).loss
-        assert evaluation.tokens == len(tokens) - (len(documents) or 1)
-        assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
-        assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
-        assert bits["bits_per_character"] >= bits["bits_per_byte"]
-        assert validation.n_predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
+    model = build_model(small_training())
+    setting = "final_tokens" if is_final else "evaluation_tokens"
+    config = small_training(tokenizer="byte", **{setting: max_tokens})
+    validation = Validation(dataset_from(sources, spec_of(config)), config)
+    fractions = []
+    measurement = validation.evaluate(model, is_final, fractions.append)
+    evaluation = measurement.evaluation
+    tokens = validation.tokens[: sum(read)]
+    documents = read if lengths else ()
+    wanted = evaluate_tokens(model, tokens, EVALUATION_STREAMS, documents=documents)
+    assert evaluation.loss == wanted.loss
+    assert evaluation.tokens == len(tokens) - (len(documents) or 1)
+    assert fractions == [i / len(fractions) for i in range(1, len(fractions) + 1)]
+    bits = measurement.in_units
+    assert bits["bits_per_byte"] == pytest.approx(evaluation.nats / math.log(2) / evaluation.tokens)
+    assert bits["bits_per_character"] >= bits["bits_per_byte"]
+    assert validation.n_predictable == (sum(lengths) - len(lengths) if lengths else 9_999)
 
 
 def test_evaluations_read_the_same_tokens(tmp_path, capsys):
     """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
-    run, whole = (
-        train_run(small_training(max_tokens=512, evaluations=3, evaluation_tokens=most), tmp_path / str(most))
-        for most in (500, 0)
-    )
+    config = small_training(max_tokens=512, evaluations=3)
+    run = train_run(replace_nested(config, evaluation_tokens=500), tmp_path / "part")
+    run_with_all = train_run(replace_nested(config, evaluation_tokens=0), tmp_path / "all")
     lines = capsys.readouterr().err
     for part in ("the first 499 of 2,999", "all 2,999"):
         assert f"Evaluations during the training read {part} held-out tokens:" in lines
     assert "The last evaluation reads all 2,999 held-out tokens: " in lines
     result = read_json(run / "result.json")
-    (evaluated, trained), (wholes, same) = (
-        [[r for r in read_metrics(folder) if name in r] for name in ("loss.valid", "loss.train")]
-        for folder in (run, whole)
-    )
-    assert [r["evaluated_tokens"] for r in evaluated + wholes] == [499] * 3 + [2_999] * 3
+    evaluated = records_with("loss.valid", run)
+    evaluated_all = records_with("loss.valid", run_with_all)
+    assert [record["evaluated_tokens"] for record in evaluated] == [499] * 3
+    assert [record["evaluated_tokens"] for record in evaluated_all] == [2_999] * 3
     assert result["evaluated_tokens"] == result["held_out_tokens"] == 2_999
-    assert result["loss"] == wholes[-1]["loss.valid"] != evaluated[-1]["loss.valid"]
-    assert without_times(trained) == without_times(same)
-    losses = {r["tokens"]: r["loss.valid"] for r in evaluated}
+    assert result["loss"] == evaluated_all[-1]["loss.valid"] != evaluated[-1]["loss.valid"]
+    trained = records_with("loss.train", run)
+    assert without_times(trained) == without_times(records_with("loss.train", run_with_all))
+    losses = {record["tokens"]: record["loss.valid"] for record in evaluated}
     for folder in run.glob("checkpoints/0*"):
         assert read_json(folder / "training.json")["validation_loss"] == losses[int(folder.name)]
-    seconds = [0, *(r["evaluation_seconds"] for r in evaluated), result["evaluation_seconds"]]
+    seconds = [0, *(record["evaluation_seconds"] for record in evaluated), result["evaluation_seconds"]]
     assert seconds == sorted({*seconds})
     assert result["seconds"] == evaluated[-1]["seconds"]
 
