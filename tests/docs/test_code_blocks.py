@@ -51,7 +51,8 @@ LOADERS = ("streaming", "litdata", "webdataset")
 NEEDS = {"docs/how-to/in_other_libraries.md": ("transformers", "peft", "lm_eval", "torchrl")}
 """What pages need beside the package; these take long."""
 OTHERS = (
-    "python -m experiments.", "python docs/plain/", "git clone ", "cd memformers", "apt-get download ",
+    "python -m experiments.", "python docs/plain/", "git clone ", "cd memformers", "cp experiments/memories/",
+    "apt-get download ",
     "for package in doc-rfc-", "mkdir rfc && find packages ", "library=$(python", "mkdir stdlib && ",
     "pip install ", "source .venv/bin/activate", ".venv/bin/python -m pytest",
 )  # fmt: skip
