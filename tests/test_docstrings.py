@@ -34,7 +34,7 @@ def takes_tensors(node):
 
 
 @pytest.mark.parametrize("name", memformers.__all__)
-def test_a_public_name_has_a_docstring_that_names_the_shapes_of_tensors(name):
+def test_a_public_name_has_a_docstring_with_shapes(name):
     documented = list(public(name))
     assert [n for n, _, text in documented if not text] == []
     functions = [(n, node, text) for n, node, text in documented if isinstance(node, ast.FunctionDef)]

@@ -94,7 +94,8 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError), atomic_dir(folder) as temporary:
         (temporary / "a.txt").write_text("half" * (1 // 0))
     assert is_whole(folder)
-    rename, failed = type(folder).rename, []
+    rename = type(folder).rename
+    failed = []
 
     def fail_once(self, target):
         if target == folder and not failed:

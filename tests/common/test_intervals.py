@@ -34,7 +34,8 @@ def test_the_mean_of_groups_weighs_them_by_their_numbers():
 
 
 def test_differences_are_paired_by_seed_where_both_have_a_number():
-    ours, base = {0: 1.0, 1: 3.0, 2: None, 4: 9.0}, {1: 2.5, 0: 0.0, 2: 1.0, 3: 7.0}
+    ours = {0: 1.0, 1: 3.0, 2: None, 4: 9.0}
+    base = {1: 2.5, 0: 0.0, 2: 1.0, 3: 7.0}
     assert paired(ours, base) == mean_of([1.0, 0.5])
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert mean_of_known([None, 2.0, 4.0]) == mean_of([2.0, 4.0])

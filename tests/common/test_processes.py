@@ -14,11 +14,13 @@ from memformers.common.network import get
 from memformers.common.processes import SPINS, busy_notice, run_modules, spin_less
 from tests.processes import Server, finish, is_running, start, wait_for
 
-WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
+WELL = ["timeit", "-n1", "-r1"]
+BADLY = ["timeit", "--no-such-option"]
 
 
 def test_each_module_runs_and_no_more_than_so_many_at_a_time(capfd):
-    running, most = set(), []
+    running = set()
+    most = []
 
     def begin(number):
         running.add(number)

@@ -38,7 +38,8 @@ def small(compared):
 def pretended(compared, monkeypatch):
     """The names of runs in the order in which comparisons of this test begin them: each leaves what one of
     ``compared`` has left, at once, but for those whose names are added to ``failing``."""
-    begun, failing = [], set()
+    begun = []
+    failing = set()
 
     def pretend(commands, jobs, **options):
         for number, (_, folder) in enumerate(commands):
@@ -70,13 +71,19 @@ def test_the_start_up_of_a_process_is_noted(compared):
 
 def test_arms_have_equal_keys_and_only_the_memory_differs(compared):
     """S 16, M 16 and C 4, c 3: Transformer-XL remembers M + C, and sees back less far than M + c · C."""
-    facts = [read_json(compared / model / "run.json") for model in COMPARED]
-    assert [(of["keys"], of["memory"]["one_layer"]) for of in facts] == [(0, 0), (20, 20), (20, 28)]
-    configs = [read_json(compared / model / "config.json") for model in COMPARED]
-    for config in configs:
-        del config["model"]["model"], config["model"]["mem_len"]
+    keys_and_reach = []
+    configs = []
+    steps = []
+    for model in COMPARED:
+        facts = read_json(compared / model / "run.json")
+        keys_and_reach.append((facts["keys"], facts["memory"]["one_layer"]))
+        config = read_json(compared / model / "config.json")
+        del config["model"]["model"]
+        del config["model"]["mem_len"]
+        configs.append(config)
+        steps.append([record["tokens"] for record in read_metrics(compared / model)])
+    assert keys_and_reach == [(0, 0), (20, 20), (20, 28)]
     assert configs[0] == configs[1] == configs[2]
-    steps = [[r["tokens"] for r in read_metrics(compared / model)] for model in COMPARED]
     assert steps[0] == steps[1] == steps[2]
 
 
@@ -87,11 +94,11 @@ def test_unequal_keys_are_named_before_training_and_in_the_report(
     compare(small(), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
     before_training = printed.partition("Memory compared")[0]
-    held = "M + C = 20 keys a layer, but full memories hold 20 ({}); 19, at most 20 ({})."
-    assert held.format("transformer-xl", "compressive") in before_training
+    sentence = "M + C = 20 keys a layer, but full memories hold 20 ({}); 19, at most 20 ({})."
+    assert sentence.format("transformer-xl", "compressive") in before_training
     markdown = (compared / "report.md").read_text()
     assert "> **The numbers of keys differ**" in markdown
-    assert held.format("Transformer-XL", "Compressive Transformer") in markdown
+    assert sentence.format("Transformer-XL", "Compressive Transformer") in markdown
     assert "| Compressive Transformer | 19, at most 20 |" in markdown
 
 
@@ -161,22 +168,22 @@ def test_a_comparison_of_other_settings_is_refused(changes, message, compared, s
     plan = read_json(folder / "experiment.json")
     long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
     write_json(folder / "experiment.json", plan | {"arms": [*plan["arms"], long]})
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    modified = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(ValueError, match=message):
         compare(small(**changes), folder, resume=True)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == modified
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, small, tmp_path):
+def test_a_comparison_continues_where_a_training_of_it_stopped(compared, small, tmp_path):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
     card = (folder / "transformer" / "labml.json").read_text()
     assert compare(small(), folder, resume=True).page.exists()
-    losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
-    assert losses[0] == losses[1]
+    loss = read_json(folder / "compressive" / "result.json")["loss"]
+    assert loss == read_json(compared / "compressive" / "result.json")["loss"]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
     assert (folder / "transformer" / "labml.json").read_text() == card
 
@@ -229,8 +236,9 @@ def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
         corpus = find_text(train).info
         settings = resolve_data(train, corpus)
         assert settings == resolved
-        again = find_text(replace_nested(train, **settings)).info
-        assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
+        resolved_corpus = find_text(replace_nested(train, **settings)).info
+        assert resolved_corpus.sha256 == corpus.sha256
+        assert resolved_corpus.is_stand_in == corpus.is_stand_in
 
 
 @pytest.mark.long

@@ -73,14 +73,18 @@ def test_an_arm_trains_in_a_process_from_its_config_alone(tmp_path):
     assert run_module("memformers.comparison.recall", tmp_path).says("expected recall to be")
 
 
-def test_a_run_has_curves_and_a_frozen_compression_stays(done):
-    trained = [r for r in read_metrics(done / "compressive") if "loss.train" in r]
-    assert [r["tokens"] for r in trained] == [128, 256]
-    (evaluated,) = [r for r in read_metrics(done / "compressive") if "accuracy.valid" in r]
+def test_a_run_has_curves_and_its_setting(done):
+    records = read_metrics(done / "compressive")
+    assert [record["tokens"] for record in records if "loss.train" in record] == [128, 256]
+    [evaluated] = [record for record in records if "accuracy.valid" in record]
     assert "recall.from_00000" in evaluated
     setup = replace(tiny_recall(), base=replace_nested(tiny_recall().base, device="auto"))
     assert run_in(done / "compressive") == setup.run("compressive")
-    frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
+
+
+def test_a_frozen_compression_stays(done):
+    frozen = weights(done / "frozen-seed1")
+    learned = weights(done / "compressive-seed1")
     compressions = {name for name in frozen if ".f_c." in name}
     assert compressions
     assert {name for name, pair in frozen.items() if torch.equal(*pair)} == compressions
@@ -91,7 +95,7 @@ def test_a_run_has_curves_and_a_frozen_compression_stays(done):
 def test_a_stopped_training_begins_again_after_its_process(tmp_path):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment(), tmp_path / "r")
-    before = read_json(tmp_path / "r" / "compressive" / "result.json")
+    first = read_json(tmp_path / "r" / "compressive" / "result.json")
     (tmp_path / "r" / "compressive" / "result.json").unlink()
     with alone_in(tmp_path / "r" / "compressive"):
         with pytest.raises(UserError, match="is being trained by another process"):
@@ -99,8 +103,9 @@ def test_a_stopped_training_begins_again_after_its_process(tmp_path):
         with pytest.raises(UserError, match="is being trained by another process"):
             RECALL.train(tmp_path / "r" / "compressive")
     run_experiment(config.experiment(), tmp_path / "r", resume=True)
-    again = read_json(tmp_path / "r" / "compressive" / "result.json")
-    assert (again["recall"], again["controls"]) == (before["recall"], before["controls"])
+    second = read_json(tmp_path / "r" / "compressive" / "result.json")
+    assert second["recall"] == first["recall"]
+    assert second["controls"] == first["controls"]
     assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
 
 
@@ -124,13 +129,15 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
             result["recall"] |= {"accuracy": [share] * bins, "asks": [10] * bins}
             write_json(run / "result.json", result)
     write_json(folder / "experiment.json", plan)
-    report, markdown = write_report(folder), (folder / "report.md").read_text()
+    report = write_report(folder)
+    markdown = (folder / "report.md").read_text()
     assert claimed in markdown
     assert "bits per character" not in markdown
     assert " ".join(claimed.replace("*", "").split()) in " ".join(report.answer.split())
     arms = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
-    for right in arms["compressive"]["right"]["untouched"]["by_distance"]:
-        assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / len(shares))
+    mean_share = sum(share for share, _ in shares) / len(shares)
+    for correct in arms["compressive"]["right"]["untouched"]["by_distance"]:
+        assert correct["mean"] == pytest.approx(mean_share)
 
 
 def test_runs_without_a_mean_number_of_keys_are_reported(done, tmp_path):
@@ -231,6 +238,6 @@ def test_distances_grow_from_a_segment_to_twice_the_reach():
      ({"arms": ("mine: growing=2",)}, "'mine': .*growing"),
      ({"reach": "farther"}, "reach='farther'"), ({"seeds": 0}, "seeds=0"), ({"tokens": 0}, "tokens=0")],
 )  # fmt: skip
-def test_an_experiment_that_can_not_be_is_an_error(settings, message):
+def test_wrong_settings_of_an_experiment_are_an_error(settings, message):
     with pytest.raises(ValueError, match=message):
         RecallConfig(**settings).experiment()

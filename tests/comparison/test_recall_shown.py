@@ -38,14 +38,16 @@ def test_a_shown_question_asks_for_the_newest_value_of_its_key(shown):
     assert [model[:9] for model in shown["models"]] == ["No memory", "Transform", "Compressi"]
     assert len(shown["asks"]) > 500
     for ask in shown["asks"]:
-        before = [s for s in shown["sets"] if s[1] == ask["key"] and s[0] < ask["at"]]
-        assert before[-1] == (ask["at"] - ask["distance"], ask["key"], ask["value"])
+        earlier = [(position, key, value) for position, key, value in shown["sets"] if position < ask["at"]]
+        of_this_key = [row for row in earlier if row[1] == ask["key"]]
+        assert of_this_key[-1] == (ask["at"] - ask["distance"], ask["key"], ask["value"])
 
 
 @pytest.mark.parametrize(("number", "arm"), [(1, "transformer-xl"), (2, "compressive")])
-def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown, done):
+def test_shown_answers_are_those_that_are_measured(number, arm, shown, done):
     run = RECALL.read_config(read_json(done / arm / "config.json"), arm)
-    S, model = run.model.segment_len, MemoryLM.from_pretrained(done / arm / "model")
+    S = run.model.segment_len
+    model = MemoryLM.from_pretrained(done / arm / "model")
     warm_up = -(-run.recall.reach // S)
     drawn = recall_segments(run.recall.stream, STREAMS, S, CLAIMING_SEED)
     first = [
@@ -53,22 +55,24 @@ def test_shown_places_and_answers_are_those_that_are_measured(number, arm, shown
         for segment, distances in islice(drawn, warm_up + 1024 // S)
     ]
     [measured] = recall_by_distance(model, first, (0, 9999), warm_up=warm_up * S).values()
-    asks, right = Counter(), Counter()
+    n_asks = Counter()
+    n_correct = Counter()
     for ask in shown["asks"]:
-        place = place_of(ask["at"] - ask["distance"], ask, number)
-        asks[place] += 1
-        right[place] += ask["of"][number][0]
-    for place in PLACES:
-        assert measured.asks_by_place[place] == asks[place]
-        if asks[place]:
-            assert measured.by_place[place] == right[place] / asks[place]
-    assert (asks["slots"] > 50) == (arm == "compressive")
+        part = place_of(ask["at"] - ask["distance"], ask, number)
+        n_asks[part] += 1
+        n_correct[part] += ask["of"][number][0]
+    for part in PLACES:
+        assert measured.asks_by_place[part] == n_asks[part]
+        if n_asks[part]:
+            assert measured.by_place[part] == n_correct[part] / n_asks[part]
+    assert (n_asks["slots"] > 50) == (arm == "compressive")
 
 
 def test_a_constant_answer_is_right_by_chance(shown):
     distances = torch.arange(1, 81)[:, None]
     values = torch.tensor([0] * 5 + [1, 2, 3] + [0] * 72)[:, None]
-    constant, knows = values == 0, torch.ones_like(values, dtype=torch.bool)
+    constant = values == 0
+    knows = torch.ones_like(values, dtype=torch.bool)
     rows = share_rows(distances, values, [constant, knows], 4)
     assert rows[0] == {"from": 1, "to": 10, "questions": 10, "correct": [0.25, 1.0]}
     for row in shown["shares"]:

@@ -86,7 +86,8 @@ def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch, caps
 @pytest.mark.parametrize("length", [100, 20])
 def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     """Those that are too short to fill the memories, of 28 positions, are not."""
-    text, path = SHORT[:4_000], tmp_path / "texts.jsonl"
+    text = SHORT[:4_000]
+    path = tmp_path / "texts.jsonl"
     documents = [text[i : i + length] for i in range(0, len(text), length)]
     path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
     config = small_training(model="compressive", data=str(path), max_tokens=1_000, evaluations=1)

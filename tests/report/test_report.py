@@ -96,7 +96,8 @@ def test_the_terminal_summary_fits_80_columns(names, claims, tmp_path):
 
 def test_a_report_of_one_run_leaves_comparisons_out(tmp_path):
     fake_run(tmp_path / "one", "transformer-xl", 2.4)
-    page, markdown = write_report(tmp_path / "one").page.read_text(), markdown_of(tmp_path / "one")
+    page = write_report(tmp_path / "one").page.read_text()
+    markdown = markdown_of(tmp_path / "one")
     assert 'class="chart"' not in page.partition("</style>")[2]
     assert "thin lines are the loss of the training text" in markdown
     assert "(figures/loss.svg)" in markdown
@@ -272,7 +273,8 @@ def test_settings_are_shown_as_used(comparison):
 
 
 def test_a_report_says_how_it_was_made(tmp_path):
-    folder, book = tmp_path / "named", str(tmp_path / "my book.txt")
+    folder = tmp_path / "named"
+    book = str(tmp_path / "my book.txt")
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
     command = shlex.join(["memformers", "compare", "--data", book])
     changed(folder / "experiment.json", commands=[command, f"{command} --resume"])

@@ -13,7 +13,10 @@ from memformers.runs.plan import Plan, PlannedArm, runs_of
 from memformers.runs.reader import Run, Runs
 from memformers.runs.time_left import seconds_left, share_trained
 
-STARTUP, TRAINING, EVALUATION, FINAL = 20.0, 10.0, 2.0, 36.0
+STARTUP = 20.0
+TRAINING = 10.0
+EVALUATION = 2.0
+FINAL = 36.0
 RUN = STARTUP + TRAINING + 2 * EVALUATION + FINAL
 CONFIG_OF_RUN = {
     "model": {"model": "transformer-xl"}, "max_tokens": 1_000, "seed": 0, "data": "",

@@ -56,7 +56,8 @@ def test_dashboard_off_starts_no_process(tmp_path, monkeypatch):
 
 def test_labml_gets_every_record_without_touching_home(tmp_path, monkeypatch, capfd):
     """Of two runs that removed the same entry from the list of projects in a shared home, one lost labml."""
-    gone, folder = tmp_path / "home/.labml/projects/gone.txt", tmp_path / "run"
+    gone = tmp_path / "home/.labml/projects/gone.txt"
+    folder = tmp_path / "run"
     gone.parent.mkdir(parents=True)
     gone.write_text(str(tmp_path / "no such project"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
