@@ -87,6 +87,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
 STEPS = 5
 """Iterations. Afterwards, singular values lie between about 0.7 and 1.2. Jordan's number."""
+MATRICES_IN_CACHE = 1 << 19
+"""Bytes of float32 matrices that a CPU orthogonalizes together. With 36 matrices of 128·128 to 128·256, a
+step takes 0.82 of the time that it takes with all of a shape together. In bfloat16, or from 512·512 on,
+nothing is gained."""
 
 
 # torch.optim.Muon always rounds to bfloat16, and takes one matrix after the other.
@@ -124,7 +128,10 @@ class Muon(torch.optim.Optimizer):
             directions_by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for w in group["params"]:
                 if w.grad is not None:
-                    m = self.state[w].setdefault("momentum", torch.zeros_like(w))
+                    state = self.state[w]
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(w)
+                    m = state["momentum"]
                     m.lerp_(w.grad, 1 - momentum)
                     weights_by_shape[w.shape].append(w)
                     # Nesterov momentum: look one step ahead.
@@ -132,10 +139,19 @@ class Muon(torch.optim.Optimizer):
             for shape, weights in weights_by_shape.items():
                 matrices = torch.stack(directions_by_shape[shape])  # [n, rows, columns]
                 rows, columns = matrices.shape[1:]
-                updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
+                updates = orthogonalized_in_cache(matrices.to(self.dtype or matrices.dtype)).to(matrices)
                 for w, update in zip(weights, updates, strict=True):
                     w.mul_(1 - lr * group["weight_decay"])
                     w.sub_(update, alpha=lr * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonalized_in_cache(matrices: Tensor) -> Tensor:
+    """[`orthogonalized`][] of ``matrices [n, rows, columns]``. On a CPU, float32 matrices are computed a few
+    at a time: these stay in a core's cache through all iterations."""
+    if matrices.device.type != "cpu" or matrices.dtype != torch.float32:
+        return orthogonalized(matrices)
+    n_together = max(MATRICES_IN_CACHE // matrices[0].nbytes, 1)
+    return torch.cat([orthogonalized(part) for part in matrices.split(n_together)])
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -144,7 +160,12 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1
+    n, rows, _ = x.shape
+    # Iterations share their buffers: fresh memory for each product would take longer.
+    gram = x.new_empty(n, rows, rows)
+    polynomial = torch.empty_like(gram)
     for _ in range(STEPS):
-        gram = x @ x.mT  # [n, rows, rows]
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        torch.bmm(x, x.mT, out=gram)  # XXᵀ
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)  # b XXᵀ + c (XXᵀ)²
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x if wide is matrices else x.mT

@@ -6,7 +6,12 @@ from torch import nn
 
 from memformers.common.fields import replace_nested
 from memformers.models.language_model import MemoryLM
-from memformers.training.optimizers import Muon, build_optimizers, learning_rate_schedule
+from memformers.training.optimizers import (
+    Muon,
+    build_optimizers,
+    learning_rate_schedule,
+    orthogonalized_in_cache,
+)
 from tests.builders import MODELS, small_training
 
 
@@ -47,6 +52,18 @@ def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
         for update in (precise, half):
             assert (update - reference).norm() < 0.03 * (reference - start).norm()
         assert not torch.equal(precise, half)
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (96, 64), (7, 13), (400, 350)])
+def test_matrices_are_orthogonalized_as_each_one_alone(shape):
+    """With so many of each shape that a CPU computes them in several parts, the last one smaller."""
+    matrices = torch.randn(45 if shape[0] < 400 else 3, *shape)
+    for matrix, orthogonal in zip(matrices, orthogonalized_in_cache(matrices), strict=True):
+        x = (matrix / matrix.norm()).double()
+        for _ in range(5):
+            square = x @ x.T
+            x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+        torch.testing.assert_close(orthogonal.double(), x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
