@@ -60,6 +60,7 @@ def test_the_sentence_about_slots_on_text_counts_every_comparison():
     compared += [("memories", "compressive", "bits per character, tiny-shakespeare")]
     compared += [("memories", "compressive", "bits per byte, python-source")]
     compared += [("equal_bytes", "compressive-transformer", "bits per character")]
+    compared += [("equal_bytes_python", "compressive-transformer", "bits per character")]
     gains += [paired(seeds(name, "transformer-xl", m), seeds(name, slots, m)) for name, slots, m in compared]
     better = sum(gain.mean > gain.half_width for gain in gains)
     worse = sum(gain.mean < -gain.half_width for gain in gains)

@@ -152,6 +152,8 @@ COMPARISONS: dict[str, Sequence[Any]] = {
     "memories": ("memory", COST,
                  [Column(*named, "Transformer-XL") for named in OF_MEMORIES], "transformer-xl"),
     "equal_bytes": ("memory", COST, [
-        Column("Tiny Shakespeare, bits per character", PER_CHARACTER, "Transformer-XL")], "transformer-xl"),
+        Column("Tiny Shakespeare, bits per character", PER_CHARACTER, "Transformer-XL"),
+        Column("Python, bits per character", PER_CHARACTER, "Transformer-XL", "equal_bytes_python")],
+        "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""
