@@ -39,7 +39,7 @@ MODELS = {
     "bytes": {"model": "compressive", "vocab_size": 256},
     "post-norm": {"model": "transformer-xl", "norm": "post", "same_length": True, "clamp_len": 3},
 }  # fmt: skip
-of = st.sampled_from
+sampled = st.sampled_from
 
 
 def parts(text):
@@ -64,21 +64,24 @@ def models(tmp_path_factory):
     return folder
 
 
-class Place:
-    """The current folder, filled anew with a user's files and the ``others``, and the models beside it."""
+class UserFolder:
+    """The current folder, filled anew with a user's files and ``more_files``, and the models beside it."""
 
-    def __init__(self, models: Path, **others: bytes):
+    def __init__(self, models: Path, **more_files: bytes):
         for path in Path().iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         Path("folder").mkdir()
         weights = (models / "xl" / "model.safetensors").read_bytes()
         files = {"notes.txt": b"abc\nabc\n" * 20, "folder/evaluation.json": b"{}", "weights": weights}
-        for name, content in (files | others).items():
+        for name, content in (files | more_files).items():
             Path(name).write_bytes(content)
         Path("link").symlink_to("weights")
         Path("dangling").symlink_to("nowhere")
         self.models = models
-        self.before = self.files()
+        self.files_at_start = self.files()
 
     def files(self) -> dict[str, bytes]:
         """What is in each file here and of the models."""
@@ -87,26 +90,32 @@ class Place:
 
     def check_nothing_lost(self, *outputs: str) -> None:
         """Every file is as it was but the ``outputs``, which may be new or others, and aren't lost."""
-        after, may = self.files(), {os.path.realpath(path) for path in outputs if path}
-        changed = {path for path in {*after, *self.before} if after.get(path) != self.before.get(path)}
-        assert changed <= may
-        assert may & {*self.before} <= {*after}
+        files = self.files()
+        may_change = {os.path.realpath(path) for path in outputs if path}
+        changed = set()
+        for path in {*files, *self.files_at_start}:
+            if files.get(path) != self.files_at_start.get(path):
+                changed.add(path)
+        assert changed <= may_change
+        assert may_change & {*self.files_at_start} <= {*files}
 
 
-PLACES = parts("notes.txt weights link dangling new folder gone/new notes.txt/new -x . /dev/null /proc/no ")
-PLACES += ["/proc/self/mem", "\udcff", "a" * 300, "🙂"]
-WHOLE = parts("-1 0 1 2 3 5 7 1e1 1e-1 1.5 007 +3 1_0 ² nan inf x None True -- 1e99 1e999 ")
-WHOLE += [" 2", "9" * 5000]
-WHOLE += [sign + str(number) for number in (2**31, 2**63 - 1, 2**63, 2**64, 10**30) for sign in ("", "-")]
+PATHS = parts("notes.txt weights link dangling new folder gone/new notes.txt/new -x . /dev/null /proc/no ")
+PATHS += ["/proc/self/mem", "\udcff", "a" * 300, "🙂"]
+INTEGERS = parts("-1 0 1 2 3 5 7 1e1 1e-1 1.5 007 +3 1_0 ² nan inf x None True -- 1e99 1e999 ")
+INTEGERS += [" 2", "9" * 5000]
+INTEGERS += [sign + str(number) for number in (2**31, 2**63 - 1, 2**63, 2**64, 10**30) for sign in ("", "-")]
 NUMBERS = parts("-1 0 -0.0 0.5 1 2.0 nan -inf inf 1e999 1e-999 5e-324 1e308 x 0x10 None 1_0 ")
 DEVICES = parts("cpu auto cpu:0 cpu:7 meta mps cuda:99 xla hpu opengl x 🙂 \udcff ")
 WORDS = parts("x auto blocked compressive learned bfloat16 cpu off 🙂 ../.. --help \ud800 bpe wsd ")
-FEW = ["-1", "0", "1", "3", "1e1", "1.5", "x", "", "nan"]
+TOKEN_COUNTS = ["-1", "0", "1", "3", "1e1", "1.5", "x", "", "nan"]
 """Numbers of tokens to write; those written one after the other have no end at 1e99."""
 
 HOSTILE = st.one_of(
     st.text(st.characters(exclude_characters="\0"), max_size=30),  # lone surrogates and controls among them
-    of(["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]),
+    sampled(
+        ["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]
+    ),
     st.integers(0, 600).map(lambda n: "ab" * n),
 )
 CONTENTS = st.one_of(
@@ -114,7 +123,7 @@ CONTENTS = st.one_of(
     st.text(st.characters(), max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")),
     st.text(min_size=1, max_size=20).map(lambda text: text.encode("utf-16")),
     st.binary(max_size=4).map(lambda tail: b"abcdefgh\r\n" * 20 + tail),
-    of([b"", b"\x1a", b"a" * 1600, b"\xef\xbb\xbf" + b"abc" * 200, b"\n" * 200, b"\0" * 200]),
+    sampled([b"", b"\x1a", b"a" * 1600, b"\xef\xbb\xbf" + b"abc" * 200, b"\n" * 200, b"\0" * 200]),
 )
 """What may be in a text file."""
 
@@ -123,7 +132,7 @@ CONTENTS = st.one_of(
 def options(draw, **kinds):
     """Some of the options of these names, with values of their kind: ``(name, value)``; a value of None is a
     flag."""
-    names = draw(st.lists(of(sorted(kinds)), max_size=4))
+    names = draw(st.lists(sampled(sorted(kinds)), max_size=4))
     return [(name, draw(kinds[name])) for name in names]
 
 
@@ -131,32 +140,46 @@ def words(chosen):
     return [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in chosen]
 
 
-def kinds_of(*configs, but=(), **others):
-    """A kind of values for each option of the ``configs``, by its type or as ``others`` say."""
-    of_type = {"bool": of([None, "x"]), "int": of(WHOLE), "float": of(NUMBERS), "Path": of(PLACES)}
+def kinds_of(*configs, but=(), **special):
+    """A kind of values for each option of the ``configs``, by its type or as ``special`` says."""
+    by_type = {
+        "bool": sampled([None, "x"]),
+        "int": sampled(INTEGERS),
+        "float": sampled(NUMBERS),
+        "Path": sampled(PATHS),
+    }
     kinds = {field.name: annotations_of(config)[field.name] for config in configs for field in fields(config)}
     for name, kind in kinds.items():
         named = re.search(r"\b(bool|int|float|Path)\b", str(kind))
-        kinds[name] = of_type[named[0]] if named else of(WORDS)
-    return {name: kind for name, kind in (kinds | others).items() if name not in but}
+        kinds[name] = by_type[named[0]] if named else sampled(WORDS)
+    return {name: kind for name, kind in (kinds | special).items() if name not in but}
 
 
 NOT_HERE = ("checkpoint", "pretrained", "sampling", "model")
 """Options that name the model, which each test names itself."""
 GENERATE = options(
-    **kinds_of(Generate, Sampling, but=NOT_HERE, prompt=HOSTILE, stop=HOSTILE, prompt_file=of([*PLACES, "-"]),
-               tokens=of(FEW), device=of(DEVICES), interactive=st.none())
-)  # fmt: skip
+    **kinds_of(
+        Generate,
+        Sampling,
+        but=NOT_HERE,
+        prompt=HOSTILE,
+        stop=HOSTILE,
+        prompt_file=sampled([*PATHS, "-"]),
+        tokens=sampled(TOKEN_COUNTS),
+        device=sampled(DEVICES),
+        interactive=st.none(),
+    )
+)
 EVALUATE = options(
-    **kinds_of(Evaluate, LearnConfig, but=(*NOT_HERE, "text", "learning"), device=of(DEVICES),
-               out=of([place for place in PLACES if place != "/dev/null"]))
+    **kinds_of(Evaluate, LearnConfig, but=(*NOT_HERE, "text", "learning"), device=sampled(DEVICES),
+               out=sampled([path for path in PATHS if path != "/dev/null"]))
 )  # fmt: skip
 TRAINING = options(
-    **kinds_of(TrainConfig, ModelConfig, AdaptiveConfig, but=("adaptive", "own"), model=of(WORDS)),
-    resume=of(WORDS), dashboard=of(WORDS), no_such_option=of(WORDS),
+    **kinds_of(TrainConfig, ModelConfig, AdaptiveConfig, but=("adaptive", "own"), model=sampled(WORDS)),
+    resume=sampled(WORDS), dashboard=sampled(WORDS), no_such_option=sampled(WORDS),
 )  # fmt: skip
-ANYTHING = options(**dict.fromkeys(("checkpoint", "text", "models", "out", "folder"), of(WORDS)))
-CHECKPOINTS = of([*MODELS] * 4 + ["", "xl/config.json", "gone", "../..", "🙂", "\udcff"])
+ANYTHING = options(**dict.fromkeys(("checkpoint", "text", "models", "out", "folder"), sampled(WORDS)))
+CHECKPOINTS = sampled([*MODELS] * 4 + ["", "xl/config.json", "gone", "../..", "🙂", "\udcff"])
 
 
 READING = st.one_of(st.tuples(st.just("generate"), GENERATE), st.tuples(st.just("evaluate"), EVALUATE))
@@ -164,25 +187,26 @@ READING = st.one_of(st.tuples(st.just("generate"), GENERATE), st.tuples(st.just(
 
 @share(0.6)
 @pytest.mark.filterwarnings("default:.*left out")  # files of a folder that are no text
-@given(model=CHECKPOINTS, reading=READING, content=CONTENTS, source=of(["text"] * 3 + ["-", *PLACES]))
-def test_a_model_reads_and_writes_or_is_a_plain_error_and_changes_nothing_but_its_outputs(
-    model, reading, content, source, models
-):
-    place, (command, chosen) = Place(models, text=content), reading
+@given(model=CHECKPOINTS, reading=READING, content=CONTENTS, source=sampled(["text"] * 3 + ["-", *PATHS]))
+def test_a_command_changes_only_its_outputs_or_is_a_plain_error(model, reading, content, source, models):
+    folder = UserFolder(models, text=content)
+    command, chosen = reading
     outs = [path for name, path in chosen if name == "out" and path]
     first = ("tokens", 3) if command == "generate" else ("text", source)
     ended = run(command, *words([("checkpoint", models / model), first, *chosen]), input=content)
     check_plain(ended)
     names = ("evaluation.json", "loss_by_position.png", "loss_over_text.png")
-    place.check_nothing_lost(*(f"{out}/{name}" for out in outs for name in names))
+    folder.check_nothing_lost(*(f"{out}/{name}" for out in outs for name in names))
     if outs and ended.code == 0:
         read_json(Path(outs[-1], "evaluation.json"))
 
 
 @share(0.3)
-@given(chosen=TRAINING, command=of(parts("generate evaluate probe report no-such-command ")), wrong=ANYTHING)
+@given(
+    chosen=TRAINING, command=sampled(parts("generate evaluate probe report no-such-command ")), wrong=ANYTHING
+)
 @example(chosen=[("data", "")], command="", wrong=[])
-def test_any_training_options_make_a_config_or_a_plain_error_as_a_wrong_place_is(chosen, command, wrong):
+def test_any_training_options_make_a_config_or_a_plain_error(chosen, command, wrong):
     """Nothing is trained here: what reaches the training is a config that checks itself."""
     configs = []
 

@@ -54,7 +54,7 @@ def environment(built, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_type_information_and_the_trained_models_ship_and_nothing_but_the_package(built):
+def test_the_wheel_has_types_and_models_but_nothing_else(built):
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "memformers/py.typed" in names
@@ -77,7 +77,7 @@ def test_links_and_pictures_of_the_readme_lead_somewhere_on_pypi(built):
 
 
 @pytest.mark.long
-def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
+def test_the_source_distribution_can_be_built_and_tested(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
@@ -86,7 +86,7 @@ def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
 
 
 @pytest.mark.long
-def test_the_installed_command_trains_and_writes_with_a_model_of_the_package(environment, tmp_path):
+def test_the_installed_command_trains_and_generates(environment, tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     place = run(
         environment / "python", "-c", "import memformers; print(memformers.__file__)", cwd=tmp_path, env=clean
@@ -107,7 +107,7 @@ def test_citation_and_changelog_are_of_this_version():
     assert f"\n## [{memformers.__version__}]" in changes
 
 
-def test_the_workflow_runs_what_every_change_must_pass_on_each_python_and_builds_what_is_published():
+def test_the_workflow_runs_what_every_change_must_pass():
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     matrix = jobs["checks"]["strategy"]["matrix"]
     assert matrix["python"] == [f"3.{minor}" for minor in range(10, 15)]

@@ -42,7 +42,8 @@ def test_help_is_readable_and_starts_with_what_a_newcomer_needs(command, monkeyp
     shown = run(command, "--help") if command else run()
     assert shown.code == 0
     assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", shown.out)
-    options, first = re.findall(r"^│ --([a-z-]+)", shown.out, re.MULTILINE), FIRST.get(command, "").split()
+    options = re.findall(r"^│ --([a-z-]+)", shown.out, re.MULTILINE)
+    first = FIRST.get(command, "").split()
     assert options[: len(first)] == first
 
 
@@ -254,7 +255,8 @@ def test_generate_reads_a_book_or_answers_line_by_line(trained, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
 @pytest.mark.parametrize("at", [1, 9])
 def test_a_signal_ends_generate_at_any_moment(number, code, at, trained, monkeypatch):
-    check, times = StopSignals.check, []
+    check = StopSignals.check
+    times = []
 
     def signalled(self):
         times.append(self)
@@ -286,7 +288,8 @@ def test_the_advice_names_a_command_that_works_from_here(on_path, extra, advice,
 
 @pytest.mark.drawn
 def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
-    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text = tmp_path / "text.txt"
+    out = tmp_path / "out"
     text.write_text("BANQUO: well met.\n" * 100)
     ended = run("evaluate", "--checkpoint", trained, "--text", text, "--streams", 2, "--mem-len", 40, "--out",
                 out)  # fmt: skip
@@ -308,7 +311,8 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
 
 @pytest.mark.usefixtures("quick_runs")
 def test_evaluate_reads_the_text_of_a_run_unless_it_has_changed(tmp_path):
-    text, lines = tmp_path / "text.txt", [f"BANQUO: well met, {i}.\n" for i in range(600)]
+    text = tmp_path / "text.txt"
+    lines = [f"BANQUO: well met, {i}.\n" for i in range(600)]
     text.write_text("".join(lines))
     (held_out := tmp_path / "held_out.txt").write_text("".join(lines[300:]))
     assert run("train", *SMALL_SIZES, "--data", text, "--validation", held_out, "--out", "run").code == 0
@@ -329,7 +333,8 @@ def test_evaluate_reads_the_text_of_a_run_unless_it_has_changed(tmp_path):
 
 @pytest.mark.usefixtures("quick_runs")
 def test_text_and_names_need_not_be_utf8(tmp_path):
-    texts, held_out = tmp_path / "caf\udce9", "d\udce9j\udce0 vu\n"
+    texts = tmp_path / "caf\udce9"
+    held_out = "d\udce9j\udce0 vu\n"
     texts.mkdir()
     (texts / "book.txt").write_bytes(bytes_of(f"{held_out}un caf\udce9 bien noir\n" * 400))
     assert run("train", "--data", "builtin", "--out", "\udcff").says("surrogates not allowed")

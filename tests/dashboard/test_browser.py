@@ -208,7 +208,8 @@ def test_a_single_run_has_a_live_page(width, page, quick_runs, troubles, tmp_pat
 
 @pytest.mark.long
 def test_labml_shows_settings_and_losses(with_network, quick_runs, troubles, tmp_path):
-    page, folder = with_network, tmp_path / "two"
+    page = with_network
+    folder = tmp_path / "two"
     settings = {"model": {"model": "transformer", "mem_len": 7, "d_model": 32}, "seed": 3}
     plan_runs(runs_of(MODELS, [0]), folder)
     with DashboardHere(tmp_path / "records") as dashboard:

@@ -180,7 +180,8 @@ def test_only_changes_are_sent(tmp_path, monkeypatch):
     for folder in (one, two):
         note_comparison(folder)
         time.sleep(0.02)
-    comparisons, identity = Comparisons(), comparison_id(one)
+    comparisons = Comparisons()
+    identity = comparison_id(one)
     first = version_of(comparisons.get(identity), "tokens")
     assert version_of(comparisons.get(identity), "tokens") == first
     assert version_of(comparisons.get(identity), "seconds") != first

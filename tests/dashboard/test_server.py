@@ -95,7 +95,8 @@ def test_a_second_dashboard_command_reuses_the_first(tmp_path, capsys):
 
 
 def test_a_late_dashboard_misses_nothing(tmp_path, capfd):
-    folder, records = tmp_path / "model", tmp_path / "records"
+    folder = tmp_path / "model"
+    records = tmp_path / "records"
     folder.mkdir()
     with ExitStack() as last, Tracking(folder, "model", {}, "auto") as tracking:
         card = read_card(folder)

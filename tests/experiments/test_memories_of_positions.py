@@ -61,10 +61,10 @@ def test_random_priorities_are_uniform_and_independent():
 def test_random_positions_start_over_with_a_document():
     rule = RandomPositions(MemorySizes(8, 6, 4, slot_positions=1), RandomPositions.Config())
     x = torch.randn(80, 2, 3)
-    beside = read_segments(rule, x, 4, starts=(0, 40))
+    with_older_stream = read_segments(rule, x, 4, starts=(0, 40))
     fresh = read_segments(rule, x[40:, 1:], 4)
-    assert torch.equal(beside.slots[:, 1:], fresh.slots)
-    assert torch.equal(beside.slots[:, :1], read_segments(rule, x[:, :1], 4).slots)
+    assert torch.equal(with_older_stream.slots[:, 1:], fresh.slots)
+    assert torch.equal(with_older_stream.slots[:, :1], read_segments(rule, x[:, :1], 4).slots)
 
 
 @pytest.mark.parametrize("n_valid", [None, 11, 7])
@@ -76,7 +76,7 @@ def test_keydiff_keeps_keys_unlike_the_mean(n_valid):
     older = torch.randn(C + M, 1, 8).double()
     x = torch.randn(5, 1, 8).double()
     lengths = None if n_valid is None else torch.tensor([n_valid])
-    after, _ = rule.update(LayerMemory(older[C:], older[:C]), x, UpdateContext(layer, x, lengths))
+    updated, _ = rule.update(LayerMemory(older[C:], older[:C]), x, UpdateContext(layer, x, lengths))
 
     every = torch.cat((older, x))[:, 0]
     in_document = [*range(len(every))] if n_valid is None else [*range(len(every) - n_valid, len(every))]
@@ -91,8 +91,8 @@ def test_keydiff_keeps_keys_unlike_the_mean(n_valid):
             total[i] += (anchor @ key / (anchor.norm() * key.norm())).item()
     kept = sorted(sorted(in_document, key=lambda i: total[i])[:C])
     assert len(kept) == min(C, len(in_document))
-    assert torch.equal(after.slots[C - len(kept) :, 0], every[kept])
-    assert torch.equal(after.mem[:, 0], every[-M:])
+    assert torch.equal(updated.slots[C - len(kept) :, 0], every[kept])
+    assert torch.equal(updated.mem[:, 0], every[-M:])
 
 
 def test_keydiff_ignores_earlier_documents():
@@ -102,8 +102,8 @@ def test_keydiff_ignores_earlier_documents():
     x = torch.randn(8, 1, 8)
     left = torch.full((4, 1, 8), torch.nan)
     context = UpdateContext(lm.transformer.memory_layers[0], x, torch.tensor([8]))
-    after, _ = rule.update(LayerMemory(left, left), x, context)
-    assert torch.equal(after.slots[1:], x[:4])
+    updated, _ = rule.update(LayerMemory(left, left), x, context)
+    assert torch.equal(updated.slots[1:], x[:4])
 
 
 @torch.no_grad()
@@ -148,10 +148,10 @@ def test_tova_keeps_the_document_without_attention():
     layer.self_attn.query.weight.copy_(1e4 * layer.self_attn.key.weight)
     x = torch.randn(1, 1, 8) * torch.tensor([-4.0, -3.0, -2.0, -1.0, 1.0, 2.0, 3.0, 4.0])[:, None, None]
     left = torch.full((4, 1, 8), 7.0)  # of an earlier document
-    after, _ = lm.transformer.memory_rules[0].update(
+    updated, _ = lm.transformer.memory_rules[0].update(
         LayerMemory(left, left), x, UpdateContext(layer, x, torch.tensor([8]))
     )
-    assert torch.equal(after.slots[1:], x[:4])
+    assert torch.equal(updated.slots[1:], x[:4])
 
 
 @torch.no_grad()
@@ -174,7 +174,7 @@ def test_rkv_keeps_attended_positions_that_are_not_redundant(n_valid):
     x = every[C + M :]
     lengths = None if n_valid is None else torch.tensor([n_valid])
     past = LayerMemory(every[C : C + M], every[:C])
-    after, _ = rule.update(past, x, UpdateContext(layer, x, lengths))
+    updated, _ = rule.update(past, x, UpdateContext(layer, x, lengths))
 
     K = len(every)
     first = 0 if n_valid is None else K - n_valid
@@ -210,11 +210,11 @@ def test_rkv_keeps_attended_positions_that_are_not_redundant(n_valid):
                 similar[j] += cosine / len(members)
         total = sum(torch.tensor(r).exp() for r in similar.values())
         for j in members:
-            near = [attended.get(neighbor, 0.0) for neighbor in range(j - 3, j + 4)]
-            score[j] += 0.4 * max(near) - 0.6 * torch.tensor(similar[j]).exp() / total
+            neighbors = [attended.get(neighbor, 0.0) for neighbor in range(j - 3, j + 4)]
+            score[j] += 0.4 * max(neighbors) - 0.6 * torch.tensor(similar[j]).exp() / total
     kept = sorted(sorted(members, key=lambda j: -score[j])[:C])
-    assert torch.equal(after.slots[C - len(kept) :, 0], every[kept][:, 0])
-    assert torch.equal(after.mem, every[-M:])
+    assert torch.equal(updated.slots[C - len(kept) :, 0], every[kept][:, 0])
+    assert torch.equal(updated.mem, every[-M:])
 
 
 def test_rkv_keeps_the_newest_of_copies():
@@ -222,8 +222,8 @@ def test_rkv_keeps_the_newest_of_copies():
     lm = MemoryLM(ModelConfig(model=RKV, **settings, **TINY))
     x = torch.randn(1, 1, 8) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None]  # alike, not equal
     context = UpdateContext(lm.transformer.memory_layers[0], x, None)
-    after, _ = lm.transformer.memory_rules[0].update(LayerMemory.nothing(x), x, context)
-    assert torch.equal(after.slots, x[3:])
+    updated, _ = lm.transformer.memory_rules[0].update(LayerMemory.nothing(x), x, context)
+    assert torch.equal(updated.slots, x[3:])
 
 
 @torch.no_grad()
@@ -260,9 +260,9 @@ def test_keep_scores_weigh_attention_and_evict():
         wanted.append(attention.output(torch.cat(by_head)))
     torch.testing.assert_close(layer.attend(x, x, past, None, None)[:, 0], torch.stack(wanted))
 
-    after, _ = lm.transformer.memory_rules[0].update(past, x, UpdateContext(layer, x, None))
+    updated, _ = lm.transformer.memory_rules[0].update(past, x, UpdateContext(layer, x, None))
     kept = keep[: K - M].topk(C).indices.sort().values
-    assert torch.equal(after.slots[:, 0], every[kept])
+    assert torch.equal(updated.slots[:, 0], every[kept])
 
 
 def test_keep_scores_start_equal_and_learn():

@@ -167,7 +167,7 @@ def an_end(adapter):
     return next(i for i in set.union(*missing) if any(i in row[:6] for row in rows))
 
 
-def test_rows_that_ended_are_continued_with_what_their_sequences_show():
+def test_rows_that_ended_continue_with_what_they_show():
     adapter = wrapped()
     end = an_end(adapter)
     first = cached(adapter, eos_token_id=end, pad_token_id=end)
@@ -282,7 +282,7 @@ def test_a_cache_that_does_not_fit_is_refused_in_a_line(change, message):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_memory_cache_carries_the_memory_as_the_memory_itself_does(model):
+def test_a_memory_cache_carries_the_memory(model):
     adapter = wrapped(model)
     ids = torch.arange(4 * 30).reshape(4, 30) ** 2 % 11
     cache = MemoryCache(adapter.config)

@@ -113,7 +113,8 @@ def test_beams_of_several_texts_continue_each_from_its_memory(text):
 @pytest.mark.parametrize("model", MODELS)
 def test_offloaded_weights_compute_the_same(model):
     adapter, lm = wrapped(model, token_shift=True)
-    logits, asked = adapter(PADDED, attention_mask=MASK).logits, {"max_new_tokens": 20, "do_sample": False}
+    logits = adapter(PADDED, attention_mask=MASK).logits
+    asked = {"max_new_tokens": 20, "do_sample": False}
     theirs = adapter.generate(PADDED, attention_mask=MASK, **asked)
     for offloaded in (lm, adapter):
         cpu_offload(offloaded, execution_device=torch.device("cpu"))

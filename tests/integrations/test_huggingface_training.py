@@ -22,11 +22,15 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("kind", [transformers.Trainer, MemoryTrainer])
 def test_a_trainer_learns_as_a_plain_loop(kind):
     losses, trainer = trained(ROWS, kind=kind, steps=12)  # an epoch has 10
-    lm, memory, expected = small_adapter().model, None, []
+    lm = small_adapter().model
+    memory = None
+    expected = []
     optimizer = torch.optim.AdamW(lm.parameters(), 1e-2, weight_decay=0.0)
     streams = torch.stack([row["input_ids"] for row in ROWS], dim=1)  # [14, 40]
     for i, batch in enumerate([*streams.split(4, dim=1), *streams.split(4, dim=1)[:2]]):
-        memory, logits, auxiliary = memory if kind is MemoryTrainer and i != 10 else None, [], []
+        memory = memory if kind is MemoryTrainer and i != 10 else None
+        logits = []
+        auxiliary = []
         for segment in batch.split(7):
             output = lm(segment, memory)
             memory = output.memory
@@ -106,7 +110,7 @@ def loss_row_by_row(model, rows):
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_has_the_loss_and_gradient_of_its_rows_alone(side, model):
+def test_a_padded_batch_has_the_gradient_of_its_rows_alone(side, model):
     """Those of the compressions too."""
     batch = torch.utils.data.default_collate(padded_rows(side, (20, 5, 27, 20, 9), predicted_alone=False))
     adapter = small_adapter(model=model).train()
@@ -170,7 +174,7 @@ def test_predicted_labels_allow_accumulation_with_left_padding():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_an_evaluation_of_padded_rows_has_the_loss_of_their_predictions(side):
+def test_padded_rows_have_the_loss_of_their_predictions(side):
     rows = padded_rows(side, (20, 5, 17, 9), predicted_alone=False)
     adapter = small_adapter()
     expected = loss_row_by_row(adapter.eval(), rows).item()
@@ -180,7 +184,7 @@ def test_an_evaluation_of_padded_rows_has_the_loss_of_their_predictions(side):
     assert evaluated["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_documents_of_a_packed_row_have_the_loss_of_documents_apart():
+def test_packed_documents_have_the_loss_of_documents_apart():
     adapter = small_adapter(model="transformer-xl", mem_len=30).train()  # all, wherever segments end
     documents = [torch.arange(n) ** 2 % 11 for n in (9, 16, 5)]
     packed = torch.cat(documents)[None]
@@ -203,7 +207,8 @@ def test_lora_trains_only_its_weights(tmp_path):
     after = {name.replace("base_layer.", ""): x for name, x in lm.state_dict().items()}
     assert all(torch.equal(x, after[name]) for name, x in before.items())
     model.eval().save_pretrained(tmp_path)
-    (fresh, plain), text = wrapped(), PROMPTS[1][None]
+    fresh, plain = wrapped()
+    text = PROMPTS[1][None]
     plain.load_state_dict(before)
     learned = model(text).logits
     assert not torch.allclose(learned, fresh(text).logits, atol=1e-3)

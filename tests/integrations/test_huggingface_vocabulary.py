@@ -28,7 +28,7 @@ def build(*, tied=False, vocab_size=11, **settings):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_lora_on_all_linear_layers_leaves_out_the_head_and_is_merged_exactly(tied):
+def test_lora_leaves_out_the_head_and_is_merged_exactly(tied):
     peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
     model = build(tied=tied)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -43,7 +43,7 @@ def test_lora_on_all_linear_layers_leaves_out_the_head_and_is_merged_exactly(tie
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_lora_on_the_layers_of_an_adaptive_head_is_refused_in_a_line(tied):
+def test_lora_on_an_adaptive_head_is_refused_in_a_line(tied):
     """They are read as one matrix, so an adapter would be left out."""
     peft = pytest.importorskip("peft", reason="peft is not installed; use pip install '.[hf]' in a clone")
     model = build(**ADAPTIVE | {"adaptive": AdaptiveConfig(cutoffs=(4, 8), tie_weights=tied)})
@@ -126,7 +126,8 @@ def test_without_a_size_nothing_changes():
 
 def test_new_weights_are_near_the_mean_of_the_old_ones():
     model = build()
-    embed, head = model.model.embed.weight.detach().clone(), model.model.head.weight.detach().clone()
+    embed = model.model.embed.weight.detach().clone()
+    head = model.model.head.weight.detach().clone()
     bias = model.model.head.bias.detach().clone()
     model.resize_token_embeddings(15)
     assert torch.allclose(model.model.embed.weight[11:], embed.mean(0).expand(4, 16), atol=1e-3)
@@ -135,7 +136,7 @@ def test_new_weights_are_near_the_mean_of_the_old_ones():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_new_weights_without_a_mean_are_drawn_as_those_of_a_new_model(tied):
+def test_new_weights_without_a_mean_are_those_of_a_new_model(tied):
     model = build(tied=tied)
     fresh = build(tied=tied, vocab_size=3000).model
     logits = model(TEXT).logits
@@ -156,7 +157,7 @@ def test_new_weights_without_a_mean_are_drawn_as_those_of_a_new_model(tied):
         ({}, None, {"new_num_tokens": 0}, "at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_resized_is_refused_in_a_line_and_stays_as_it_is(settings, change, arguments, message):
+def test_what_cant_be_resized_is_refused_and_stays_as_it_is(settings, change, arguments, message):
     model = build(**settings)
     if change == "parametrize":
         nn.utils.parametrizations.weight_norm(model.model.head)

@@ -62,9 +62,7 @@ def requests(*arguments):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_each_text(
-    batch_size, tmp_path, monkeypatch
-):
+def test_a_task_has_the_bits_of_our_evaluation_with_memory(batch_size, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "play.yaml").write_text(PLAY.replace("FOLDER", tmp_path.as_posix()))
     (tmp_path / "play.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
@@ -76,7 +74,7 @@ def test_a_task_has_the_bits_of_our_own_evaluation_with_memory_carried_through_e
     assert results["play"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
 
 
-def test_a_continuation_is_scored_after_its_context_however_the_two_are_divided_in_a_batch():
+def test_a_continuation_is_scored_after_its_context_in_any_batch():
     lm, model, tokenizer = harness(batch_size=4)
     context = TEXTS[1][:700].rstrip()  # the harness moves white space at its end to the continuation
     rest = TEXTS[1][len(context) : 900]
@@ -104,7 +102,7 @@ def test_text_is_generated_up_to_a_stop_text_alone_and_in_a_batch():
     assert together == alone
 
 
-def test_hugging_faces_transformer_xl_has_the_loss_that_its_own_program_gave_it():
+def test_a_model_of_hugging_faces_has_the_loss_of_its_program():
     lm, model, tokenizer = harness(TRANSFO_XL, prefix="<eos>")
     expected = json.loads((TRANSFO_XL / "expected.json").read_text())
     text = (TRANSFO_XL / "test.tokens").read_text()

@@ -16,7 +16,7 @@ from tests.texts import kept
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive", "selective"])
-def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model, tmp_path):
+def test_an_exported_model_reads_segments_like_the_model(model, tmp_path):
     """A text of few letters, of which the selective memory has many copies, and chooses the same."""
     lm = small_lm(model, kernel="naive", segment_len=6, c_mem_len=4).eval()
     text = torch.randint(3, (36, 2))

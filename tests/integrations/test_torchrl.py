@@ -33,7 +33,8 @@ def module_of(n_steps=10_000, **settings):
 
 def stepped(module, x, begins):
     """Features ``x [B, T, F]`` step by step, as a collector keeps them, ``[B, T]``."""
-    steps, memory = [], module.make_tensordict_primer().primers["memory"].zero((len(x),))
+    steps = []
+    memory = module.make_tensordict_primer().primers["memory"].zero((len(x),))
     for features, is_init in zip(x.unbind(1), begins.unbind(1), strict=True):
         read = TensorDict({"observation": features, "is_init": is_init, "memory": memory}, [len(x)])
         steps.append(module(read))
@@ -44,8 +45,9 @@ def stepped(module, x, begins):
 
 @pytest.mark.parametrize("n_steps", [10_000, None])
 @pytest.mark.parametrize("settings", CORES, ids=str)
-def test_single_steps_windows_from_anywhere_and_episodes_alone_give_the_same_numbers(settings, n_steps):
-    module, x = module_of(n_steps, **settings), torch.randn(4, 37, 3)
+def test_steps_windows_and_episodes_give_the_same_numbers(settings, n_steps):
+    module = module_of(n_steps, **settings)
+    x = torch.randn(4, 37, 3)
     begins = torch.rand(4, 37, 1) < 0.1
     begins[:, 0] = True
     steps = stepped(module, x, begins)
@@ -64,7 +66,7 @@ def test_single_steps_windows_from_anywhere_and_episodes_alone_give_the_same_num
 
 
 @pytest.mark.parametrize("settings", CORES, ids=str)
-def test_kept_memories_give_the_numbers_of_memories_in_the_tensordict(settings):
+def test_kept_memories_are_like_memories_in_the_tensordict(settings):
     module = module_of(**settings)
     in_tensordict = MemoryModule(module.core, n_steps=None)
     x = torch.randn(4, 37, 3)
@@ -107,7 +109,7 @@ def read_alone(module, x):
     return output[:, 0]
 
 
-def test_only_the_newest_steps_are_kept_and_those_of_others_refused():
+def test_only_the_newest_steps_are_kept():
     module = module_of(n_steps=40, **CORES[0])  # segments of 5
     x = torch.randn(2, 60, 3)
     steps = stepped(module, x, torch.zeros(2, 60, 1, dtype=torch.bool)).select(
@@ -172,8 +174,10 @@ def test_a_memory_with_a_state_of_its_own_is_refused():
         stepped(module, torch.randn(2, 6, 3), torch.zeros(2, 6, 1, dtype=torch.bool))
 
 
-def test_a_window_reaches_all_weights_and_compressions_learn_without_their_loss_being_added():
-    module, x, begins = module_of(**CORES[2]), torch.randn(2, 24, 3), torch.zeros(2, 24, 1, dtype=torch.bool)
+def test_a_window_teaches_all_weights_and_compressions_too():
+    module = module_of(**CORES[2])
+    x = torch.randn(2, 24, 3)
+    begins = torch.zeros(2, 24, 1, dtype=torch.bool)
     steps = stepped(module, x, begins).select("observation", "is_init", "memory")
     with set_recurrent_mode(True):
         module(steps)["embed"].square().mean().backward()
@@ -190,7 +194,8 @@ def test_a_window_reaches_all_weights_and_compressions_learn_without_their_loss_
 def test_what_is_missing_or_does_not_fit_is_refused_in_a_line():
     with pytest.raises(ValueError, match="multiple of compression_rate=2"):
         module_of(**CORES[2] | {"segment_len": 5})
-    module, x = module_of(**CORES[0]), torch.randn(2, 3)
+    module = module_of(**CORES[0])
+    x = torch.randn(2, 3)
     with pytest.raises(ValueError, match="make_tensordict_primer"):
         module(TensorDict({"observation": x, "is_init": torch.ones(2, 1, dtype=torch.bool)}, [2]))
     primer = module.make_tensordict_primer().primers["memory"]
