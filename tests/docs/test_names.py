@@ -30,11 +30,11 @@ SUFFIXES = r"\.(?:py|md|json|jsonl|npy|txt|toml|css|html|yml|csv|svg|safetensors
 
 OTHER_NAMES = """
     EPYC DataParallel FlopCounterMode GAE GRUModule HFLM HF_HOME LSTMModule ONNX PyTorchModelHubMixin
-    TransfoXLModel WANDB_MODE _orig_mod
+    PIP_EXTRA_INDEX_URL TransfoXLModel WANDB_MODE _orig_mod
     deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
     quantize_dynamic
     prefix_token_id set_recurrent_mode stop_strings transfo save_to_disk
-    TERM activate nohup sbatch usr
+    TERM activate juv nohup sbatch usr uvx whl
     ELLIPSIS EPYC FFFD HTML HTTP M_MMAP_THRESHOLD M_TRIM_THRESHOLD TFLOP
     P_i d_c x_j
 """
