@@ -105,7 +105,7 @@ def known_words():
 
 @cache
 def repository_files():
-    folders = ("memformers", "experiments", "docs", "tests", ".github")
+    folders = ("memformers", "experiments", "findings", "docs", "tests", ".github")
     paths = [path for folder in folders for path in ROOT.glob(f"{folder}/**/*")]
     return [page_id(path) for path in (*paths, *ROOT.glob("*"))]
 
