@@ -53,6 +53,8 @@ class Metrics:
         self.broken = ""
         """What is wrong with the first broken line."""
         self.known_points: dict[tuple[str, str], Points] = {}
+        self.columns: set[str] = set()
+        """The names in all records, the axes included."""
 
     def read(self) -> list[dict[str, float]]:
         """The records that were appended since the last call."""
@@ -93,15 +95,13 @@ class Metrics:
             )
         if TOKENS in record:
             self.records.append(record)
+            self.columns |= record.keys()
             self.known_points.clear()
 
     @property
     def names(self) -> set[str]:
         """The names of all metrics, without the axes."""
-        names: set[str] = set()
-        for record in self.records:
-            names |= record.keys()
-        return names - {TOKENS, SECONDS}
+        return self.columns - {TOKENS, SECONDS}
 
     def points(self, name: str, over: str = TOKENS) -> Points:
         """The curve of a metric ``over`` an axis: finite values, the last record of each number of tokens."""
