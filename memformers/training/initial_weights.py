@@ -16,8 +16,6 @@ from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
 from memformers.runs.load import load_checkpoint, load_pretrained
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import Distributed
-from memformers.training.text import keep_tokenizer
 
 MAY_DIFFER_FROM_INIT = {
     "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
@@ -27,9 +25,10 @@ MAY_DIFFER_FROM_INIT = {
 
 
 def with_init(
-    config: TrainConfig, init: MemoryLM | str | Path, folder: Path, ranks: Distributed
-) -> tuple[TrainConfig, MemoryLM]:
-    """``config`` with the network and the tokenizer of the initial weights, and their model."""
+    config: TrainConfig, init: MemoryLM | str | Path, folder: Path
+) -> tuple[TrainConfig, MemoryLM, Tokenizer | None]:
+    """``config`` with the network and the tokenizer of the initial weights, as a run in ``folder`` has them;
+    their model; and their tokenizer, None if ``init`` is a model."""
     tokenizer = None
     if isinstance(init, MemoryLM):
         model = init
@@ -41,15 +40,15 @@ def with_init(
     check_same_network(network, model.config)
     config = replace(config, model=network)
     if tokenizer is None:
-        return config, model
+        return config, model, None
 
-    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
+    kept = str(folder / TOKENIZER)
+    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name, kept):
         raise UserError(
             f"tokenizer={config.tokenizer!r} can't be used, since the initial weights have a tokenizer; "
             f"leave it out."
         )
-    ranks.on_rank_zero(lambda: keep_tokenizer(tokenizer, folder))
-    return replace(config, tokenizer=str(folder / TOKENIZER)), model
+    return replace(config, tokenizer=kept), model, tokenizer
 
 
 def check_same_network(network: ModelConfig, initial: ModelConfig) -> None:

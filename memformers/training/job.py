@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from memformers.training.config import (
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.initial_weights import with_init
 from memformers.training.state import TrainingState
-from memformers.training.text import describe_corpus, load_text
+from memformers.training.text import describe_corpus, keep_tokenizer, load_text
 
 TRAINING_LOCK = threading.Lock()
 """Held by the training of this process."""
@@ -77,16 +78,21 @@ def resolve(
     if not resume:  # an arm of an experiment, which resumes, may have lengths without use
         check_all_used(config)
 
+    # The settings that the initial weights decide
+    weights = None
+    tokenizer = None
+    if init is not None:
+        config, weights, tokenizer = with_init(config, init, folder)
+
     # The folder
     if resume and previous is None and (folder / CONFIG).exists():
         previous = read_train_config(folder)
     ranks.on_rank_zero(lambda: check_folder(config, folder, previous))
     has_tokenizer = (folder / TOKENIZER).exists()
+    if tokenizer is not None:
+        ranks.on_rank_zero(partial(keep_tokenizer, tokenizer, folder))
 
-    # The settings that the initial weights or the run before decide
-    weights = None
-    if init is not None:
-        config, weights = with_init(config, init, folder, ranks)
+    # What the run before decides
     if previous and config.step.precision == "auto":
         config = replace_nested(config, precision=previous.step.precision)
     if previous and ranks.all_gather(is_finished(config, previous, folder))[0]:

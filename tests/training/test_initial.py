@@ -111,6 +111,14 @@ def test_initial_weights_come_from_a_model_or_a_package(text, tmp_path):
         assert result.tokenizer.to_json() == tokenizer.to_json()
         assert equal(result.model.state_dict(), initial)
 
+        # The same call again loads the finished run, and with more tokens extends it.
+        folder = result.folder
+        again = train(settings, folder, init=init, resume=True, dashboard="off")
+        assert again.result == result.result
+        longer = replace(settings, max_tokens=256)
+        extended = train(longer, folder, init=init, resume=True, dashboard="off")
+        assert extended.result["tokens"] == 256
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
