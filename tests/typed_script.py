@@ -1,4 +1,4 @@
-"""A user's program. Type checkers know what the package's names return: test_user_script.py runs mypy on it."""
+"""A user's program. Type checkers know what public names return: test_user_script.py runs mypy on it."""
 
 import torch
 from typing_extensions import assert_type
