@@ -82,6 +82,9 @@ class MemoryStack(nn.Module):
         self.rules = nn.ModuleList(rules)
         self.activation_checkpointing = False
         """Whether the backward pass computes layers again from their inputs (arXiv 1604.06174)."""
+        self.compiles_layers_as_one = False
+        """Whether ``torch.compile`` compiles layers with the same shapes as one, which takes a third of the
+        time. With learned positions and symbolic lengths, torch 2.13 fails at it."""
         self.sizes = self._sizes_of_rules()
         """How much each layer remembers."""
         # Copies would start with equal weights.
@@ -182,7 +185,8 @@ class MemoryStack(nn.Module):
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, use_reentrant=False)
         # A user's layer may do what a region can't, such as change a buffer.
-        if torch.compiler.is_compiling() and type(layer) is MemoryLayer:
+        is_compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        if self.compiles_layers_as_one and is_compiled and type(layer) is MemoryLayer:
             return compiled_once(layer, *inputs)
         return layer(*inputs)
 

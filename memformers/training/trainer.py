@@ -45,6 +45,7 @@ class CompiledModel(nn.Module):
     def __init__(self, model: MemoryLM):
         super().__init__()
         self.model = model
+        model.transformer.compiles_layers_as_one = model.config.positions == "sinusoidal"
         self.is_active = False
         self.compiled = [torch.compile(model, fullgraph=True)]  # in a list: its parameters are the model's
 

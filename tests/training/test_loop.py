@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -283,7 +283,8 @@ def test_nan_ends_the_training_at_the_next_record():
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 def test_a_compiled_step_has_the_same_gradient(model):
     torch.compiler.reset()
-    lm = small_lm(model, n_layers=3)  # layers are compiled as one
+    lm = small_lm(model, n_layers=3)
+    lm.transformer.compiles_layers_as_one = True
     part = segment(7)
     memory = lm(torch.randint(11, (7, 4))).memory
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
@@ -310,16 +311,19 @@ def test_documents_of_one_token_are_an_error(lengths, tmp_path):
     [({"model": "transformer-xl"}, DOCUMENTS, 1),
      ({"model": "compressive", "compression_rate": 4}, DOCUMENTS, 1),
      ({"mem_len": 48}, (), 2),
+     ({"mem_len": 48, "positions": "learned"}, (), 2),
+     ({"mem_len": 48, "clamp_len": 20}, (), 2),
+     ({"mem_len": 48, "same_length": True}, (), 2),
      ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 8}, (), 2)],
 )  # fmt: skip
 def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, monkeypatch):
     """Once for whole segments, of documents in all steps, and of a text once the memory is full; and once for
     the last segment of a text, which is shorter."""
-    compiled = CompileCounter()
+    compiled = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     torch.compiler.reset()
     config = small_training(compile=True, max_tokens=64 * 14, precision="bfloat16")
-    config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, **network))
+    config = replace(config, model=replace(config.model, n_layers=2, vocab_size=11, **network))
     segments = segments_of(config, documents=documents)
     if documents:
         whole_segments = [part for part in itertools.islice(segments, 7) if len(part.inputs) == 16]
