@@ -45,7 +45,6 @@ class CompiledModel(nn.Module):
     def __init__(self, model: MemoryLM):
         super().__init__()
         self.model = model
-        model.transformer.compiles_layers_as_one = model.config.positions == "sinusoidal"
         self.is_active = False
         self.compiled = [torch.compile(model, fullgraph=True)]  # in a list: its parameters are the model's
 
@@ -89,6 +88,10 @@ class Trainer:
         self.compiled: CompiledModel | None = None
         if config.step.compile:
             self.compiled = self.forward = CompiledModel(model)
+            # Under autocast, some compilers mix the dtypes of a region's gradients.
+            is_single_dtype = config.step.precision == "float32"
+            has_sinusoids = model.config.positions == "sinusoidal"
+            model.transformer.compiles_layers_as_one = is_single_dtype and has_sinusoids
         if ranks.parallel == "ddp":
             # A compression function has no gradient in a segment that compresses nothing, and a custom
             # memory's parameters may have none while the memory is empty.

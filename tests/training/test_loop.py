@@ -322,7 +322,7 @@ def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, 
     compiled = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     torch.compiler.reset()
-    config = small_training(compile=True, max_tokens=64 * 14, precision="bfloat16")
+    config = small_training(compile=True, max_tokens=64 * 14)
     config = replace(config, model=replace(config.model, n_layers=2, vocab_size=11, **network))
     segments = segments_of(config, documents=documents)
     if documents:
