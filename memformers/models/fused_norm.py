@@ -12,22 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.kernels import is_concrete_cpu
 from memformers.models.absorbed_maps import attend_absorbed, is_absorbing_faster
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.hooks import is_unmodified
-
-MIN_ROWS_TO_FOLD = 1024
-"""The least keys of all streams, K·B, for which folding is faster: without it, a training step of a
-Transformer-XL with D = 128 takes 0.93 of the time at K·B = 512, as long at 1,024, and 1.05 at 3,072."""
-
-
-def is_folding_faster(attention: RelativeMultiHeadAttention, x: Tensor, past: Tensor) -> bool:
-    """Whether [`attend_with_memory`][] from ``x [S, B, D]`` to ``past [M, B, D]`` saves more than the folding
-    costs. Without gradient, it is always taken, so that evaluations stay the same."""
-    n_rows = (len(past) + len(x)) * x.shape[1]
-    is_small = is_concrete_cpu(x) and torch.is_grad_enabled() and n_rows < MIN_ROWS_TO_FOLD
-    return not is_small or is_absorbing_faster(attention, x, past)
 
 
 def can_fold(attention: RelativeMultiHeadAttention, norm: nn.Module | None) -> bool:

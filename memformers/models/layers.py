@@ -12,7 +12,7 @@ from memformers.kernels import naive
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.config import GateName, Norm, check_gate
 from memformers.models.fast_linear import linear
-from memformers.models.fused_norm import attend_with_memory, can_fold, is_folding_faster
+from memformers.models.fused_norm import attend_with_memory, can_fold
 from memformers.models.hooks import is_unmodified
 from memformers.models.memory import LayerMemory
 
@@ -240,9 +240,7 @@ class MemoryLayer(nn.Module):
         # The folded norm computes the same faster, if only the weights decide the output.
         if context and mask is None and can_fold(self.self_attn, norm):
             joined = torch.cat(context) if len(context) > 1 else context[0]  # cat would copy a single one
-            if is_folding_faster(self.self_attn, x, joined):
-                return attend_with_memory(self.self_attn, norm, x, kv_input, joined, key_start)
-            context = [joined]
+            return attend_with_memory(self.self_attn, norm, x, kv_input, joined, key_start)
         key = self.attention_input(torch.cat((*context, kv_input)))  # [K, B, D]
         query = key[len(key) - len(x) :] if kv_input is x else self.attention_input(x)
         return self.self_attn(query=query, key=key, value=key, mask=mask, key_start=key_start)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from memformers import CoreConfig, LayerMemory, MemoryCore, RelativeMultiHeadAttention, Stepper
+from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, Stepper
 from memformers.evaluation.conformance import SMALL
 from memformers.models import stack as stack_module
 from memformers.models.fused_norm import attend_with_memory, can_fold
@@ -237,27 +237,6 @@ def test_maps_folded_into_a_norm_give_what_the_modules_give(norm, positions, bia
     weight = torch.randn_like(plain)
     wanted = gradients(learning, (plain * weight).sum())
     same([folded, *gradients(learning, (folded * weight).sum())], [plain, *wanted])
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("B", [1, 78, 79])
-@pytest.mark.parametrize("has_grad", [True, False])
-def test_a_layer_attends_alike_to_few_keys_and_many(B, has_grad):
-    """On both sides of the 1,024 keys of all streams from which weights are folded: 78 and 79 times 13."""
-    attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0))
-    layer = MemoryLayer(d_model=12, self_attn=attention, feed_forward=nn.Identity(), dropout_prob=0.0)
-    fill_zeros(layer.norm_self_attn)
-    x, mem, slots = (torch.randn(n, B, 12, requires_grad=True) for n in (4, 7, 2))
-    with torch.set_grad_enabled(has_grad):
-        y = layer.attend(x, x, LayerMemory(mem, slots), None, None)
-        z = layer.norm_self_attn(torch.cat((slots, mem, x)))
-        expected = attention(query=z[9:], key=z, value=z)
-    if not has_grad:
-        same([y], [expected])
-        return
-    learning = [x, mem, slots, *attention.parameters(), *layer.norm_self_attn.parameters()]
-    weight = torch.randn_like(y)
-    same(*([out, *gradients(learning, (out * weight).sum())] for out in (y, expected)))
 
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
