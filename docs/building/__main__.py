@@ -6,9 +6,10 @@ results.
 
 from pathlib import Path
 
-from docs.building.figures import FIGURES, svg
+from docs.building.figures import FIGURES
 from docs.building.markdown import filled
 from docs.building.results import ROOT
+from docs.building.svg import svg
 
 
 def written() -> dict[Path, str]:

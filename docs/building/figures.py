@@ -2,23 +2,20 @@
 orange and green are no memory, Transformer-XL and the Compressive Transformer, and nothing else; everything
 else is black or grey."""
 
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from textwrap import fill
 from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from docs.building.results import Seeds, Verdict, about, experiments, mean, rows, seeds, stored, verdicts
+from docs.building.svg import INK
 from docs.building.tables import of_file
 from docs.building.tables.comparisons import MAZES, PER_CHARACTER, arms_of
 from docs.building.tables.memories import TEXTS
@@ -27,17 +24,13 @@ from docs.building.tables.texts import DISTANCES, SWAPPED
 from experiments.memories import ALL_MEMORIES
 from experiments.mqar import SHORTEST, level_without_association
 from memformers.common.intervals import Mean, paired
-from memformers.report.plotting import BLUE, GREEN, NO_METADATA, ORANGE
-from memformers.report.rendering import dark_rules
+from memformers.report.plotting import BLUE, GREEN, ORANGE
 
 WIDTH = 7.5
 """Inches of 96 pixels, so that text of 9 points is 12 pixels high."""
 NARROW = 4.6
 """Of a figure that fits a telephone."""
-INK = "#000000"
 GREY = "#666666"
-SVG = "http://www.w3.org/2000/svg"
-XLINK = "http://www.w3.org/1999/xlink"
 COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl": ORANGE["color"],
            "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
@@ -47,7 +40,6 @@ LABEL_WIDTH = 27
 """The characters of a line of a verdict's label: half of a narrow figure."""
 FOREST_HEIGHT = 11.4
 """Inches, so that two lines of a label fit a row."""
-STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ROW: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
 """At the left of a panel, and so many points beside a value of its vertical axis."""
 
@@ -114,83 +106,6 @@ def key(
         arm_names.append(NAMES.get(arm, ""))
     n_columns = n_columns or len(handles)
     figure.legend(handles, labels or arm_names, loc="outside upper center", ncols=n_columns, frameon=False)
-
-
-# SVG
-
-
-def svg(draw: Callable[[], Figure]) -> str:
-    """A figure as SVG, the same each time: its text is text, and its colours follow a light or dark page."""
-    file = io.StringIO()
-    with matplotlib.rc_context(fname=STYLE):
-        figure = draw()
-        # The ground is that of the page.
-        figure.patch.set_alpha(0)
-        for axes in figure.axes:
-            axes.patch.set_alpha(0)
-        figure.savefig(file, format="svg", metadata=NO_METADATA)
-    text = file.getvalue()
-    root = ElementTree.fromstring(text)
-    use_plain_names(root)
-    number_clips(root)
-    remove_fonts(root)
-    let_markers_inherit(root)
-    root.set("style", f"fill: {INK}; font-family: Helvetica, Arial, sans-serif")
-    # svg:root is a file's; in a page, whose root is html, the rules of the page apply.
-    rules = []
-    for rule in f"{dark_rules('svg:root')}\n{dark_rules('svg:root ')}".splitlines():
-        _, declaration, _ = rule.split('"')
-        if declaration in text or declaration == f"fill: {INK}":
-            rules.append(rule)
-    style = ElementTree.Element("style")
-    style.text = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}"
-    root.insert(0, style)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def use_plain_names(root: ElementTree.Element) -> None:
-    """Names as they are written in a file. ElementTree would write the prefixes that it has registered, and
-    formulas need others."""
-    for element in root.iter():
-        element.tag = element.tag.removeprefix(f"{{{SVG}}}")
-        href = element.attrib.pop(f"{{{XLINK}}}href", None)
-        if href:
-            element.set("xlink:href", href)
-    root.set("xmlns", SVG)
-    root.set("xmlns:xlink", XLINK)
-
-
-def number_clips(root: ElementTree.Element) -> None:
-    """Name clips by numbers, instead of hashes of sizes that may differ in their last bit."""
-    numbered = {}
-    for index, clip in enumerate(root.iter("clipPath")):
-        name = clip.get("id", "")
-        numbered[f"url(#{name})"] = f"url(#clip{index})"
-        clip.set("id", f"clip{index}")
-    for element in root.iter():
-        clip_path = element.get("clip-path", "")
-        if clip_path:
-            element.set("clip-path", numbered[clip_path])
-
-
-def remove_fonts(root: ElementTree.Element) -> None:
-    """Texts get the font of the whole figure instead of the one that matplotlib found here."""
-    for element in root.iter():
-        remove_declarations(element, ("font-family",))
-
-
-def let_markers_inherit(root: ElementTree.Element) -> None:
-    """Markers get the colours of the elements that use them. Rules for the dark reach these alone."""
-    for definitions in root.iter("defs"):
-        for marker in definitions.iter("path"):
-            remove_declarations(marker, ("fill: #", "stroke: #"))
-
-
-def remove_declarations(element: ElementTree.Element, beginnings: tuple[str, ...]) -> None:
-    declarations = element.get("style", "").split("; ")
-    kept = [text for text in declarations if not text.startswith(beginnings)]
-    if len(kept) < len(declarations):
-        element.set("style", "; ".join(kept))
 
 
 # Figures
@@ -346,7 +261,7 @@ def tiny_shakespeare() -> Figure:
                 points.append((int(name[1]) / 1e6, stored(experiment, arm, name[0])))
         curve(curves, points, arm)
     curves.set(xlabel="training tokens, millions", ylabel="bits per character", title="held-out loss")
-    # What the memories are worth
+    # How much each memory saves
     parts = (("transformer-xl", "memory", "Transformer-XL: positions"),
              ("compressive", "memory", "Compressive: positions"),
              ("compressive", "compressed memory", "Compressive: slots"))  # fmt: skip

@@ -175,7 +175,7 @@ class Trainer:
         self.state.memory = self.truncate_while_growing(memory)
 
     def has_final_shapes(self, segment: Segment) -> bool:
-        """Whether memory has as many keys as it will have in all later steps."""
+        """Whether memory has reached its final number of keys."""
         if segment.doc_starts is not None:
             return True  # as memory_parts sees to
         # What each stream has read since memory was empty, and since it has its full length

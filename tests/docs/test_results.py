@@ -14,7 +14,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from docs.building.__main__ import written
-from docs.building.figures import STYLE, forest
+from docs.building.figures import forest
 from docs.building.markdown import BLOCK
 from docs.building.results import (
     DATA,
@@ -28,6 +28,7 @@ from docs.building.results import (
     table_of,
     verdicts,
 )
+from docs.building.svg import STYLE
 from docs.building.tables.cells import share
 from docs.building.tables.comparisons import KEYS, cost_of_keys
 from docs.building.tables.learning import READINGS

@@ -74,7 +74,7 @@ def test_operations_and_bytes_are_those_worked_out_by_hand():
 def test_what_is_counted_is_what_a_step_that_runs_has(changes):
     """Its operations, activations and memories."""
     sinusoids._TABLES.clear()  # of other tests, which are longer
-    config = training(streams=30, **changes)  # so many that a CPU folds norms, as a GPU does
+    config = training(**changes)
     lm = MemoryLM(config.model)
     tokens, full = full_inputs(lm, config.batch_size)
     memory = Memory(())

@@ -86,7 +86,7 @@ def claims() -> dict[tuple[str, str], Claim]:
                 known[memory.name, column] = Claim(
                     experiment, memory.arm, "transformer-xl", PER_CHARACTER, "memories"
                 )
-    # Not at equal bytes: its first layer alone would have eight times as many keys.
+    # Not at equal bytes: its first layer alone would have eight times the keys.
     _, measure = OF_MEMORIES[1]
     known["memory tokens", TEXTS["equal_bytes"]] = Claim(
         "memories", "memory-tokens", "transformer-xl", measure, "memories"
