@@ -53,6 +53,7 @@ class Metrics:
         self.broken = ""
         """What is wrong with the first broken line."""
         self.known_points: dict[tuple[str, str], Points] = {}
+        self.known_columns: dict[str, NDArray[np.float64]] = {}
         self.columns: set[str] = set()
         """The names in all records, the axes included."""
 
@@ -97,6 +98,7 @@ class Metrics:
             self.records.append(record)
             self.columns |= record.keys()
             self.known_points.clear()
+            self.known_columns.clear()
 
     @property
     def names(self) -> set[str]:
@@ -108,15 +110,25 @@ class Metrics:
         known = self.known_points.get((name, over))
         if known:
             return known
-        newest = {}
-        for record in self.records:
-            row = [record.get(column, math.nan) for column in (TOKENS, over, name)]
-            if all(map(math.isfinite, row)):
-                newest[row[0]] = row
-        table = np.array(sorted(newest.values()), float).reshape(-1, 3)
-        points = (table[:, 0], table[:, 1], table[:, 2])
+        columns = [self.column(axis) for axis in (TOKENS, over, name)]
+        is_point = np.isfinite(columns).all(axis=0)
+        tokens, places, values = (column[is_point] for column in columns)
+
+        # In order of tokens, and of records where tokens are the same, of which the last one counts
+        order = np.argsort(tokens, kind="stable")
+        tokens = tokens[order]
+        is_last = np.ones(len(tokens), bool)
+        is_last[:-1] = tokens[1:] > tokens[:-1]
+        points = (tokens[is_last], places[order][is_last], values[order][is_last])
         self.known_points[name, over] = points
         return points
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """The value of a metric in each record, ``[n_records]``, NaN where it is missing."""
+        if name not in self.known_columns:
+            values = [record.get(name, math.nan) for record in self.records]
+            self.known_columns[name] = np.array(values, float)
+        return self.known_columns[name]
 
 
 def is_exact(value: Any) -> bool:
