@@ -26,23 +26,36 @@ class Attention(nn.Module):
     def __init__(self, d_model: int, n_heads: int):
         super().__init__()
         self.n_heads = n_heads
-        self.query, self.key, self.position = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
-        self.value, self.output = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.u, self.v = (nn.Parameter(torch.zeros(n_heads, d_model // n_heads)) for _ in range(2))
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.position = nn.Linear(d_model, d_model, bias=False)  # W_R
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+        self.u = nn.Parameter(torch.zeros(n_heads, d_model // n_heads))
+        self.v = nn.Parameter(torch.zeros(n_heads, d_model // n_heads))
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The segment ``x [S, B, D]`` attends to the memory and itself, ``context [K, B, D]``."""
         S, K, D = len(x), len(context), x.shape[-1]
-        q, k, v = self.query(x), self.key(context), self.value(context)
-        r = self.position(sinusoids(K, D).to(x))  # [K, D]
-        q, k, v, r = (t.unflatten(-1, (self.n_heads, -1)) for t in (q, k, v, r))  # [·, H, E]
+        q = self.heads(self.query(x))  # [S, B, H, E]
+        k = self.heads(self.key(context))  # [K, B, H, E]
+        v = self.heads(self.value(context))
+        r = self.heads(self.position(sinusoids(K, D).to(x)))  # [K, H, E], by distance
+
+        # score(i, j) = [(q_i + u)·k_j + (q_i + v)·r_d] / √E, where d is the distance from key j to query i
+        distance = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K]
         content = torch.einsum("ibhe,jbhe->bhij", q + self.u, k)
         by_distance = torch.einsum("ibhe,dhe->bhid", q + self.v, r)
-        d = torch.arange(K - S, K)[:, None] - torch.arange(K)  # [S, K]
-        position = by_distance.gather(-1, d.clamp(min=0).expand_as(content))
+        position = by_distance.gather(-1, distance.clamp(min=0).expand_as(content))
         scores = (content + position) / math.sqrt(D // self.n_heads)  # [B, H, S, K]
-        attention = scores.masked_fill(d < 0, -math.inf).softmax(dim=-1)
+
+        # A query sees itself and what is before it
+        attention = scores.masked_fill(distance < 0, -math.inf).softmax(dim=-1)
         y = torch.einsum("bhij,jbhe->ibhe", attention, v)
         return self.output(y.flatten(2))
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1))  # [·, D] to [·, H, E]
 
 
 def sinusoids(distances: int, features: int) -> Tensor:
@@ -56,7 +69,8 @@ class Layer(nn.Module):
     def __init__(self, d_model: int, n_heads: int):
         super().__init__()
         self.attention = Attention(d_model, n_heads)
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
         self.feed_forward = nn.Sequential(
             nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
         )
@@ -73,15 +87,19 @@ class TransformerXL(nn.Module):
     ):
         super().__init__()
         self.mem_len = mem_len
-        self.embed, self.head = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, vocab_size)
+        self.embed = nn.Embedding(vocab_size, d_model)
+        self.head = nn.Linear(d_model, vocab_size)
         self.layers = nn.ModuleList(Layer(d_model, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, tokens: Tensor, memory: list[Tensor] | None = None):
-        x, new_memory = self.embed(tokens), []  # [S, B] to [S, B, D]
-        memory = memory or [x[:0]] * len(self.layers)
+        """The logits ``[S, B, V]`` of a segment ``tokens [S, B]``, and the memory for the next segment: the
+        newest M inputs of each layer, without their gradients."""
+        x = self.embed(tokens)  # [S, B, D]
+        memory = memory or [x[:0]] * len(self.layers)  # empty at first
+        new_memory = []
         for layer, past in zip(self.layers, memory, strict=True):
-            context = torch.cat((past, x))  # the memory, then the segment
+            context = torch.cat((past, x))  # [K, B, D]
             new_memory.append(context[-self.mem_len :].detach())
             x = layer(x, context)
         return self.head(self.norm(x)), new_memory
@@ -108,7 +126,8 @@ def train(model: nn.Module, text: Tensor, steps: int, streams: int = 16, segment
 
 @torch.no_grad()
 def generate(model: nn.Module, prompt: Tensor, n: int) -> Tensor:
-    tokens, new, memory = prompt, prompt, None
+    tokens = new = prompt
+    memory = None
     for _ in range(n):  # each step reads the new tokens alone: the memory holds those before them
         logits, memory, *_ = model(new[:, None], memory)
         new = torch.multinomial((logits[-1, 0] / 0.7).softmax(dim=-1), 1)

@@ -83,17 +83,24 @@ def test_a_plain_model_equals_the_package_to_1e_12(plain, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "parts"),
-    [("transformer_xl", 60, ["Attention", "sinusoids", "Layer", "TransformerXL"]),
-     ("compressive", 30, ["CompressiveTransformer", "reconstruction_loss", "content_attention"])],
+    ("name", "most", "parts"),
+    [("transformer_xl", 70, ["Attention", "sinusoids", "Layer", "TransformerXL"]),
+     ("compressive", 40, ["CompressiveTransformer", "reconstruction_loss", "content_attention"])],
 )  # fmt: skip
-def test_the_plain_models_are_as_short_as_the_pages_say(name, lines, parts):
+def test_the_plain_models_are_as_short_as_the_pages_say(name, most, parts):
+    # Without empty lines, comments and docstrings
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    nodes = [node for node in ast.parse(source).body if getattr(node, "name", "") in parts]
-    assert [node.name for node in nodes] == parts
-    texts = [ast.get_source_segment(source, node) for node in nodes]
-    docstrings = sum(ast.get_docstring(node) is not None for node in nodes)  # of one line each
-    assert sum(bool(line.strip()) for text in texts for line in text.splitlines()) - docstrings <= lines
+    n_lines = 0
+    for part in parts:
+        [node] = [node for node in ast.parse(source).body if getattr(node, "name", "") == part]
+        for line in ast.get_source_segment(source, node).splitlines():
+            is_code = line.strip() and not line.strip().startswith("#")
+            n_lines += bool(is_code)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(inner):
+                docstring = inner.body[0]
+                n_lines -= docstring.end_lineno - docstring.lineno + 1
+    assert most - 10 < n_lines <= most
 
 
 TEXTS = {
