@@ -144,7 +144,8 @@ def generate(
     Examples:
         >>> import torch
         >>> from memformers import MemoryLM, ModelConfig, generate
-        >>> model, prompt = MemoryLM(ModelConfig(vocab_size=65)), torch.randint(65, (10, 2))  # [P, B]
+        >>> model = MemoryLM(ModelConfig(vocab_size=65))
+        >>> prompt = torch.randint(65, (10, 2))  # [P, B]
         >>> torch.stack(list(generate(model, prompt, 5, top_k=3, seed=0))).shape
         torch.Size([5, 2])
     """

@@ -39,7 +39,8 @@ class RelativeMultiHeadAttention(nn.Module):
         >>> import torch
         >>> from memformers import RelativeMultiHeadAttention
         >>> attention = RelativeMultiHeadAttention(n_heads=4, d_model=64, positions="sinusoidal")
-        >>> segment, past = torch.randn(16, 2, 64), torch.randn(32, 2, 64)  # [S, B, D] and [M, B, D]
+        >>> segment = torch.randn(16, 2, 64)  # [S, B, D]
+        >>> past = torch.randn(32, 2, 64)  # [M, B, D]
         >>> context = torch.cat((past, segment))
         >>> attention(query=segment, key=context, value=context).shape
         torch.Size([16, 2, 64])

@@ -173,7 +173,8 @@ class AttentionReconstructionLoss:
         >>> import torch
         >>> from memformers import AttentionReconstructionLoss, MemoryLM, ModelConfig
         >>> stack = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2)).transformer
-        >>> h, mem = torch.randn(2, 16, 3, 64), torch.randn(2, 32, 3, 64)  # layers, then [S, B, D]
+        >>> h = torch.randn(2, 16, 3, 64)  # two layers of [S, B, D]
+        >>> mem = torch.randn(2, 32, 3, 64)  # and of [M, B, D]
         >>> c_mem = [rule.f_c(old) for rule, old in zip(stack.rules, mem)]  # [n, B, D]
         >>> AttentionReconstructionLoss(stack.layers)(list(h), list(mem), c_mem).shape
         torch.Size([])

@@ -62,7 +62,8 @@ class MemoryCore(Pretrained):
     Examples:
         >>> import torch
         >>> from memformers import CoreConfig, MemoryCore
-        >>> core, memory = MemoryCore(3, 32, mem_len=32), None  # or MemoryCore(CoreConfig(d_input=3, …))
+        >>> core = MemoryCore(3, 32, mem_len=32)  # or MemoryCore(CoreConfig(d_input=3, …))
+        >>> memory = None
         >>> for segment in torch.randn(48, 2, 3).split(16):  # features [S, B, F]
         ...     output, memory, auxiliary_loss = core(segment, memory)
         >>> output.shape, memory.mem_len

@@ -64,7 +64,8 @@ class MemoryLM(Pretrained):
     Examples:
         >>> import torch
         >>> from memformers import MemoryLM, ModelConfig
-        >>> model, memory = MemoryLM(ModelConfig(model="compressive", vocab_size=65)), None
+        >>> model = MemoryLM(ModelConfig(model="compressive", vocab_size=65))
+        >>> memory = None
         >>> for segment in torch.randint(65, (256, 2)).split(64):  # [S, B] each
         ...     logits, memory, auxiliary_loss = model(segment, memory)
         >>> logits.shape, memory.mem_len, memory.n_slots

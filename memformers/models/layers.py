@@ -76,7 +76,8 @@ class GRUGate(nn.Module):
     Examples:
         >>> import torch
         >>> from memformers import GRUGate
-        >>> x, y = torch.randn(16, 2, 64), torch.randn(16, 2, 64)  # [S, B, D]
+        >>> x = torch.randn(16, 2, 64)  # [S, B, D]
+        >>> y = torch.randn(16, 2, 64)
         >>> GRUGate(d_model=64)(x, y).shape
         torch.Size([16, 2, 64])
     """
@@ -146,7 +147,8 @@ class MemoryLayer(nn.Module):
     Examples:
         >>> import torch
         >>> from memformers import FeedForward, LayerMemory, MemoryLayer, RelativeMultiHeadAttention
-        >>> attention, ffn = RelativeMultiHeadAttention(n_heads=4, d_model=64), FeedForward(64, 256)
+        >>> attention = RelativeMultiHeadAttention(n_heads=4, d_model=64)
+        >>> ffn = FeedForward(64, 256)
         >>> layer = MemoryLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
         >>> past = LayerMemory(torch.randn(32, 2, 64), torch.randn(8, 2, 64))  # [M, B, D], [C, B, D]
         >>> layer(torch.randn(16, 2, 64), past).shape  # [S, B, D]

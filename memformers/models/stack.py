@@ -58,7 +58,8 @@ class MemoryStack(nn.Module):
         ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
         ...     dropout_prob=0.1)
         >>> rules = [TransformerXLRule(MemorySizes(mem_len)) for mem_len in (16, 48)]
-        >>> stack, memory = MemoryStack(layer, 2, rules), None
+        >>> stack = MemoryStack(layer, 2, rules)
+        >>> memory = None
         >>> for _ in range(4):
         ...     output, memory, _ = stack(torch.randn(16, 3, 64), memory)  # [S, B, D]
         >>> memory

@@ -167,7 +167,8 @@ class TrainConfig:
 
     Examples:
         >>> from memformers import ModelConfig, OptimConfig, TrainConfig
-        >>> model, optim = ModelConfig(model="compressive"), OptimConfig(learning_rate=2e-3)
+        >>> model = ModelConfig(model="compressive")
+        >>> optim = OptimConfig(learning_rate=2e-3)
         >>> config = TrainConfig(model=model, data="book.txt", max_tokens=1_000_000, optim=optim)
         >>> config.tokens_per_step  # 64 streams of segments of 64
         4096

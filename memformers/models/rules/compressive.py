@@ -168,7 +168,8 @@ class CompressiveTransformer(MemoryStack):
         ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
         ...     dropout_prob=0.1)
         >>> f_c = Conv1dCompression(compression_rate=4, d_model=64)
-        >>> stack, memory = CompressiveTransformer(layer, n_layers=2, mem_len=16, c_mem_len=8, f_c=f_c), None
+        >>> stack = CompressiveTransformer(layer, n_layers=2, mem_len=16, c_mem_len=8, f_c=f_c)
+        >>> memory = None
         >>> for _ in range(4):
         ...     output, memory, auxiliary_loss = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
         >>> memory.mem_len, memory.n_slots

@@ -74,7 +74,8 @@ class SelectiveTransformer(MemoryStack):
         >>> layer = MemoryLayer(
         ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
         ...     dropout_prob=0.1)
-        >>> stack, memory = SelectiveTransformer(layer, n_layers=2, mem_len=16, c_mem_len=8), None
+        >>> stack = SelectiveTransformer(layer, n_layers=2, mem_len=16, c_mem_len=8)
+        >>> memory = None
         >>> for _ in range(4):
         ...     output, memory, _ = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
         >>> memory.mem_len, memory.n_slots

@@ -19,7 +19,8 @@ class TransformerXLRule(MemoryRule):
     Examples:
         >>> import torch
         >>> from memformers import LayerMemory, MemorySizes, TransformerXLRule, UpdateContext
-        >>> rule, x = TransformerXLRule(MemorySizes(mem_len=24)), torch.randn(16, 2, 64)  # [S, B, D]
+        >>> rule = TransformerXLRule(MemorySizes(mem_len=24))
+        >>> x = torch.randn(16, 2, 64)  # [S, B, D]
         >>> past = LayerMemory.nothing(x)
         >>> for _ in range(2):
         ...     past, _ = rule.update(past, x, UpdateContext(layer=None, x=x, n_valid=None))
@@ -53,7 +54,8 @@ class TransformerXL(MemoryStack):
         >>> layer = MemoryLayer(
         ...     d_model=64, self_attn=RelativeMultiHeadAttention(4, 64), feed_forward=FeedForward(64, 256),
         ...     dropout_prob=0.1)
-        >>> stack, memory = TransformerXL(layer, n_layers=2, mem_len=32), None
+        >>> stack = TransformerXL(layer, n_layers=2, mem_len=32)
+        >>> memory = None
         >>> for _ in range(3):
         ...     output, memory, _ = stack(torch.randn(16, 2, 64), memory)  # [S, B, D]
         >>> output.shape, memory.mem_len
