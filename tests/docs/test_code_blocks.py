@@ -131,7 +131,8 @@ def run_python(code, names):
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny models are far slower where several have to wait for a core
+    # Tiny models are far slower where several threads have to wait for a core.
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
@@ -148,8 +149,8 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(OWN_MEMORY, folder / "my_memory.py")
     # All printable characters, so that any prompt of a page can be encoded.
-    text = string.printable + write_play(9_000)
-    documents = [text[i : i + 400] for i in range(0, 4_000, 400)]
+    text = string.printable + write_play(3_000)
+    documents = [text[i : i + 300] for i in range(0, 3_000, 300)]
     texts = {
         "book.txt": text,
         "other.txt": text,
@@ -206,6 +207,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         pytest.importorskip(package, reason=f"{package} is not installed, which {page.name} needs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(monitor, "SAMPLE_CHARACTERS", 30)
+    monkeypatch.setattr(monitor, "SHORT_SAMPLE_CHARACTERS", 10)
     if page_id(page) == ON_HUB:
         request.getfixturevalue("hub")
     names = {"__name__": "page"}

@@ -1,8 +1,8 @@
 """The plain files of docs/plain compute what the package computes."""
 
 import ast
-import os
 import re
+import runpy
 import sys
 from importlib import import_module
 
@@ -15,7 +15,6 @@ from docs.building.results import ROOT
 from memformers import MemoryLM, ModelConfig
 from memformers.data.builtin import write_play
 from tests.docs.pages import in_one_line, page_id, read_file
-from tests.processes import finish
 
 FOLDER = ROOT / "docs/plain"
 # Patterns in the package's names of weights, and what the plain files have in their place.
@@ -157,14 +156,18 @@ def test_a_plain_file_says_in_one_line_what_is_wrong_with_a_text(plain, content,
     assert path.exists() == (content is not None), "nothing is downloaded to the path of a text"
 
 
-def test_a_plain_file_says_offline_that_a_text_can_be_named(tmp_path):
-    """A proxy that nothing listens on stands for a missing network."""
-    nowhere = "http://127.0.0.1:9"
-    environment = os.environ | {"https_proxy": nowhere, "HTTPS_PROXY": nowhere, "no_proxy": ""}
-    ended = finish([sys.executable, FOLDER / "transformer_xl.py"], cwd=tmp_path, env=environment)
-    assert ended.returncode == 1
-    [line] = ended.stderr.splitlines()
-    assert "Name a text file in UTF-8 as the first argument" in line
+def test_a_plain_file_says_offline_that_a_text_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["transformer_xl.py"])
+    # A proxy that nothing listens on stands for a missing network.
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(FOLDER / "transformer_xl.py"), run_name="__main__")
+    # Python writes a text to stderr and exits with 1.
+    assert "Name a text file in UTF-8 as the first argument" in end.value.code
+    assert "\n" not in end.value.code
     assert list(tmp_path.iterdir()) == []
 
 
