@@ -40,8 +40,8 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None,
 DILATED = {"compression": "dilated", "compression_start": "mean"}
 MAX = {"compression": "max", "compression_loss": "none"}
 SHIFT = {"token_shift": True}
+# Models that read or attend in their own way.
 OWN_WAY = ("infini", "memory tokens", "averages, read again")
-"""Models that read or attend in their own way."""
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
