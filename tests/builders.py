@@ -29,8 +29,8 @@ SMALL_SIZES = [
     "--max-tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--n-heads", "2",
     "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
 ]  # fmt: skip
+# Arguments of the command for seconds of training.
 SMALL_RUN = ["--data", "builtin", *SMALL_SIZES]
-"""Arguments of the command for seconds of training."""
 COMPARED = ("transformer", "transformer-xl", "compressive")
 MODELS = (*COMPARED, "selective")
 

@@ -109,8 +109,8 @@ def ended(do: Callable[[], object], input: str | bytes = "") -> Ended:
     return Ended(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
+# Those of experiments outside of the package, which their tests add.
 OTHER_TASKS: list[Any] = []
-"""Those of experiments outside of the package, which their tests add."""
 
 
 def train_here(

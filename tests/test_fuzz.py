@@ -30,8 +30,8 @@ from tests.builders import small_lm
 from tests.processes import check_plain, run
 
 pytestmark = pytest.mark.usefixtures("here")
+# How many inputs all of this module tries.
 INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "40"))
-"""How many inputs all of this module tries."""
 LETTERS = "abcdefghij\n"
 MODELS = {
     "xl": {"model": "transformer-xl", "positions": "learned"},
@@ -85,8 +85,11 @@ class UserFolder:
 
     def files(self) -> dict[str, bytes]:
         """What is in each file here and of the models."""
-        paths = [path for folder in (Path(), self.models) for path in folder.rglob("*") if path.is_file()]
-        return {os.path.realpath(path): path.read_bytes() for path in paths}
+        contents = {}
+        for path in (*Path().rglob("*"), *self.models.rglob("*")):
+            if path.is_file():
+                contents[os.path.realpath(path)] = path.read_bytes()
+        return contents
 
     def check_nothing_lost(self, *outputs: str) -> None:
         """Every file is as it was but the ``outputs``, which may be new or others, and aren't lost."""
@@ -104,20 +107,24 @@ PATHS = parts("notes.txt weights link dangling new folder gone/new notes.txt/new
 PATHS += ["/proc/self/mem", "\udcff", "a" * 300, "🙂"]
 INTEGERS = parts("-1 0 1 2 3 5 7 1e1 1e-1 1.5 007 +3 1_0 ² nan inf x None True -- 1e99 1e999 ")
 INTEGERS += [" 2", "9" * 5000]
-INTEGERS += [sign + str(number) for number in (2**31, 2**63 - 1, 2**63, 2**64, 10**30) for sign in ("", "-")]
+# Where integers of 32 and of 64 bits end.
+for number in (2**31, 2**63 - 1, 2**63, 2**64, 10**30):
+    INTEGERS += [str(number), str(-number)]
 NUMBERS = parts("-1 0 -0.0 0.5 1 2.0 nan -inf inf 1e999 1e-999 5e-324 1e308 x 0x10 None 1_0 ")
 DEVICES = parts("cpu auto cpu:0 cpu:7 meta mps cuda:99 xla hpu opengl x 🙂 \udcff ")
 WORDS = parts("x auto blocked compressive learned bfloat16 cpu off 🙂 ../.. --help \ud800 bpe wsd ")
+# Numbers of tokens to write; those written one after the other have no end at 1e99.
 TOKEN_COUNTS = ["-1", "0", "1", "3", "1e1", "1.5", "x", "", "nan"]
-"""Numbers of tokens to write; those written one after the other have no end at 1e99."""
 
 HOSTILE = st.one_of(
-    st.text(st.characters(exclude_characters="\0"), max_size=30),  # lone surrogates and controls among them
+    # With lone surrogates and control characters.
+    st.text(st.characters(exclude_characters="\0"), max_size=30),
     sampled(
         ["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]
     ),
     st.integers(0, 600).map(lambda n: "ab" * n),
 )
+# What may be in a text file.
 CONTENTS = st.one_of(
     st.binary(max_size=200),
     st.text(st.characters(), max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")),
@@ -125,7 +132,6 @@ CONTENTS = st.one_of(
     st.binary(max_size=4).map(lambda tail: b"abcdefgh\r\n" * 20 + tail),
     sampled([b"", b"\x1a", b"a" * 1600, b"\xef\xbb\xbf" + b"abc" * 200, b"\n" * 200, b"\0" * 200]),
 )
-"""What may be in a text file."""
 
 
 @st.composite
@@ -137,7 +143,12 @@ def options(draw, **kinds):
 
 
 def words(chosen):
-    return [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in chosen]
+    """The options as words of a command line."""
+    line = []
+    for name, value in chosen:
+        option = f"--{name.replace('_', '-')}"
+        line.append(option if value is None else f"{option}={value}")
+    return line
 
 
 def kinds_of(*configs, but=(), **special):
@@ -148,15 +159,17 @@ def kinds_of(*configs, but=(), **special):
         "float": sampled(NUMBERS),
         "Path": sampled(PATHS),
     }
-    kinds = {field.name: annotations_of(config)[field.name] for config in configs for field in fields(config)}
-    for name, kind in kinds.items():
-        named = re.search(r"\b(bool|int|float|Path)\b", str(kind))
-        kinds[name] = by_type[named[0]] if named else sampled(WORDS)
+    kinds = {}
+    for config in configs:
+        annotations = annotations_of(config)
+        for field in fields(config):
+            named = re.search(r"\b(bool|int|float|Path)\b", str(annotations[field.name]))
+            kinds[field.name] = by_type[named[0]] if named else sampled(WORDS)
     return {name: kind for name, kind in (kinds | special).items() if name not in but}
 
 
+# Options that name the model, which each test names itself.
 NOT_HERE = ("checkpoint", "pretrained", "sampling", "model")
-"""Options that name the model, which each test names itself."""
 GENERATE = options(
     **kinds_of(
         Generate,

@@ -2,11 +2,13 @@
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "memformers"
 BELOW_TRAINING = {"common", "data", "models", "runs", "runs.load", "generation", "convert", "evaluation"}
+# Which rooms each room may import: folders, or files with a separate line.
 MAY_IMPORT = {
     "common": set(),
     "kernels": set(),
@@ -27,28 +29,47 @@ MAY_IMPORT = {
     "cli": {"commands", "common"},
     "__main__": {"cli"},
 }
-"""Which rooms each room may import: folders, or files with a separate line."""
 
 
+class Imports(ast.NodeVisitor):
+    """The modules that a file imports, inside of functions too; not those that only annotations need."""
+
+    def __init__(self):
+        self.modules = set()
+
+    def visit_If(self, node):
+        if ast.unparse(node.test) != "TYPE_CHECKING":
+            self.generic_visit(node)
+
+    def visit_Import(self, node):
+        for alias in node.names:
+            self.modules.add(alias.name)
+
+    def visit_ImportFrom(self, node):
+        assert node.level == 0, f"from {node.module}: imports here name the whole module"
+        for alias in node.names:
+            self.modules.add(f"{node.module}.{alias.name}")
+
+
+@cache
 def imports(path):
-    """Every module that a file imports, inside of functions too; not what it only names in annotations."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    for_types = [node for node in conditions if ast.unparse(node.test) == "TYPE_CHECKING"]
-    left_out = {id(n) for node in for_types for n in ast.walk(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and id(node) not in left_out:
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and id(node) not in left_out:
-            assert node.level == 0, f"{path}: imports here name the whole module"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    visitor = Imports()
+    visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+    return visitor.modules
 
 
 def files():
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE)
-        if inside.parts != ("__init__.py",):  # the public names, imported when they are used
+        # The package itself imports public names when they are used.
+        if inside.parts != ("__init__.py",):
             yield path, room_of(inside.with_suffix("").parts)
+
+
+def module_of(path):
+    """The dotted name of a file's module."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def room_of(parts):
@@ -60,7 +81,7 @@ def room_of(parts):
 def test_each_room_imports_only_those_below_it():
     wrong = []
     for path, room in files():
-        for module in imports(path):
+        for module in sorted(imports(path)):
             root, *parts = module.split(".")
             if root != "memformers" or not parts:
                 continue
@@ -71,17 +92,25 @@ def test_each_room_imports_only_those_below_it():
 
 
 def test_no_file_is_imported_by_one_that_it_imports():
-    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path, _ in files()}
-    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
-    modules = set(names.values())
-    graph = {
-        name: {m if m in modules else m.rpartition(".")[0] for m in imports(path)} & modules - {name}
-        for path, name in names.items()
-    }
+    modules = {module_of(path) for path, _ in files()}
+    graph = {}
+    for path, _ in files():
+        module = module_of(path)
+        graph[module] = set()
+        for imported in imports(path):
+            # What is imported is a module or, in most lines, a name in one.
+            if imported not in modules:
+                imported = imported.rpartition(".")[0]
+            if imported in modules and imported != module:
+                graph[module].add(imported)
     assert sum(map(len, graph.values())) > 200
-    tuple(TopologicalSorter(graph).static_order())  # CycleError, which names them, for a circle
+    # A circle is a CycleError, which names the modules.
+    tuple(TopologicalSorter(graph).static_order())
 
 
 def test_kernels_need_nothing_but_torch():
-    roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m in imports(p)}
+    roots = set()
+    for path, room in files():
+        if room == "kernels":
+            roots.update(module.partition(".")[0] for module in imports(path))
     assert roots - sys.stdlib_module_names == {"memformers", "torch"}

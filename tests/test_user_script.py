@@ -1,5 +1,6 @@
 """What a type checker tells users of the package."""
 
+import runpy
 import sys
 
 import pytest
@@ -17,8 +18,8 @@ def check_types(script, folder):
 
 
 def test_the_typed_script_runs():
-    result = finish([sys.executable, SCRIPT], cwd=ROOT)
-    assert result.returncode == 0, result.stderr
+    names = runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert callable(names["train_on"])
 
 
 @pytest.mark.long

@@ -8,7 +8,8 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,16 +75,22 @@ def keep_freed_memory() -> None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: keep up to 1 GiB of freed memory
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
+@cache
+def package_versions() -> Mapping[str, str]:
+    """Read once, since it takes as long as a small step."""
     versions = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
+    return versions
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
     name = cpuinfo("model name").strip() or platform.processor() or platform.machine()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": versions,
+        "packages": {**package_versions()},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
         **({"gpus": torch.cuda.device_count()} if torch.cuda.is_available() else {}),
         "cores": os.cpu_count(),

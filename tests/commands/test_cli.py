@@ -83,7 +83,8 @@ def test_make_alone_lists_its_targets():
 def test_no_command_imports_what_takes_long_before_it_is_needed():
     program = (
         "import sys, memformers.commands.train, memformers.commands.generate\n"
-        "sys.exit(', '.join({'torch._dynamo', 'matplotlib'} & sys.modules.keys()) or 0)"
+        "slow = {'torch._dynamo', 'matplotlib', 'huggingface_hub'}\n"
+        "sys.exit(', '.join(slow & sys.modules.keys()) or 0)"
     )
     ended = finish([sys.executable, "-c", program])
     assert ended.returncode == 0, ended.stderr
@@ -170,7 +171,8 @@ def test_every_folder_may_be_below_the_home(tmp_path, monkeypatch):
 def test_an_unwritable_cache_is_one_line_with_two_ways_out(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("BANQUO: well met.\n" * 100)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # no folder, for the administrator too
+    # The cache is a file, in which an administrator can't make a folder either.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(text))
     monkeypatch.setattr(tokenize_corpus, "BIG", 0)
     ended = run("train", *SMALL_SIZES, "--data", text)
     assert ended.says(
@@ -327,7 +329,8 @@ def test_evaluate_reads_the_text_of_a_run_unless_it_has_changed(tmp_path):
         more = ["--max-tokens", 1600] * (command[0] == "train")
         assert run(*command, *more).says("text.txt doesn't exist")
         assert run(*command, *more, *moved).code == 0
-    moved[1].write_text("".join(reversed(lines)))  # which the run names since it was resumed
+    # The run names this text since it was resumed.
+    moved[1].write_text("".join(reversed(lines)))
     assert run("evaluate", "--checkpoint", "run").says("the text that it was trained on with --data")
 
 

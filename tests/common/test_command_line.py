@@ -100,7 +100,8 @@ def test_a_command_line_is_nested_configs(monkeypatch):
         assert parse_arguments(Outer, ["--lengths", *words]).inner.lengths == (64, 64, 832)
     for words in ("--cutoffs 1 2 --name x --cutoffs 3", "--cutoffs=1 --cutoffs 2 --name=x --cutoffs=3"):
         assert parse_arguments(Outer, words.split()) == Outer(Inner(cutoffs=(1, 2, 3)), "x")
-    layers = Outer(Inner(lengths=(5, 6)))  # a length, or one for each layer: the last one counts
+    # A length, or one for each layer; the last one counts.
+    layers = Outer(Inner(lengths=(5, 6)))
     assert parse_arguments(Outer, ["--lengths=7", "--lengths=8"], default=layers).inner.lengths == 8
     words = ["--pair", "3", "4", "--pair", "5", "6"]
     assert parse_arguments(Outer, words).inner.pair == (5, 6)

@@ -29,7 +29,8 @@ def test_the_mean_of_groups_weighs_them_by_their_numbers():
     assert (equal.mean, equal.half_width, equal.n) == (2.0, pytest.approx(4.303 / math.sqrt(3)), 3)
     unequal = mean_of_groups([1.0, 4.0, 0.0], [1, 3, 0])
     assert (unequal.mean, unequal.n) == (1.25, 2)
-    assert unequal.half_width == pytest.approx(12.706 * 0.125)  # residuals −1/8 and 1/8, deviation √2 / 8
+    # The residuals are −1/8 and 1/8, and so the deviation √2 / 8.
+    assert unequal.half_width == pytest.approx(12.706 * 0.125)
     assert math.isnan(mean_of_groups([1.0, 0.0], [1, 0]).half_width)
 
 

@@ -43,7 +43,8 @@ def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     program = (
         f"from memformers.common.processes import run_modules as r; list(r({commands}, 2, environment={{}}))"
     )
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for children too
+    # nohup ignores this signal, for children too.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         process = start([sys.executable, "-c", program])
     finally:
@@ -52,7 +53,8 @@ def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     process.send_signal(number)
     assert process.wait(timeout=20) == code
     children = [int(path.name) for path in tmp_path.iterdir()]
-    wait_for(lambda: not any(map(is_running, children)), 20 if code < 0 else 0.02)  # else it has waited
+    # A program that a signal doesn't kill at once has waited for its children.
+    wait_for(lambda: not any(map(is_running, children)), 20 if code < 0 else 0.02)
 
 
 def test_a_process_imports_the_package_of_its_parent(tmp_path):

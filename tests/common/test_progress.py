@@ -76,6 +76,7 @@ def test_a_signal_while_a_bar_is_drawn_does_not_hang(monkeypatch):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_the_bar_of_a_training_moves_after_each_step(monkeypatch, tmp_path):
     """With steps that are slow enough to be drawn, and no record until the last one."""
     terminal = open_terminal(monkeypatch)
@@ -113,6 +114,7 @@ def test_an_exception_in_a_bar_does_not_block_other_bars(monkeypatch):
     assert finished.wait(10)
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_a_training_without_metrics_leaves_no_moving_bar(monkeypatch, tmp_path):
     terminal = open_terminal(monkeypatch)
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "missing" / "metrics.jsonl")

@@ -8,7 +8,7 @@ from filelock import FileLock
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall.setup import RecallConfig
 from memformers.report import plotting
-from tests.conftest import make_tiny
+from tests.fixtures import make_tiny
 
 
 @pytest.fixture(scope="session")

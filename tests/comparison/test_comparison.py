@@ -19,7 +19,8 @@ from memformers.training.text import find_text
 from tests.builders import COMPARED, SMALL_RUN, small_training
 from tests.processes import program, start, wait_for
 
-pytestmark = pytest.mark.filterwarnings("default:not probed")  # what is pretended has no checkpoints
+# Runs that are pretended have no checkpoints to probe.
+pytestmark = pytest.mark.filterwarnings("default:not probed")
 
 
 @pytest.fixture

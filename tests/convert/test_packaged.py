@@ -21,13 +21,13 @@ from tests.processes import run
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
+# The beginning of Tiny Shakespeare, which the models were trained on.
 SCENE = """First Citizen:
 Before we proceed any further, hear me speak.
 
 All:
 Speak, speak.
 """
-"""The beginning of Tiny Shakespeare, which the models were trained on."""
 
 
 @pytest.fixture(params=packaged_names())

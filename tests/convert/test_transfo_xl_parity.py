@@ -20,8 +20,8 @@ from tests.convert.transfo_xl_reference import Reference
 from tests.texts import same
 
 BOTH = (False, True)
+# Cutoffs and div_val.
 CLUSTERS = (((), 1), ((3, 7), 1), ((3, 7), 2))
-"""Cutoffs and div_val."""
 
 
 def list_vocabularies():

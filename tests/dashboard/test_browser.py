@@ -22,24 +22,24 @@ from tests.processes import finish
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MODELS = ("compressive", "transformer")
+# The arm of each run of the first seed.
 ARMS = {
     "transformer": "transformer",
     "transformer-xl": "transformer-xl",
     "odd": "<img src=x onerror=alert(1)>",
 }
-"""The arm of each run of the first seed."""
 COLOURS = {
     "light": ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"],
     "dark": ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"],
 }
 
 
+# The npm packages, with their paths, that are the same as what labml's page loads from these addresses.
 LOADED = {
     "d3@6.7.0:dist/d3.min.js": "https://d3js.org/d3.v6.min.js",
     "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css": "https://cdn.jsdelivr.net/npm/**/bootstrap.min.css",
     "@fortawesome/fontawesome-free@5.9.0:css/all.css": "https://cdnjs.cloudflare.com/**/5.9.0/css/all.css",
 }
-"""The npm packages, with their paths, that are the same as what labml's page loads from these addresses."""
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
 TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "max_tokens": 100, "seed": 0, "data": "builtin"}
 
 
+# Holds the locks of the runs that are trained.
 TRAINED = ExitStack()
-"""Holds the locks of the runs that are trained."""
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,8 @@ def test_only_changes_are_sent(tmp_path, monkeypatch):
     assert comparisons.get(identity) is None
     note_comparison(two)
     note = tmp_path / "state" / "memformers" / "comparisons" / f"{identity}.json"
-    for text in ("", "[1]", '{"folder": 3}', json.dumps({"folder": "/etc"})):  # of another folder's id
+    # The last folder has another id.
+    for text in ("", "[1]", '{"folder": 3}', json.dumps({"folder": "/etc"})):
         note.write_text(text)
         assert list(noted_comparisons()) == [comparison_id(two)]
 

@@ -21,8 +21,8 @@ LINE_KINDS = (".jsonl", ".ndjson", ".jsonlines")
 TABLE_KINDS = (".csv", ".tsv", ".json", ".parquet", ".arrow")
 ID_KINDS = (".bin", ".uint16.bin", ".uint32.bin", ".uint64.bin", ".npy", ".idx.bin", ".header.bin", ".ds")
 N_IDS = 3000
+# What is expected of a file that can't be read.
 ERROR = "error"
-"""What is expected of a file that can't be read."""
 
 
 def random_text(rng, n_words=40):
@@ -166,7 +166,8 @@ class RandomFile:
             # Only a file that is cut is an error for certain.
             self.raw = self.raw[: rng.randrange(len(self.raw) // 2)]
             self.content = ERROR
-            if self.kind == ".json" and b"{" not in self.raw:  # the text "[", for all that one can see
+            # Without a brace, it could be the text "[".
+            if self.kind == ".json" and b"{" not in self.raw:
                 self.content = self.raw.decode()
                 self.may_fail = True
         self.pack(rng)

@@ -10,6 +10,7 @@ import sysconfig
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import fsspec
@@ -34,17 +35,17 @@ LINES = [f"Line {n}: naïve kings — and {'crowns ' * (n % 7)}…" for n in ran
 TEXT = "\n".join(LINES) + "\n"
 TEXTS = ["to learn from. " * 9, "to choose by. " * 5, "to claim on. " * 4]
 CORPUS = (200, b"Speak, speak.\n" * 50)
+# Answers of a server: a status, and a text.
 PAGE = (200, b"<html>log in</html>")
-"""Answers of a server: a status, and a text."""
 PLAY = "neither found nor downloadable .*{}.*built-in play is used"
 LONG = pytest.mark.long
+# The sizes of small benchmarks.
 CORPORA = {
     "enwik8": {"sizes": (901, 49, 50), "sha256": ""},
     "text8": {"sizes": (901, 49, 50)},
     "wikitext-103": {"words": (3596, 602, 596)},
     "pg19": {"documents": (3, 1, 2)},
 }
-"""The sizes of small benchmarks."""
 
 
 def wikitext():
@@ -261,11 +262,11 @@ def test_about_a_tenth_is_held_out(lengths):
     total = sum(lengths)
     cut = split_of(total, lengths)
     # The share that would be held out, by the position of each cut between documents.
-    shares = {sum(lengths[:n]): sum(lengths[n:]) / total for n in range(1, len(lengths))}
+    shares = {end: (total - end) / total for end in accumulate(lengths[:-1])}
     about_a_tenth = [share for share in shares.values() if 0.05 <= share <= 0.2]
     if about_a_tenth:
-        least_distance = min(abs(share - 0.1) for share in about_a_tenth)
-        assert abs(shares[cut] - 0.1) == pytest.approx(least_distance)
+        nearest = min(about_a_tenth, key=lambda share: abs(share - 0.1))
+        assert abs(shares[cut] - 0.1) == pytest.approx(abs(nearest - 0.1))
     else:
         assert cut == total * 9 // 10
 

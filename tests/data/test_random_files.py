@@ -15,11 +15,11 @@ from memformers.data.tokenizer import ByteTokenizer
 from tests.data.random_files import ERROR, ID_KINDS, LINE_KINDS, N_IDS, TABLE_KINDS, TEXT_KINDS, RandomFile
 from tests.data.reading import as_text, write
 
+# More of them once: RANDOM_FILES=10000.
 N_CASES = int(os.environ.get("RANDOM_FILES", "400"))
-"""More of them once: RANDOM_FILES=10000."""
 FIRST_SEED = int(os.environ.get("FIRST_SEED", "0"))
+# At least this fraction of all cases must be read, so that not everything is refused.
 READABLE = 0.5
-"""At least this fraction of all cases must be read, so that not everything is refused."""
 KINDS = [TEXT_KINDS, LINE_KINDS, ID_KINDS]
 if find_spec("datasets"):
     KINDS.append(TABLE_KINDS)

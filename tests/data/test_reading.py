@@ -30,8 +30,9 @@ from tests.data.reading import as_text, contents, dataset, refused, saved, whole
 
 TEXT = "Über die Brücke – 橋を渡る 🌉.\n" * 400
 RAW = TEXT.encode()
+# The byte order mark.
 MARK = "\ufeff"
-"""The byte order mark."""
+# What makes a compressed file, by its ending.
 PACK = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
@@ -39,7 +40,6 @@ PACK = {
     ".zst": zstandard.compress,
     ".zip": lambda raw: zipped({"folder/": "", "folder/x": raw}),
 }
-"""What makes a compressed file, by its ending."""
 
 # What is no text, and its first byte that is none: its value, and where it is.
 UTF_16 = b"\xff\xfe" + TEXT.encode("utf-16-le")
@@ -119,6 +119,7 @@ def list_documents():
 
 FOLDER = {"x/b.txt": "Zwei: ä.\n", "x/a/z.md": "One.\n", "x/c.jsonl": '{"text": "Tre"}\n{"text": "IV"}'}
 IN_ORDER = [("a/z.md", "One.\n"), ("b.txt", "Zwei: ä.\n"), ("c.jsonl:1", "Tre"), ("c.jsonl:2", "IV")]
+# What a folder may have besides its documents, and the warning.
 LEFT_OUT = [
     ({"a/.hidden": "not read", ".git/config": "not read"}, ""),
     ({"b.dat": saved(np.arange(9))}, r"not text and left out: b.dat \(byte 0x93 at offset 0\)\.$"),
@@ -131,13 +132,12 @@ LEFT_OUT = [
     ({"runs/x/experiment.json": "{}", "runs/x/other.json": "{}"}, r"or tokens are left out: runs/x\.$"),
     ({"runs/x/card.json": "{}", "runs/x/tokenizer.json": "{}"}, r"or tokens are left out: runs/x\.$"),
 ]
-"""What a folder may have besides its documents, and the warning."""
+# Names that sound like splits.
 NO_SPLITS = [
     ("loire.txt", "orient_express_train.txt"),
     ("test.py", "train.py"),
     ("attest.txt", "latest.txt", "restrain.txt"),
 ]
-"""Names that sound like splits."""
 
 
 def list_folders():
@@ -166,7 +166,8 @@ def test_a_file_or_folder_is_its_text_or_its_documents(case, tmp_path, monkeypat
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks that are read and encoded are smaller than these texts."""
-    monkeypatch.setattr(BaseProcess, "start", None)  # since a script may have no main guard
+    # A script may have no main guard, so that no process may start.
+    monkeypatch.setattr(BaseProcess, "start", None)
     monkeypatch.setattr(files_module, "BLOCK", 1 << 14)
     monkeypatch.setattr(files_module, "PIECE", 1 << 12)
     monkeypatch.setattr(tokenize_corpus, "PIECE", 1 << 12)

@@ -41,6 +41,7 @@ def list_bytes():
     yield Case({"x.jsonl": b'{"text": "\xff"}'}, "", not_utf_8)
 
 
+# The third line of a file of JSON, and what is said of it.
 WRONG_LINES = [
     (b'{"text": "cut o', r'"text", got \'{"text": "cut o\' \('),
     (b'["a"]', r"""got '\["a"\]';"""),
@@ -50,7 +51,6 @@ WRONG_LINES = [
     (b'{"text": "\\ud83d"}', r"U\+D83D is not a character"),
     (b'{"text": "\\u0000"}', r"U\+0000 is not a character"),
 ]
-"""The third line of a file of JSON, and what is said of it."""
 
 
 def list_lines():
@@ -70,6 +70,7 @@ def list_lines():
     yield Case({"x.jsonl.zst": write_long_line}, "", r"x\.jsonl\.zst:1: .* at most 1,048,576 characters")
 
 
+# The files of a folder, and those that sound like splits.
 WRONG_SPLITS = [
     (("train.txt", "test.txt", "more.txt"), "test.txt, train.txt"),
     (("loire.val.txt", "orient_express_train.txt", "the-test.txt"),
@@ -82,7 +83,6 @@ WRONG_SPLITS = [
     (("more.md", "en/train.txt", "en/val.txt", "en/test.txt"), "en/test.txt, en/train.txt, en/val.txt"),
     (("more.txt", "en/train/1.txt", "en/test/2.txt"), "en/test, en/train"),
 ]  # fmt: skip
-"""The files of a folder, and those that sound like splits."""
 
 
 def list_splits():

@@ -61,13 +61,17 @@ def test_characters_are_numbered_as_by_an_independent_count():
 
 
 def test_words_are_numbered_as_by_an_independent_count():
-    counts = Counter(word for row in ROWS for word in row)  # in the order of their occurrence
+    # Words are counted in the order of their occurrence.
+    counts = Counter(word for row in ROWS for word in row)
     words = sorted(counts, key=lambda word: -counts[word])
     tokenizer = build_tokenizer("word", TEXT)
     assert tokenizer.vocabulary == ["<eos>", *words, "<unk>"], "as the original's"
-    number = {word: i for i, word in enumerate(tokenizer.vocabulary)}
-    assert tokenizer.ids(TEXT).tolist() == [number[word] for row in ROWS for word in [*row, "<eos>"]]
-    assert tokenizer.ids("never\n").tolist() == [number["<unk>"], 0]
+    # A line ends with a word of its own.
+    expected = []
+    for row in ROWS:
+        expected += [*row, "<eos>"]
+    assert [tokenizer.vocabulary[token] for token in tokenizer.ids(TEXT)] == expected
+    assert tokenizer.ids("never\n").tolist() == [tokenizer.vocabulary.index("<unk>"), 0]
     assert build_tokenizer("word", TEXT, 5).vocabulary == ["<eos>", *words[:3], "<unk>"]
     known = build_tokenizer("word", TEXT + "<unk> " * 99, 5)
     assert known.vocabulary == ["<eos>", "<unk>", *words[:3]], "a word of the text, as in WikiText-103"
@@ -78,8 +82,13 @@ def test_words_are_numbered_as_by_an_independent_count():
 def test_pieces_are_cut_where_no_word_goes_on(line, text):
     raw = (text * (3 * PIECE // len(text.encode()) + line)).encode()
     cuts = list(pieces(raw, 0, len(raw)))
-    assert [0, *(end for _, end in cuts)] == [*(begin for begin, _ in cuts), len(raw)]
-    assert "".join(raw[begin:end].decode() for begin, end in cuts) == raw.decode(), "and no character"
+    # Each piece starts where the one before ends, and none cuts a character.
+    end_of_previous = 0
+    for begin, end in cuts:
+        assert begin == end_of_previous
+        raw[begin:end].decode()
+        end_of_previous = end
+    assert end_of_previous == len(raw)
     for begin, end in cuts[:-1]:
         assert raw[end - 1] > 0x20 or not WORD_END.search(raw)
         assert raw[end] == 10 or not LINE_END.search(raw, begin + PIECE, begin + 2 * PIECE)

@@ -4,29 +4,36 @@ import pytest
 
 from docs.building.markdown import excerpt, filled, relinked
 from docs.building.pages import TEX, mathml, with_terms
-from docs.building.results import ROOT
+from tests.docs.pages import read_file
 
 LOSS = "docs.plain.compressive.reconstruction_loss"
-SEEN = "memformers.models.documents.visible_past_keys"
+VISIBLE = "memformers.models.documents.visible_past_keys"
+
+
+def column(text):
+    return f"<div markdown>\n\n{text}\n\n</div>\n"
 
 
 def beside(text, *marks):
-    source = f"<!-- {' '.join(['source', SEEN, *marks])} -->\n<!-- end -->"
-    columns = "".join(f"<div markdown>\n\n{column}\n\n</div>\n" for column in (text, source))
-    return f'<div class="beside" markdown>\n{columns}</div>'
+    """A text, and beside it a function with these marks at its lines."""
+    asked = " ".join(["source", VISIBLE, *marks])
+    source = f"<!-- {asked} -->\n<!-- end -->"
+    return f'<div class="beside" markdown>\n{column(text)}{column(source)}</div>'
 
 
 def test_an_excerpt_is_the_code_without_docstrings():
     path, (head, *body) = excerpt(LOSS)
     assert path == "docs/plain/compressive.py"
-    assert f"\n{head}\n" in (ROOT / path).read_text(encoding="utf-8")
+    assert f"\n{head}\n" in read_file(path)
     assert head.startswith("def reconstruction_loss(layer: Layer")
     line = "    return F.mse_loss(content_attention(layer, h, new), content_attention(layer, h, old))"
     assert body == [line]
-    predict = excerpt(
-        "memformers.models.language_model.MemoryLM.predict", "if isinstance", "return self.head"
-    )
-    assert predict[1] == [
+
+
+def test_an_excerpt_of_some_lines_is_indented_from_the_first():
+    predict = "memformers.models.language_model.MemoryLM.predict"
+    _, lines = excerpt(predict, "if isinstance", "return self.head")
+    assert lines == [
         "if isinstance(self.head, AdaptiveSoftmax):",
         "    return self.head(hidden, embed)",
     ]
@@ -40,14 +47,17 @@ def test_an_excerpt_is_the_code_without_docstrings():
      ("table gone", "no table 'gone'"), ("run gone", "no 'gone'"),
      (beside("a ①", '① "gone"'), "'gone' in 0 lines; ① needs a text of one line"),
      (beside("a ①", '① "in_slots"'), "'in_slots' in 3 lines; ① needs a text of one line"),
-     (beside("a ①"), f"① needs both a text and a line, .* beside '{SEEN}'"),
-     (beside("a", '① "in_slots ="'), f"① needs both a text and a line, .* beside '{SEEN}'"),
+     (beside("a ①"), f"① needs both a text and a line, .* beside '{VISIBLE}'"),
+     (beside("a", '① "in_slots ="'), f"① needs both a text and a line, .* beside '{VISIBLE}'"),
      (beside("a", '1 "in_slots ="'), "'1' is not understood; write ①"),
      ("<div>\n<!-- table reach -->\n\nmore", "no end")],
 )  # fmt: skip
 def test_a_page_that_shows_missing_code_is_an_error(page, reason):
+    # A whole page, or only what its comment asks for.
+    if not page.startswith("<"):
+        page = f"<!-- {page} -->\n<!-- end -->"
     with pytest.raises(ValueError, match=reason) as error:
-        filled(page if page.startswith("<") else f"<!-- {page} -->\n<!-- end -->")
+        filled(page)
     assert "\n" not in str(error.value)
 
 
@@ -56,6 +66,7 @@ def test_what_is_written_into_a_page_replaces_what_was_there():
     page = filled(f"before\n\n<!-- source {LOSS} -->\nold\n<!-- end -->\n\nafter")
     fence = '```python title="docs/plain/compressive.py"'
     assert page == f"before\n\n<!-- source {LOSS} -->\n\n{fence}\n{code}\n```\n\n<!-- end -->\n\nafter"
+    # A second time changes nothing.
     assert filled(page) == page
 
 
@@ -77,8 +88,10 @@ def test_formulas_become_mathml_with_marked_terms():
 
 def test_links_lead_to_pages_or_name_files():
     pages = {"CHANGELOG.md": "changelog.md"}
-    same = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md), ![f](f.png)"
-    page = relinked(f"[a](../tests/builders.py), {same}", "docs/page.md", pages)
-    assert page == f"`tests/builders.py`, {same}"
+    kept = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md), ![f](f.png)"
+    # A file that is no page of the site is named without a link.
+    page = relinked(f"[a](../tests/builders.py), {kept}", "docs/page.md", pages)
+    assert page == f"`tests/builders.py`, {kept}"
+    # Pages outside of docs/ move into it.
     page = relinked("[a](CHANGELOG.md), [b](docs/method.md#b), [c](tests)", "CONTRIBUTING.md", pages)
     assert page == "[a](changelog.md), [b](method.md#b), `tests`"

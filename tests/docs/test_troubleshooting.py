@@ -6,22 +6,29 @@ import re
 import pytest
 
 from docs.building.results import ROOT
+from tests.docs.pages import read_file
 
-PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-QUOTED = re.findall(r"^### `(.+)`$", PAGE, flags=re.MULTILINE)
+QUOTED = re.findall(r"^### `(.+)`$", read_file("docs/troubleshooting.md"), flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def texts():
-    """The texts in the package, with … for what is filled in."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.glob("memformers/**/*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    filled = [filled_in(node) for node in nodes if isinstance(node, ast.JoinedStr)]
-    return filled + [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    """The texts in the package, with … for the values that are filled in."""
+    texts = []
+    for path in ROOT.glob("memformers/**/*.py"):
+        for node in ast.walk(ast.parse(read_file(path))):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(text_of(node))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
 
 
-def filled_in(node):
-    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+def text_of(f_string):
+    text = ""
+    for part in f_string.values:
+        text += part.value if isinstance(part, ast.Constant) else "…"
+    return text
 
 
 @pytest.mark.parametrize("message", QUOTED)

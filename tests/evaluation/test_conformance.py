@@ -86,6 +86,7 @@ class Counts(MemoryStack):
         return super().forward(x * self.calls, *args, **kwargs)
 
 
+# What is changed, the check that finds it, and what this says.
 BROKEN = {
     "looks ahead": (
         changed(lambda x: x + x.mean(0)), "causality",
@@ -98,7 +99,6 @@ BROKEN = {
     "loses a tensor": (type("Lost", (Sound,), {"stack": Loses}), "saving", "loaded"),
     "counts its calls": (type("Counting", (Sound,), {"stack": Counts}), "stepping", "token by token"),
 }  # fmt: skip
-"""What is changed, the check that finds it, and what this says."""
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -30,8 +30,8 @@ from memformers.evaluation.evaluate import (
 from tests.builders import MODELS, small_lm
 from tests.texts import read
 
+# Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted.
 LENGTHS = [30, 1, 8, 53, 2, 9, 22, 7, 1]
-"""Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted."""
 
 
 def evaluation_of(losses, *lengths, of_documents=False, segment_len=7, reach=10):
@@ -75,11 +75,17 @@ def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
 
     # Each document alone, or each stream, whose last token is the first of the next one.
     parts = text.split(documents) if documents else equal_parts(text, streams)
-    alone = [read_alone(lm.eval(), part) for part in parts]
-    losses_of_parts = [part_losses for part_losses, _ in alone]
+    losses_of_parts = []
+    answers = []
+    lengths = []
+    for part in parts:
+        part_losses, part_is_correct = read_alone(lm.eval(), part)
+        losses_of_parts.append(part_losses)
+        answers.append(part_is_correct)
+        lengths.append(len(part_losses))
     losses = torch.cat(losses_of_parts)
-    is_correct = torch.cat([part_is_correct for _, part_is_correct in alone])
-    lengths = [len(part_losses) for part_losses in losses_of_parts]
+    is_correct = torch.cat(answers)
+    # A short text leaves some of the streams empty.
     lengths += [0] * (len(result.lengths) - len(lengths))
     assert result.lengths.tolist() == lengths
     assert result.tokens == len(losses)
@@ -206,15 +212,20 @@ def test_documents_count_without_their_first_tokens(name):
     parts = [tokenizer.ids(text) for text in TEXTS]
     texts = TEXTS
     if name == "word":
-        texts = [text.replace("  ", " ") for text in TEXTS]  # words don't keep how many spaces
+        # Words don't keep how many spaces there are.
+        texts = [text.replace("  ", " ") for text in TEXTS]
     joined = "".join(texts)
-    first_tokens = [tokenizer.bytes_of(tokenizer.encode(text)[:1]) for text in texts]
-    assert units(tokenizer, np.concatenate(parts), tuple(map(len, parts))) == Units(
-        tokens=sum(map(len, parts)) - 2,
-        bytes=len(bytes_of(joined)) - sum(map(len, first_tokens)),
-        characters=len(joined) - sum(len(token.decode()) for token in first_tokens),
-        words=len(joined.split()) - sum(len(token.split()) for token in first_tokens),
-    )
+    wanted = Units(sum(map(len, parts)), len(bytes_of(joined)), len(joined), len(joined.split()))
+    # The first token of a document is not predicted.
+    for text in texts:
+        first_token = tokenizer.bytes_of(tokenizer.encode(text)[:1])
+        wanted = Units(
+            tokens=wanted.tokens - 1,
+            bytes=wanted.bytes - len(first_token),
+            characters=wanted.characters - len(first_token.decode()),
+            words=wanted.words - len(first_token.split()),
+        )
+    assert units(tokenizer, np.concatenate(parts), tuple(map(len, parts))) == wanted
 
 
 def test_ids_are_no_text():

@@ -19,12 +19,12 @@ from memformers.runs.load import load_pretrained
 from tests.builders import MODELS, small_lm
 from tests.processes import run
 
+# The segment of a small model.
 S = 7
-"""The segment of a small model."""
+# Longest first, as they are read.
 DOCUMENTS = [40, 23, 23, 9]
-"""Longest first, as they are read."""
+# Large, so that what was learned shows after few segments.
 RATE = 0.2
-"""Large, so that what was learned shows after few segments."""
 LEARN = LearnConfig(learn_rate=RATE)
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -126,7 +126,9 @@ def test_the_model_is_as_before(error):
     assert changes[3], "it changed in between"
     assert changed_weights(lm, weights) == set()
     assert [module.training for module in lm.modules()] == modes
-    assert all(weight.grad is None and weight.requires_grad for weight in lm.parameters())
+    for weight in lm.parameters():
+        assert weight.grad is None
+        assert weight.requires_grad
 
 
 def rms_by_hand(lm, text):

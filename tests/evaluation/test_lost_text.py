@@ -24,8 +24,8 @@ from tests.processes import run
 LINE = "Unknowable kings, a  King's ½ crown, ﬁne cröwns\n"
 TEXT = LINE + "the king had  crowns, and kings had crowns\n" * 30 + LINE
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
+# With what each text begins: its first token, which is not predicted, is at most that.
 FIRST = "Unknowable "
-"""With what each text begins: its first token, which is not predicted, is at most that."""
 
 
 def subwords(model, trainer=None, normalizer=None, cut=None, decoder=None):
@@ -141,7 +141,8 @@ def test_of_words_exactly_the_first_is_not_counted(n, tmp_path):
 def test_a_tokenizer_that_keeps_the_text_counts_its_tokens(tokenizer, n, tmp_path):
     split = split_of(tokenizer, tmp_path, [TEXT] * n)
     assert not split.counts.is_lossy
-    size = n * len(TEXT.encode())  # the first token may be a space that the tokenizer adds
+    # The first token may be a space that the tokenizer adds.
+    size = n * len(TEXT.encode())
     assert size - n * len(FIRST) <= bytes_counted(tokenizer, split) <= size + 1e-6
 
 

@@ -97,8 +97,8 @@ def test_a_part_begins_a_document_and_is_not_read_alone(documents, warm_up, segm
     assert counted <= max(tokens, len(parts.lengths) * segment_len)
 
 
+# Of TEXT; 21 tokens fill the memories, and two of these documents have fewer than a segment of 7 beyond.
 DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 90)
-"""Of TEXT; 21 tokens fill the memories, and two of these documents have fewer than a segment of 7 beyond."""
 
 
 def joined(positions, slots):
@@ -243,7 +243,8 @@ def measured():
 def test_a_copying_model_recalls_exactly_what_it_holds(measured):
     recall = measured["untouched"]
     assert recall.by_place == {"segment": 1.0, "memory": 1.0, "slots": 1.0, "beyond": 0.0}
-    assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)  # nothing nearer than M + RATE · C is beyond
+    # Nothing nearer than M + RATE · C is beyond the memory.
+    assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)
     assert recall.accuracy[-1] == 0.0
     assert recall.within_reach == 1.0
     assert recall.loss == 1.0
@@ -264,12 +265,14 @@ def test_a_control_loses_only_the_part_that_it_touches(control, unharmed, measur
     by_part = measured[control].by_place
     assert all(by_part[part] == 1.0 for part in unharmed)
     touched, _ = control.split()
-    assert by_part[touched] < 0.4  # what is older, or another stream's, is right by chance
+    # What is older, or another stream's, is right by chance.
+    assert by_part[touched] < 0.4
 
 
 def test_asks_are_counted_after_the_warm_up_alone():
     recall = recall_by_distance(Copies(), first_segments(12), EDGES, warm_up=10 * S)["untouched"]
-    late = torch.cat([distances for _, distances in first_segments(12)[10:]])  # after ten segments
+    # After ten segments, memories are full.
+    late = torch.cat([distances for _, distances in first_segments(12)[10:]])
     assert sum(recall.asks_by_place.values()) == int((late >= 0).sum())
     assert list(recall.asks) == [int(((late >= a) & (late < b)).sum()) for a, b in pairwise(EDGES)]
 

@@ -78,7 +78,8 @@ def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch, caps
     probed = read_json(Path("probe.json"))
     assert [*probed["memory_ablation"]["costs"]] == ["compressive"]
     assert "Compressive Transformer makes no significant use of its slots" in capsys.readouterr().out
-    write_json(Path("probe.json"), probed | {"memory_ablation": {"overall": {}}})  # of another version
+    # A probe of another version.
+    write_json(Path("probe.json"), probed | {"memory_ablation": {"overall": {}}})
     assert "**The probe was left out**" in markdown_of(Path())
 
 

@@ -10,8 +10,8 @@ from memformers.models.facts import memory_facts
 from tests.builders import small_training
 
 LAYERS, D = 4, 128
+# Bytes of 64 positions in each layer, in float32.
 FULL = 4 * LAYERS * 64 * D
-"""Bytes of 64 positions in each layer, in float32."""
 OTHERS = {
     "no-memory": 0,
     "infini-attention": 4 * LAYERS * (32 + 1) * D,

@@ -80,7 +80,8 @@ def test_keydiff_keeps_keys_unlike_the_mean(n_valid):
 
     every = torch.cat((older, x))[:, 0]
     in_document = [*range(len(every))] if n_valid is None else [*range(len(every) - n_valid, len(every))]
-    in_document = [i for i in in_document if i < len(every) - M]  # the newest M stay anyway
+    # The newest M stay anyway.
+    in_document = [i for i in in_document if i < len(every) - M]
     total = dict.fromkeys(in_document, 0.0)
     for head in range(2):
         keys = {}
@@ -220,7 +221,8 @@ def test_rkv_keeps_attended_positions_that_are_not_redundant(n_valid):
 def test_rkv_keeps_the_newest_of_copies():
     settings = {"mem_len": 0, "c_mem_len": 1, "memory_config": {"importance_share": 0.0}}
     lm = MemoryLM(ModelConfig(model=RKV, **settings, **TINY))
-    x = torch.randn(1, 1, 8) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None]  # alike, not equal
+    # These inputs have the same direction, and are not equal.
+    x = torch.randn(1, 1, 8) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None, None]
     context = UpdateContext(lm.transformer.memory_layers[0], x, None)
     updated, _ = lm.transformer.memory_rules[0].update(LayerMemory.nothing(x), x, context)
     assert torch.equal(updated.slots, x[3:])

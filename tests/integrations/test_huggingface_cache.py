@@ -154,7 +154,8 @@ def test_each_of_several_samples_is_continued_from_their_cache():
 def test_the_model_reads_on_from_a_cache_that_generate_returned():
     adapter = wrapped()
     first = with_cache(adapter, PADDED, MASK)
-    text = torch.cat((first.sequences[:, -1:], MORE), dim=1)  # the newest id was not read
+    # The newest id was not read.
+    text = torch.cat((first.sequences[:, -1:], MORE), dim=1)
     logits = adapter(text, cache=first.cache).logits
     for row, texts in enumerate(texts_of(torch.cat((first.sequences, MORE), 1))):
         assert torch.allclose(logits[row, -1], adapter(texts[None]).logits[0, -1], atol=1e-4)

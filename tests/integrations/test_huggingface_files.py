@@ -36,7 +36,8 @@ def test_auto_classes_load_what_was_saved(tied, tmp_path):
     assert type(again) is MemformerForCausalLM
     assert again.model.config == lm.config
     assert (again.model.head.weight is again.model.embed.weight) is tied
-    for parameter in again.parameters():  # mapped from the file, where they may be unaligned: other rounding
+    # Mapped from the file, tensors may be unaligned, and rounding is another one.
+    for parameter in again.parameters():
         parameter.data = parameter.data.clone()
     assert torch.equal(again(PROMPTS[1][None]).logits, adapter(PROMPTS[1][None]).logits)
     assert MemformerForCausalLM.from_pretrained(tmp_path, mem_len=3).model.config.mem_len == 3

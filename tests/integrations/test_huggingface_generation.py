@@ -58,7 +58,8 @@ def test_stop_strings_end_the_text():
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     stopped = model.generate(**batch, **SHORT, stop_strings=[" "], tokenizer=tokenizer)
     texts = greedy_texts(model, tokenizer, TEXTS)
-    n = max(text.index(" ") for text in texts) + 1  # all go on until the last has stopped
+    # All texts continue until the last has stopped.
+    n = max(text.index(" ") for text in texts) + 1
     assert tokenizer.batch_decode(stopped[:, 15:]) == [text[:n] for text in texts]
 
 

@@ -42,7 +42,8 @@ def test_a_trainer_learns_as_a_plain_loop(kind):
         optimizer.step()
         expected.append(loss.item())
     assert losses == pytest.approx(expected, rel=1e-4)
-    logits = trainer.model.eval()(streams[:, :4].T).logits  # an evaluation has the loss of predictions alone
+    # An evaluation has the loss of predictions alone.
+    logits = trainer.model.eval()(streams[:, :4].T).logits
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), streams[1:, :4].T.flatten())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss.item(), rel=1e-4)
 
@@ -54,7 +55,8 @@ def test_recomputed_layers_or_accumulated_batches_learn_the_same():
     assert again == pytest.approx(plain, rel=1e-5)
     assert trainer.model.model.transformer.activation_checkpointing
     parts, _ = trained(ROWS, per_device_train_batch_size=2, gradient_accumulation_steps=2)
-    assert parts == pytest.approx(plain, rel=1e-2)  # compressions' losses are means of other segments
+    # The losses of compressions are means of other segments.
+    assert parts == pytest.approx(plain, rel=1e-2)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -134,7 +136,8 @@ def test_accumulated_padded_batches_learn_as_one(side, model):
         settings = {"per_device_train_batch_size": 4 // parts, "gradient_accumulation_steps": parts}
         losses.append(trained(rows, small_adapter(model=model), 4, optim="sgd", **settings)[0])
     assert losses[0][0] == pytest.approx(expected, rel=1e-5)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # later ones after weights that changed alike
+    # Later losses are those after weights that changed alike.
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
@@ -185,12 +188,14 @@ def test_padded_rows_have_the_loss_of_their_predictions(side):
 
 
 def test_packed_documents_have_the_loss_of_documents_apart():
-    adapter = small_adapter(model="transformer-xl", mem_len=30).train()  # all, wherever segments end
+    # The memory has all ids, wherever segments end.
+    adapter = small_adapter(model="transformer-xl", mem_len=30).train()
     documents = [torch.arange(n) ** 2 % 11 for n in (9, 16, 5)]
     packed = torch.cat(documents)[None]
     starts = torch.zeros_like(packed)
     starts[0, [0, 9, 25]] = 1
-    labels = packed.masked_fill(starts.bool(), -100)  # nothing in a document predicts its first id
+    # Nothing in a document predicts its first id.
+    labels = packed.masked_fill(starts.bool(), -100)
     total = sum(adapter(x[None], labels=x[None]).loss.item() * (len(x) - 1) for x in documents)
     loss = adapter(packed, labels=labels, doc_starts=starts).loss
     assert loss.item() == pytest.approx(total / 27, rel=1e-5)

@@ -38,7 +38,8 @@ def test_lora_leaves_out_the_head_and_is_merged_exactly(tied):
     with torch.no_grad():
         logits = lora(input_ids=TEXT).logits
         merged = lora.merge_and_unload()(input_ids=TEXT).logits
-    assert torch.allclose(merged, logits, atol=1e-4)  # of sums of some ten, of which float32 has seven digits
+    # Logits are sums of numbers around ten, of which float32 has seven digits.
+    assert torch.allclose(merged, logits, atol=1e-4)
     assert (model.model.head.weight is model.model.embed.weight) is tied
 
 

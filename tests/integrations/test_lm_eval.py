@@ -76,7 +76,8 @@ def test_a_task_has_the_bits_of_our_evaluation_with_memory(batch_size, tmp_path,
 
 def test_a_continuation_is_scored_after_its_context_in_any_batch():
     lm, model, tokenizer = harness(batch_size=4)
-    context = TEXTS[1][:700].rstrip()  # the harness moves white space at its end to the continuation
+    # The harness moves white space at the end to the continuation.
+    context = TEXTS[1][:700].rstrip()
     rest = TEXTS[1][len(context) : 900]
     pairs = [(context, rest), ("", "a"), ("ROMEO", ":")]
     (nats, _), (alone, _), (_, is_likeliest) = lm.loglikelihood(requests(*pairs), disable_tqdm=True)

@@ -17,8 +17,8 @@ from tests.docs.test_code_blocks import MIXED, ROOT, blocks, imported_loader
 PIECES = [np.random.default_rng(n).integers(0, 200, 30 + n) for n in range(40)]
 
 
+# Kinds of columns of MosaicML streaming, and how the guide reads them.
 COLUMNS = [("ndarray:uint16", 'sample["tokens"]'), ("bytes", 'np.frombuffer(sample["tokens"], np.int64)')]
-"""Kinds of columns of MosaicML streaming, and how the guide reads them."""
 
 
 def code_in_guide(library):

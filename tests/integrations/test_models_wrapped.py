@@ -16,9 +16,9 @@ from tests.texts import read, tokens
 
 MODELS = ("transformer-xl", "compressive", "selective")
 EXACT = 1e-5
+# The largest difference as a part of the largest logit: for the same weights in float32, and for activations
+# that are rounded to 8 bits, whose steps are up to 1/127 of the largest number in each product.
 ROUNDED = 0.05
-"""The largest difference as a part of the largest logit: for the same weights in float32, and for activations
-that are rounded to 8 bits, whose steps are up to 1/127 of the largest number in each product."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,8 @@ def check(lm, plain, precision):
         wanted, *_ = read(plain, text)  # [40, 2, 11]
         tolerance = precision * wanted.abs().max().item()
         torch.testing.assert_close(read(lm, text)[0], wanted, rtol=0, atol=tolerance)
-    torch.testing.assert_close(read(lm, text)[0].detach(), wanted, rtol=0, atol=tolerance)  # with gradient
+    # This pass is with gradient.
+    torch.testing.assert_close(read(lm, text)[0].detach(), wanted, rtol=0, atol=tolerance)
 
     stepper = Stepper(lm, 2)
     got = [stepper.read(text[:10])[-1], *(stepper.step(x) for x in text[10:30]), stepper.read(text[30:])[-1]]
@@ -209,7 +210,8 @@ def test_a_model_with_ia3_of_peft(model):
     with torch.no_grad():
         for name, module in lm.named_modules():
             if isinstance(module, peft.tuners.ia3.Linear):
-                scale = module.ia3_l["default"]  # [out, 1], or [1, in] of a feed-forward module
+                # [out, 1], or [1, in] of a feed-forward module.
+                scale = module.ia3_l["default"]
                 scaled.get_submodule(name).weight.mul_(scale)
     check(lm, scaled, EXACT)
 

@@ -55,7 +55,8 @@ def test_steps_windows_and_episodes_give_the_same_numbers(settings, n_steps):
         for window in (slice(0, 37), slice(11, 29), slice(30, 31)):
             part = steps.select("observation", "is_init", "memory")[:, window]
             assert torch.allclose(module(part.clone())["embed"], steps["embed"][:, window], atol=1e-5)
-    one = module(steps[2, 30].select("observation", "is_init", "memory"))  # of an environment without a batch
+    # A step of an environment without a batch.
+    one = module(steps[2, 30].select("observation", "is_init", "memory"))
     if n_steps is None:
         assert torch.allclose(one["next", "memory"], steps["next", "memory"][2, 30], atol=1e-5)
     for b in range(4):
@@ -118,7 +119,8 @@ def test_only_the_newest_steps_are_kept():
     assert len(module.memories.features.rows) == 40 + 5 * 2
     with set_recurrent_mode(True):
         expected = read_alone(module, x[1][:, None])
-        window = module(steps[:, 41:].clone())["embed"]  # from the oldest of the newest 40, of both streams
+        # The window starts at the oldest of the newest 40 steps, in both streams.
+        window = module(steps[:, 41:].clone())["embed"]
         assert torch.allclose(window[1], expected[41:], atol=1e-5)
         with pytest.raises(ValueError, match="no longer kept, only that of the newest n_steps=40"):
             module(steps[:, 20:].clone())
@@ -151,7 +153,8 @@ def test_a_step_writes_an_id_and_keeps_what_its_segment_adds():
             rings = (module.memories.memories, module.memories.features, module.memories.links)
             n_bytes += sum(ring.count * ring.rows[0].numel() * ring.rows.element_size() for ring in rings)
         by_store[n_steps] = n_bytes / (4 * 64)
-    row = 1 + 2 * (64 + 64) * 8 + 15 * 3 + 1  # n_valid, M and C of both layers, features, their number
+    # n_valid, M and C of both layers, the features and their number.
+    row = 1 + 2 * (64 + 64) * 8 + 15 * 3 + 1
     assert by_store[None] == 2 * 4 * row
     assert by_store[10_000] == 2 * 8 + (1 + 2 * (64 + 64) * 8) * 4 / 16 + 3 * 4 + 3 * 8
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from memformers.kernels import naive
 
+# The largest RMS error of a kernel, relative to the RMS value, by dtype.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
-"""The largest RMS error of a kernel, relative to the RMS value, by dtype."""
 DROPOUT = 0.3
 Kernel = Callable[..., Tensor]
 
@@ -58,7 +58,8 @@ def compare(
     expected = reference(**exact, key_start=key_start)
     assert output.dtype == dtype
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = torch.empty_like(output).copy_(weight)  # in the output's order in memory, as in a model
+    # In the output's order in memory, as in a model.
+    weight = torch.empty_like(output).copy_(weight)
     grads = torch.autograd.grad(output, list(inputs.values()), weight)
     expected_grads = torch.autograd.grad(expected, list(exact.values()), weight.double())
 
@@ -80,7 +81,8 @@ def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtyp
     key_start = first_keys(B, S, K) if bounded else None
 
     def dropping(**arguments: Tensor | None) -> Tensor:
-        with torch.random.fork_rng():  # every call begins with the same random state, and leaves it so
+        # Every call begins with the same random state, and leaves it as it was.
+        with torch.random.fork_rng():
             return kernel(**arguments, dropout_prob=DROPOUT)
 
     one_hot = F.pad(torch.eye(K, dtype=value.dtype), (0, -K % E))

@@ -12,8 +12,8 @@ from tests.builders import fill_zeros
 from tests.texts import gradients, same
 
 D = 13
+# Tokens.
 V = 37
-"""Tokens."""
 
 
 def build_vocabulary(clusters, tie_weights=False, tie_projections=False):

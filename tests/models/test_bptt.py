@@ -8,8 +8,8 @@ from memformers import Memory
 from tests.builders import small_lm
 from tests.texts import gradients, memory_of, read, same, tokens
 
+# Each segment but the first becomes two slots.
 SIZES = {"segment_len": 6, "mem_len": 6, "c_mem_len": 8, "compression_rate": 3}
-"""Each segment but the first becomes two slots."""
 COMPRESSIONS = ["conv", "dilated"]
 
 

@@ -1,6 +1,8 @@
 """What every model keeps, whatever it is built of: each test runs over the configurations below."""
 
 import io
+import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,8 @@ ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None,
 DILATED = {"compression": "dilated", "compression_start": "mean"}
 MAX = {"compression": "max", "compression_loss": "none"}
 SHIFT = {"token_shift": True}
+# Models that read or attend in their own way.
 OWN_WAY = ("infini", "memory tokens", "averages, read again")
-"""Models that read or attend in their own way."""
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
@@ -115,6 +117,15 @@ def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
         assert_conforms(**CONFIGS[name] | {"token_shift": token_shift})
 
 
+@cache
+def results_of_naive(name):
+    """The weights of a model, a text with its documents, and what the naive kernel computes of it."""
+    lm = lm_of(name, kernel="naive", dropout=0.0).train()
+    text = tokens(30)
+    doc_starts = random_starts(30)
+    return lm.state_dict(), text, doc_starts, train_on(lm, lm, text, doc_starts)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "kernel"),
@@ -123,12 +134,10 @@ def test_a_model_passes_every_check_of_the_conformance_suite(name, token_shift):
 )  # fmt: skip
 def test_a_model_computes_the_same_with_every_kernel(name, kernel):
     """Losses, memories and every gradient, where documents begin too."""
-    text = tokens(30)
-    doc_starts = random_starts(30)
-    reference = lm_of(name, kernel="naive", dropout=0.0).train()
+    weights, text, doc_starts, wanted = results_of_naive(name)
     lm = lm_of(name, kernel=kernel, dropout=0.0).train()
-    lm.load_state_dict(reference.state_dict())
-    same(train_on(lm, lm, text, doc_starts), train_on(reference, reference, text, doc_starts))
+    lm.load_state_dict(weights)
+    same(train_on(lm, lm, text, doc_starts), wanted)
 
 
 @pytest.mark.usefixtures("float64")
@@ -156,55 +165,60 @@ def test_segments_through_memory_have_the_gradient_of_one_pass(name, bounded, re
 def test_nothing_of_an_old_document_reaches_a_new_one(name):
     """Nor where a slot straddles the start; neither the outputs nor the losses nor the gradients."""
     lm = lm_of(name, dropout=0.0).train()
+    # One in each stream, all in the second segment of six tokens.
+    begins = (9, 10, 11)
+    doc_starts = documents(36, 3, *zip(begins, range(3), strict=True))
+    is_new = doc_starts.cumsum(0).bool()
 
-    def results_after(begin, text):
-        logits, losses, memory = read(lm, text, documents(36, 1, (begin, 0)))
-        loss = logits[begin:].square().sum() + torch.stack(losses[2:]).sum()
-        return [logits[begin:], *losses[2:], memory.n_valid, *gradients(lm, loss)]
+    def results_of_new_documents(text):
+        logits, losses, memory = read(lm, text, doc_starts)
+        loss = logits[is_new].square().sum() + torch.stack(losses[2:]).sum()
+        return [logits[is_new], *losses[2:], memory.n_valid, *gradients(lm, loss)]
 
-    for begin in (9, 10, 11):
-        text = tokens(36, 1)
-        with_another_start = torch.cat((tokens(begin, 1), text[begin:]))
-        assert not torch.equal(text, with_another_start)
-        same(results_after(begin, text), results_after(begin, with_another_start))
+    text = tokens(36, 3)
+    with_other_old_documents = torch.where(is_new, text, tokens(36, 3))
+    for stream in range(3):
+        assert not torch.equal(text[:, stream], with_other_old_documents[:, stream])
+    same(results_of_new_documents(text), results_of_new_documents(with_other_old_documents))
 
 
 @pytest.mark.usefixtures("float64")
 @every_model
 @pytest.mark.parametrize("boundary", ["a start", "a reset"])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_nothing_is_left_of_nan_after_a_boundary(name, boundary, number):
+def test_nothing_is_left_of_nan_after_a_boundary(name, boundary):
     """Neither in outputs nor in gradients, forward and step by step; and no other stream notices it."""
     S = SMALL["segment_len"]
     stack = lm_of(name, dropout=0.0).train().transformer
     core = core_of(name, d_input=12)
-    x = torch.randn(5 * S, 2, 12)
-    is_reset = torch.tensor([True, False])
+    x = torch.randn(5 * S, 3, 12)
+    is_reset = torch.tensor([True, True, False])
 
-    def results_with(value):
-        """All that is computed if the first stream has ``value`` in two segments before the boundary."""
-        x[: 2 * S, 0] = value
+    def results_with(first, second):
+        """All that is computed if the first streams have these values in two segments before the boundary."""
+        x[: 2 * S, 0] = first
+        x[: 2 * S, 1] = second
         memory = None
-        stepper = Stepper(core, 2)
+        stepper = Stepper(core, 3)
         results = []
         for i, part in enumerate(x.split(S)):
             starts = None
             if i == 2 and boundary == "a start":
-                starts = documents(S, 2, (0, 0))
+                starts = documents(S, 3, (0, 0), (0, 1))
             elif i == 2:
                 memory = memory.reset(is_reset)
-                stepper = Stepper(core, 2, stepper.memory().reset(is_reset))
+                stepper = Stepper(core, 3, stepper.memory().reset(is_reset))
             output, memory, loss = stack(part, memory, doc_starts=starts)
             steps = stepper.read(part, starts)
             if i >= 2:
                 results += [output, steps, loss, *gradients(stack, output.square().sum() + loss)]
-            results += [output[:, 1], steps[:, 1]]
+            results += [output[:, 2], steps[:, 2]]
         return results
 
-    finite = results_with(0.5)
-    results = results_with(number)
+    finite = results_with(0.5, 0.5)
+    results = results_with(math.nan, math.inf)
     same(finite, results)
-    assert all(bool(result.isfinite().all()) for result in results)
+    for result in results:
+        assert result.isfinite().all()
 
 
 @pytest.mark.usefixtures("float64")

@@ -29,16 +29,16 @@ if __name__ == "__main__":
     from memformers.models.registry import MODELS, import_path, register_model
     print(register_model(Mine), import_path(Mine), import_path(MODELS[register_model(Mine)]), sep="\\n")
 """
+# Paths of memories; the last file has the name of a module that is imported already.
 FILES = [
     "thesis.v2/mine.py", ".local/share/hidden.py", "a b/spaces.py", "my.memory.py", "v1.2/a b.c d.py",
     "it's/é.py", "a:b/colon.py", "torch.py",
 ]  # fmt: skip
-"""Paths of memories; the last file has the name of a module that is imported already."""
+# Files of memories in packages, of which one has no __init__.py, and how they are imported.
 PACKAGES = {
     "package/__init__.py": "package", "package/inner/__init__.py": "package.inner",
     "package/inner/mine.py": "package.inner.mine", "package/space/mine.py": "package.space.mine",
 }  # fmt: skip
-"""Files of memories in packages, of which one has no __init__.py, and how they are imported."""
 
 
 @pytest.fixture(autouse=True)

@@ -38,11 +38,11 @@ FIRST_WEIGHTS = {
 }  # fmt: skip
 
 
+# What parameters were called when these digests were made.
 RENAMED = (
     (r"rules\.(\d+)\.f_c\.", r"layers.\1.compress."), (r"\.U_g\.", ".of_reset."), (r"\.U\.", ".of_input."),
     (r"\.W\.", ".of_output."), (r"\.gate_bias$", ".shut"),
 )  # fmt: skip
-"""What parameters were called when these digests were made."""
 
 
 def first_name(name):

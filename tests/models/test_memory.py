@@ -53,9 +53,10 @@ def covered_positions(memory, layer, c):
     """The positions that each slot and each position of a layer stand for, where f_c keeps the first of c."""
     if not memory.layers:
         return [], []
-    firsts = memory.layers[layer].slots[:, 0, 0].tolist()
-    slots = [[int(first) + i for i in range(c)] for first in firsts]
-    mem = [[int(position)] for position in memory.layers[layer].mem[:, 0, 0].tolist()]
+    slots = []
+    for first in memory.layers[layer].slots[:, 0, 0].long().tolist():
+        slots.append(list(range(first, first + c)))
+    mem = [[position] for position in memory.layers[layer].mem[:, 0, 0].long().tolist()]
     return slots, mem
 
 
@@ -73,7 +74,8 @@ def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c,
         slots, mem = covered_positions(memory, 0, c)
         remembered = [*chain(*slots, *mem)]
         n_forgotten = n_read - len(remembered)
-        assert remembered == list(range(n_forgotten, n_read))  # in order, none twice, none missing
+        # In order, none twice and none missing.
+        assert remembered == list(range(n_forgotten, n_read))
         if not compresses:
             assert len(mem) == min(mem_len, n_read)
             continue
@@ -106,7 +108,8 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, 
         end = begin + S
         starts = doc_starts[begin:end] if has_starts else None
         x = positions(begin, S, 1, B)
-        if starts is not None and memory.layers:  # as Memory.reset does, which also clears what is hidden
+        # As Memory.reset does, but it also clears hidden positions.
+        if starts is not None and memory.layers:
             memory = replace(memory, n_valid=memory.valid_positions().masked_fill(starts[0], 0))
 
         # What queries see.

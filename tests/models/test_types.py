@@ -6,6 +6,7 @@ import pytest
 from mypy import api
 
 ROOT = Path(__file__).parents[2]
+# An ``ignore`` that isn't needed is an error, too.
 CALLS = """
 from torch import Tensor
 from typing_extensions import assert_type
@@ -28,7 +29,6 @@ def call(lm: MemoryLM, core: MemoryCore, tokens: Tensor, targets: Tensor | None)
     lm(tokens, mask=tokens)  # type: ignore[call-overload]
     core("features")  # type: ignore[call-overload]
 """
-"""An ``ignore`` that isn't needed is an error, too."""
 
 
 @pytest.mark.long  # half a minute where mypy has no cache

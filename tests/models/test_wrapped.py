@@ -18,6 +18,7 @@ from tests.builders import fill_zeros
 from tests.kernels.against_naive import kept_by
 from tests.texts import gradients, same
 
+# Linear maps of a core.
 MAPS = (
     "transformer.layers.0.self_attn.query",
     "transformer.layers.0.self_attn.key",
@@ -28,7 +29,6 @@ MAPS = (
     "transformer.layers.1.feed_forward.layer2",
     "encode",
 )
-"""Linear maps of a core."""
 F_C = "transformer.rules.0.f_c.conv"
 
 
@@ -166,7 +166,8 @@ def test_a_changed_map_is_called_and_learns_as_in_one_pass(path, change):
     stepper = Stepper(core.eval(), 2)
     same([torch.cat([stepper.read(part) for part in x.split(5)])], [wanted])
     memory = None
-    for part in x.split(6):  # a training without gradient through memory, in which no graph is used twice
+    # A training without gradient through memory uses no graph twice.
+    for part in x.split(6):
         output, memory, _ = core(part, memory)
         output.sin().sum().backward()
 

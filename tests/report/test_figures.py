@@ -14,30 +14,40 @@ from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_
 VALID = "bits_per_character.valid"
 
 
+def drawn_figures(folder):
+    """The bytes of each figure of a report that is written now."""
+    markdown_of(folder)
+    return {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+
+
 @pytest.mark.drawn
 def test_the_same_data_draw_the_same_figures(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
-    made = []
-    for _ in range(2):
-        markdown_of(tmp_path)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()})
-    assert made[0] == made[1]
-    names = ("loss", "differences", "loss_by_time", "reconstruction_loss", "loss_by_position")
-    assert made[0].keys() == {f"{name}.svg" for name in names}
+    first = drawn_figures(tmp_path)
+    assert first.keys() == {
+        "loss.svg", "differences.svg", "loss_by_time.svg", "reconstruction_loss.svg", "loss_by_position.svg"
+    }  # fmt: skip
+    assert drawn_figures(tmp_path) == first
 
 
 def test_curves_are_means_of_paired_seeds(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     base, slots = arms_of(read_runs(tmp_path))
-    wanted = [mean_of([bits + 1 / i for bits in XL]) for i in range(1, 11)]
-    for over, step in (("tokens", 100.0), ("seconds", 1.0)):
-        curve = [(x, mean.mean, mean.half_width) for x, mean in base.curve(VALID, over)]
-        assert curve == [
-            (step * i, pytest.approx(mean.mean), pytest.approx(mean.half_width))
-            for i, mean in enumerate(wanted, 1)
-        ]
-    less_base = [(at, mean.mean, mean.n) for at, mean in slots.curve(VALID, base=base)]
-    assert less_base == [(100.0 * i, pytest.approx(-0.2), 3) for i in range(1, 11)]
+    # The runs of a fake comparison have ten records, 100 tokens and a second apart.
+    for over, distance in (("tokens", 100.0), ("seconds", 1.0)):
+        curve = base.curve(VALID, over)
+        assert len(curve) == 10
+        for number, (x, mean) in enumerate(curve, start=1):
+            wanted = mean_of([bits + 1 / number for bits in XL])
+            assert x == distance * number
+            assert mean.mean == pytest.approx(wanted.mean)
+            assert mean.half_width == pytest.approx(wanted.half_width)
+    differences = slots.curve(VALID, base=base)
+    assert len(differences) == 10
+    for number, (x, difference) in enumerate(differences, start=1):
+        assert x == 100.0 * number
+        assert difference.mean == pytest.approx(-0.2)
+        assert difference.n == 3
     assert base.curve("unknown") == slots.curve("unknown", base=base) == []
 
 
@@ -45,13 +55,15 @@ def test_a_long_curve_is_thinned_alike_for_all_seeds(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4, 2.5]})
     for name, length in (("transformer-xl", 20_000), ("transformer-xl-seed1", 10_010)):
         with open(tmp_path / name / "metrics.jsonl", "w") as file:
-            file.writelines(f'{{"tokens": {i}, "a": {i % 40}}}\n' for i in range(1, length + 1))
+            for tokens in range(1, length + 1):
+                file.write(f'{{"tokens": {tokens}, "a": {tokens % 40}}}\n')
         changed(tmp_path / name / "config.json", max_tokens=20_000)
     [arm] = arms_of(read_runs(tmp_path))
     whole, half = arm.curves("a").values()
     assert len(whole) == POINTS
     assert [*half][:-1] == [*whole][:250]
-    assert whole[40.0] == (40.0, pytest.approx(sum(i % 40 for i in range(1, 41)) / 40))
+    # A point is the mean of 40 records: of 1 to 39, and 0.
+    assert whole[40.0] == (40.0, pytest.approx(sum(range(40)) / 40))
 
 
 def test_loss_by_position_is_binned_by_octaves(tmp_path):
@@ -60,6 +72,7 @@ def test_loss_by_position_is_binned_by_octaves(tmp_path):
     differences = by_octave(slots, base)
     assert [*differences] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
     assert [mean.mean for mean in differences.values()] == pytest.approx([-0.2] * 5)
+    # Segments of five positions, in whose last octave only the fifth is left.
     for name in ("transformer-xl", "transformer-xl-seed1", "transformer-xl-seed2"):
         losses = {"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0], "loss": 3.0, "bits_per_character": 3.0}
         changed(tmp_path / name / "result.json", **losses)
@@ -73,17 +86,20 @@ def test_loss_by_position_is_binned_by_octaves(tmp_path):
 def test_an_arm_has_one_line_and_each_colour_has_a_dark_one():
     assert line_styles(["mean", "other"])["other"] == PALETTE[3], "sky is taken"
     assert line_styles(["a", "b", "a"])["a"] == PALETTE[3]
-    colours = [line["color"].lower() for line in PALETTE]
-    assert len({DARK[colour] for colour in colours}) == len(colours)
+    dark_colours = {DARK[line["color"].lower()] for line in PALETTE}
+    assert len(dark_colours) == len(PALETTE)
 
 
 @pytest.mark.parametrize(("points", "seeds", "lines", "bands"), [(2, 3, 0, 0), (3, 2, 1, 0), (3, 3, 1, 1)])
 def test_two_points_have_no_line_and_two_seeds_no_band(points, seeds, lines, bands):
     axes = Figure().add_subplot()
-    curve = [(float(x), mean_of([float(seed) for seed in range(seeds)])) for x in range(points)]
+    mean = mean_of([float(seed) for seed in range(seeds)])
+    curve = [(float(x), mean) for x in range(points)]
     draw_lines(axes, [Series("arm", curve, PALETTE[0])])
-    assert sum(line.get_linestyle() == ":" for line in axes.lines) == lines
-    assert sum(isinstance(drawn, FillBetweenPolyCollection) for drawn in axes.collections) == bands
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+    filled = [drawn for drawn in axes.collections if isinstance(drawn, FillBetweenPolyCollection)]
+    assert len(dotted) == lines
+    assert len(filled) == bands
 
 
 def test_marks_of_one_place_stand_beside_each_other():

@@ -21,8 +21,8 @@ from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, ma
 WIDE = """[...document.querySelectorAll("table, pre, figure, svg")].filter(
     element => element.scrollWidth > element.clientWidth + 1
         || element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML)"""
+# What is between the margins, in pixels.
 A4 = {"width": 688, "height": 1000}
-"""What is between the margins, in pixels."""
 FILL = (
     """[...document.querySelectorAll("svg path[style*='stroke: #']")].map(p => getComputedStyle(p).stroke)"""
 )
@@ -48,9 +48,10 @@ def test_the_page_answers_first_and_folds_details(comparison):
     page = write_report(comparison).page.read_text(encoding="utf-8")
     markdown = (comparison / "report.md").read_text(encoding="utf-8")
     assert markdown.startswith("# Memory compared on Tiny Shakespeare\n")
-    rows = ("| Transformer-XL | 1 | 2.400 |", "| 1.680 | 1.200 | 99.0 | 50.0 % |")
-    assert all(row in markdown for row in rows)
+    assert "| Transformer-XL | 1 | 2.400 |" in markdown
+    assert "| 1.680 | 1.200 | 99.0 | 50.0 % |" in markdown
     assert "differ in more than their memory" not in markdown
+    # The headline, its chart, a warning, the table and then the figures.
     order = ["Tiny Shakespeare</h1>", 'class="chart"', "Trial: 5\u00a0%", "<table ", "<figure>"]
     places = [page.index(text) for text in order]
     assert places == sorted(places)
@@ -58,12 +59,14 @@ def test_the_page_answers_first_and_folds_details(comparison):
     folded = re.findall("<summary>(.*?)</summary>", page)
     assert {"Other units, and accuracy", "Settings"} <= set(folded)
     assert page.count("<details>") == page.count("</details>") == len(folded)
+    # Nothing is loaded, and links stay on the page.
     assert not re.search(r'(src|href)="(?!#)', page)
     assert "&lt;b&gt;tags&lt;/b&gt;" in page
     assert "<b>tags" not in page
     assert re.findall(r'<a href="#([^"]+)">', page) == re.findall(r'<h2 id="([^"]+)">', page)
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
-    assert all(b"<svg" in (comparison / image).read_bytes() for image in images)
+    for image in images:
+        assert b"<svg" in (comparison / image).read_bytes()
     captioned = (
         r'<figure><div role="img" aria-label="[^"]+"><svg.*?</svg>\s*</div>\s*<figcaption>[^<]+</figcaption>'
     )
@@ -71,10 +74,12 @@ def test_the_page_answers_first_and_folds_details(comparison):
 
 
 def test_results_are_also_csv_and_json(seeds):
-    text, markdown = (seeds.with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".md"))
-    assert all(number in text for number in ("2.450\u00a0±\u00a00.124", "300\u00a0MiB"))
-    assert " ± " not in text.partition("<table>")[2]
-    assert " ± " in markdown
+    page = seeds.read_text(encoding="utf-8")
+    # Numbers of the page don't break before their unit or interval.
+    assert "2.450\u00a0±\u00a00.124" in page
+    assert "300\u00a0MiB" in page
+    assert " ± " not in page.partition("<table>")[2]
+    assert " ± " in seeds.with_suffix(".md").read_text(encoding="utf-8")
     with open(seeds.with_name("results.csv"), newline="") as file:
         bits = [float(row["bits_per_character"]) for row in csv.DictReader(file)]
     assert bits == [2.4, 2.5, 2.45] * len(COMPARED)
@@ -90,7 +95,7 @@ def test_the_terminal_summary_fits_80_columns(names, claims, tmp_path):
     assert answer.startswith("Memory compared on Tiny Shakespeare\n")
     assert max(map(len, answer.splitlines())) <= 80
     assert answer.count("2.450 ± 0.124") == len(names)
-    assert sum(line.startswith("- ") for line in answer.splitlines()) == claims
+    assert len(re.findall("^- ", answer, re.MULTILINE)) == claims
     assert not {"|", "*", "\\"} & set(answer)
 
 
@@ -114,12 +119,15 @@ def test_nothing_is_cut_off_on_screen_or_paper(seeds, page):
     assert page.evaluate(WIDE) == []
     light = page.evaluate(FILL)
     page.emulate_media(color_scheme="dark")
-    pairs = set(zip(light, page.evaluate(FILL), strict=True))
-    assert len({a for a, _ in pairs}) == len(pairs) == len({b for _, b in pairs})
+    dark = page.evaluate(FILL)
+    # Each colour has one dark colour, and no two have the same.
+    pairs = set(zip(light, dark, strict=True))
+    assert len(set(light)) == len(pairs) == len(set(dark))
     assert ("rgb(213, 94, 0)", "rgb(245, 138, 60)") in pairs
     page.set_viewport_size(A4)
     page.emulate_media(media="print")
     assert page.evaluate(WIDE) == []
+    # On a telephone, a model's name has at most two lines.
     page.emulate_media(media="screen")
     page.set_viewport_size({"width": 390, "height": 1000})
     high = """[...document.querySelectorAll(".chart span, td:first-child")].filter(
@@ -182,7 +190,8 @@ def test_a_report_says_why_one_model_has_several_losses(read, probed, expected, 
     start = "**The losses of one model are measured on different tokens**"
     assert markdown.count(start) == bool(expected)
     sentences = markdown.partition(start)[2].partition("\n\n")[0]
-    assert [words for words in expected if words not in sentences] == []
+    for words in expected:
+        assert words in sentences
     assert ("figures and on the live page" in sentences) == (read < 9_000)
     assert ("probe" in sentences) == bool(probed)
 
@@ -203,7 +212,8 @@ def test_a_setting_stays_with_its_number_and_zero_has_no_minus():
     assert unbroken("M = 64, C = 64, Transformer-XL") == (
         "M\xa0=\xa064, C\xa0=\xa064, Transformer-\N{WORD JOINER}XL"
     )
-    assert [number(-1e-9, ".2f", signed=signed) for signed in (False, True)] == ["0.00", "+0.00"]
+    assert number(-1e-9, ".2f") == "0.00"
+    assert number(-1e-9, ".2f", signed=True) == "+0.00"
     assert "C = 64" in text_table([["Compressive, C = 64, c = 4"], ["x"]], 12)
     assert number(Mean(-0.5, 0.25, 3), ".1f", " s") == "−0.5 ± 0.2 s"
 
@@ -247,8 +257,15 @@ def test_odd_folder_names_and_a_stand_in_corpus_are_shown(tmp_path):
         fake_run(tmp_path / name, "transformer-xl", 2.4, facts=FACTS | {"corpus": corpus})
     markdown = markdown_of(tmp_path)
     assert re.match(r"# .* on built-in play\n+> \*\*The text is the built-in play", markdown)
-    assert "Transformer-XL" not in markdown.partition("## Samples")[0]  # names tell them apart
+    # Names tell the runs apart.
+    assert "Transformer-XL" not in markdown.partition("## Samples")[0]
     assert (tmp_path / "figures" / "loss.svg").stat().st_size > 10_000
+
+
+def check_rows(markdown, *rows):
+    """Each of these rows is in a table."""
+    for row in rows:
+        assert f"| {row} |" in markdown
 
 
 def test_settings_are_shown_as_used(comparison):
@@ -260,11 +277,11 @@ def test_settings_are_shown_as_used(comparison):
     assert "the same prompt:\n\n```text\nBANQUO:\n```" in markdown
     assert markdown.count("BANQUO:") == 1
     differing, _, shared = markdown.partition("Settings of all models:")
-    rows = ("model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4", "model.compression | – | – | conv",
-            "memory_warmup | – | 0.125 | 0.125")  # fmt: skip
-    assert [row for row in rows if f"| {row} |" not in differing] == []
-    rows = ("model.d_model | 16", "model.clamp_len | none", "text.document_separator | none")
-    assert [row for row in rows if f"| {row} |" not in shared] == []
+    check_rows(
+        differing, "model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4",
+        "model.compression | – | – | conv", "memory_warmup | – | 0.125 | 0.125",
+    )  # fmt: skip
+    check_rows(shared, "model.d_model | 16", "model.clamp_len | none", "text.document_separator | none")
     assert "model.adaptive" not in markdown
     changed(comparison / "compressive" / "result.json", prompt="ROSSE:\n")
     markdown = markdown_of(comparison)
@@ -285,9 +302,10 @@ def test_a_report_says_how_it_was_made(tmp_path):
     write_json(folder / "probe.json", {"checkpoints": {"gone": "000000000100"}})
     markdown = markdown_of(folder)
     assert f"```text\n{command}\n{command} --resume\n```" in markdown
-    rows = ("name | named", "trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC",
-            "git commit | 0123abc-dirty", "data | my book.txt", "corpus | Tiny Shakespeare: my book.txt",
-            "packages | torch 2.13.0")  # fmt: skip
-    assert [row for row in rows if f"| {row} |" not in markdown] == []
+    check_rows(
+        markdown, "name | named", "trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC",
+        "git commit | 0123abc-dirty", "data | my book.txt", "corpus | Tiny Shakespeare: my book.txt",
+        "packages | torch 2.13.0",
+    )  # fmt: skip
     assert "**The probe was left out**" in markdown, "it is of another run"
     assert "How much memory helps" not in markdown

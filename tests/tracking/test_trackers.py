@@ -14,6 +14,8 @@ from tests.builders import small_training
 from tests.tracking.test_export import LOSSES, read_back
 from tests.training.runs import train_run
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 class Wandb:
     """Stands for the package: keeps what it is called with, and may fail."""

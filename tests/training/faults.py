@@ -24,20 +24,20 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.metrics import read_metrics
 from memformers.training import monitor
 from tests.builders import small_training
-from tests.conftest import short_play
+from tests.fixtures import short_play
 from tests.training.runs import train_run, without_times
 
 STATE_FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
 CONFIG = small_training(model="compressive", max_tokens=64 * 8, checkpoint_every=64 * 2, log_every=3,
                         keep_checkpoints=1)  # fmt: skip
+# Checkpoints after steps 2, 4, 6 and 8, those of 4 and 8 with an evaluation.
 CONFIG = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
-"""Checkpoints after steps 2, 4, 6 and 8, those of 4 and 8 with an evaluation."""
+# Forward passes, and names of what appears in the folder, with how often it came.
 PLACES = [
     ("config.json", 1), ("run.json", 1), ("step", 1), ("step", 4), ("evaluation", 1),
     ("model.safetensors", 1), ("state.json", 2), ("manifest.json", 2), ("000000000256", 1), ("best", 1),
     (".unfinished-000000000128", 1), ("manifest.json", 4), ("sample.txt", 1), ("result.json", 1),
 ]  # fmt: skip
-"""Forward passes, and names of what appears in the folder, with how often it came."""
 
 
 @contextmanager

@@ -30,14 +30,14 @@ def train_run(config, folder, dashboard="", **options):
         return api.train(config, folder, dashboard=dashboard, **options).folder
 
 
+# Four streams of seven segments of 16 and a shorter one.
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
-"""Four streams of seven segments of 16 and a shorter one."""
+# Lengths of documents in TEXT.
 DOCUMENTS = (90, 13, 1, 40, 55, 7, 100, 2, 33, 60, 21, 79)
-"""Of TEXT."""
 
 
+# A part of the built-in play that trains within seconds.
 SHORT = write_play(30_000)
-"""A part of the built-in play that trains within seconds."""
 
 
 def dataset_with(text, config, documents=()):

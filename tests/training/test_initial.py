@@ -33,11 +33,11 @@ from tests.training.runs import SHORT, train_run
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, n_heads=2, n_layers=1, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
+# 512 tokens, since 500 are no whole number of steps.
 CONFIG = replace_nested(
     TrainConfig(NETWORK, max_tokens=500, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=500,
     final_tokens=500,
 )  # fmt: skip
-"""512 tokens, since 500 are no whole number of steps."""
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,8 @@ def test_a_moved_run_keeps_its_tokenizer(name, trained, text, tmp_path, monkeypa
     else:
         config = replace(config, tokenizer="mine.json")
     undisturbed = train_run(config, Path("undisturbed"), **options)
-    with fault_at("step", 3, lambda: 1 / 0), pytest.raises(ZeroDivisionError):  # nothing is saved any more
+    # After this error, nothing is saved any more.
+    with fault_at("step", 3, lambda: 1 / 0), pytest.raises(ZeroDivisionError):
         train_run(config, Path("run"), **options)
     assert not (Path("run") / RESULT).exists()
     Path("mine.json").unlink()

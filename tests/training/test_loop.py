@@ -83,35 +83,46 @@ def test_records_have_the_rate_of_the_middle_of_a_step():
      *(pytest.param(model, "blocked", marks=pytest.mark.long) for model in MODELS[:2])],
 )  # fmt: skip
 def test_bfloat16_learns_like_float32(model, kernel):
-    dtypes = set()
+    memories = []
     losses = {}
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
         config = small_training(model=model, kernel=kernel, max_tokens=2_000, precision=precision, **rates)
         lm = build_model(config)
-        lm.register_forward_hook(lambda _, __, output: dtypes.update(x.dtype for x in kept(output.memory)))
+        lm.register_forward_hook(lambda _, __, output: memories.append(output.memory))
         losses[precision] = [metrics["loss.train"] for metrics in train_here(lm, config, regular(config))]
-        assert {p.dtype for p in lm.parameters()} == {torch.float32}
-    assert dtypes == {torch.float32}
+        for weight in lm.parameters():
+            assert weight.dtype == torch.float32
+    # Memories are kept in float32, too.
+    for memory in memories:
+        for tensor in kept(memory):
+            assert tensor.dtype == torch.float32
     assert losses["bfloat16"] != losses["float32"], "nothing was rounded"
     assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], abs=0.02)
 
 
 def test_the_gradients_of_the_two_losses_are_shortened_apart():
     model = build_model(small_training(model="compressive"))
-    compressing = [weight for f_c in model.transformer.compressions for weight in f_c.parameters()]
-    is_compressing = {id(weight) for weight in compressing}
-    other = [weight for weight in model.parameters() if id(weight) not in is_compressing]
-    for weights, value in ((other, 1e-6), (compressing, 3.0)):
-        for weight in weights:
-            weight.grad = torch.full_like(weight, value)
+    # The language model's gradient is short, and that of the compressions is too long.
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, 1e-6)
+    for f_c in model.transformer.compressions:
+        for weight in f_c.parameters():
+            weight.grad = torch.full_like(weight, 3.0)
 
     norm, compression_norm = clip_gradients(model, 1.0)
-    grads = torch.cat([weight.grad.flatten() for weight in other])
+    gradients = []
+    compression_gradients = []
+    for name, weight in model.named_parameters():
+        if ".f_c." in name:
+            compression_gradients.append(weight.grad.flatten())
+        else:
+            gradients.append(weight.grad.flatten())
+    grads = torch.cat(gradients)
     assert norm.item() == pytest.approx(1e-6 * len(grads) ** 0.5)
     assert bool((grads == 1e-6).all()), "they are short enough"
-    compression_grads = torch.cat([weight.grad.flatten() for weight in compressing])
+    compression_grads = torch.cat(compression_gradients)
     assert compression_norm.item() == pytest.approx(3.0 * len(compression_grads) ** 0.5)
     assert compression_grads.norm().item() == pytest.approx(1.0, rel=1e-4)
 
@@ -130,6 +141,7 @@ def counting(*lengths):
     ],
 )
 def test_memory_grows_in_stages(warmup, lengths):
+    # Sixteen steps; in a warm-up over all of them, every other one adds two positions.
     config = small_training(max_tokens=64 * 16, memory_warmup=warmup, log_every=1, model="transformer-xl")
     records = train_here(build_model(config), config, regular(config))
     assert [record["memory.length"] for record in records] == lengths
@@ -240,7 +252,9 @@ def test_gradient_accumulation_keeps_the_mean_over_predictions(model, changes):
         assert state.window.loss == pytest.approx(loss.item(), abs=1e-12)
         assert state.window.reconstruction_loss == pytest.approx(auxiliary.item(), abs=1e-12)
         check_same(gradients, wanted, 1e-10)
-        assert not any(x.requires_grad for x in kept(state.memory))
+        # Nothing of a step can be reached from the next one.
+        for tensor in kept(state.memory):
+            assert not tensor.requires_grad
         check_same(kept(state.memory), kept(next_memory), 1e-12)
 
 
@@ -249,7 +263,9 @@ class NoFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        assert all(x.dtype != torch.float64 for x in tree_leaves(result) if isinstance(x, torch.Tensor)), func
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                assert leaf.dtype != torch.float64, func
         return result
 
 
@@ -257,7 +273,8 @@ class NoFloat64(TorchDispatchMode):
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_step_makes_no_float64_tensor(model, optimizer):
     config = small_training(model=model, optimizer=optimizer, gradient_accumulation_steps=2)
-    for mode in (nullcontext(), NoFloat64()):  # first the tables of distances are made, on the CPU
+    # The first steps make the tables of distances, on the CPU.
+    for mode in (nullcontext(), NoFloat64()):
         trainer = trainer_of(build_model(config), config)
         with mode:
             for _ in range(4):
@@ -289,6 +306,7 @@ def test_a_compiled_step_has_the_same_gradient(model):
     memory = lm(torch.randint(11, (7, 4))).memory
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
     state, wanted = step_of(lm, part, memory)
+    # The next step reuses these tensors.
     wanted = [grad if grad is None else grad.clone() for grad in wanted]
     compiled_state, gradients = step_of(lm, part, memory, compiled)
     assert compiled_state.window.loss == pytest.approx(state.window.loss, abs=1e-12)

@@ -30,7 +30,8 @@ def choices(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
             yield from choices(value) if value is not BASE.model.adaptive else ()
-        elif get_origin(kind) is Literal or (kind is bool and field.name != "compile"):  # which takes minutes
+        # Not compile, which takes minutes.
+        elif get_origin(kind) is Literal or (kind is bool and field.name != "compile"):
             yield field.name, get_args(kind) or (False, True)
 
 

@@ -37,8 +37,9 @@ LONGER = {
 }
 SLOTS = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
 ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
+# Lengths with which an epoch is a few segments of each of four streams.
 SHORT_DOCUMENTS = (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46)
-"""Lengths with which an epoch is a few segments of each of four streams."""
+# What is trained, with dropout: settings, those of the network, and after which steps it is stopped.
 RESUMED = {
     # Stopped before and after a start, an epoch of eight steps, and an evaluation.
     "epochs": (
@@ -52,7 +53,6 @@ RESUMED = {
     "adaptive": (LONGER | {"precision": "bfloat16", "tokenizer": "frequency"}, ADAPTIVE, (4,)),
     "through slots": (LONGER, SLOTS | {"compression_loss": "none"}, (5,)),
 }
-"""What is trained, with dropout: settings, those of the network, and after which steps it is stopped."""
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -92,7 +92,8 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path):
 def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
-    data = write_text_file(tmp_path_factory.mktemp("text"), SHORT)  # the built-in play of these tests
+    # The built-in play of these tests.
+    data = write_text_file(tmp_path_factory.mktemp("text"), SHORT)
     stop(small_training(data=data), folder, 20)
     return folder
 
