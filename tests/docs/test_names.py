@@ -32,6 +32,7 @@ SUFFIXES = r"\.(?:py|md|json|jsonl|npy|txt|toml|css|html|yml|csv|svg|safetensors
 
 # Names of other libraries that the code doesn't use, of a shell, abbreviations, and mathematics.
 OTHER_NAMES = """
+    add_bos_token bind_output clear_binding_outputs
     EPYC DataParallel FlopCounterMode GAE GRUModule HFLM HF_HOME LSTMModule ONNX PyTorchModelHubMixin
     PIP_EXTRA_INDEX_URL TransfoXLModel WANDB_MODE _orig_mod
     deactivate_vmap dropatt eos_token fully_shard inputs_embeds max_length onnx onnxscript orthogonal pandas
