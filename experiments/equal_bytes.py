@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from experiments.arms import QUICK_TOKENS, ArmsCommand, Variant
-from experiments.memories import ALL_MEMORIES
+from experiments.memories import ALL_MEMORIES, ListedMemory
 from memformers.common.fields import Count
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.text import TextTask
@@ -26,24 +26,24 @@ BASE = TrainConfig(
 KEYS = 64
 """In each layer, besides the segment's; half of them slots or kept positions where there are any."""
 D_HEAD = BASE.model.d_model // BASE.model.n_heads
-LENGTHS_BY_KEYS: Mapping[str, dict[str, Any]] = {
-    "M": {"mem_len": KEYS},
-    "M + C": {"mem_len": KEYS // 2, "c_mem_len": KEYS // 2},
-    "M + 1": {"mem_len": KEYS - 1},
-    "0": {},
-}
-"""The lengths with which each formula of a memory's keys is KEYS, if it can be."""
-LENGTHS_BY_NAME = {"Gated DeltaNet": {"mem_len": KEYS - D_HEAD}}
-"""The state of a head is a matrix with D_HEAD columns, each of the size of a position: it counts as D_HEAD of
-the keys."""
 
 
-def list_memories() -> Iterator[Variant]:
-    """All memories but memory tokens: with equal bytes, their first layer alone would have 512 keys."""
+def list_memories(keys: int, d_head: int) -> Iterator[tuple[ListedMemory, dict[str, Any]]]:
+    """Each memory with the settings that give it the bytes of ``keys`` positions in each layer. Memory tokens
+    are left out: with equal bytes, their first layer alone would have as many keys as all layers."""
+    lengths_by_formula: Mapping[str, dict[str, Any]] = {
+        "M": {"mem_len": keys},
+        "M + C": {"mem_len": keys // 2, "c_mem_len": keys // 2},
+        "M + 1": {"mem_len": keys - 1},
+        "0": {},
+    }
+    # A head's state is a matrix with d_head columns, each of the size of a position: it counts as d_head
+    # keys.
+    lengths_by_name = {"Gated DeltaNet": {"mem_len": keys - d_head}}
     for memory in ALL_MEMORIES:
-        if memory.keys in LENGTHS_BY_KEYS:
-            lengths = LENGTHS_BY_NAME.get(memory.name, LENGTHS_BY_KEYS[memory.keys])
-            yield Variant(memory.arm, {"model": memory.import_path, **lengths}, memory.name)
+        lengths = lengths_by_name.get(memory.name, lengths_by_formula.get(memory.keys))
+        if lengths is not None:
+            yield memory, {"model": memory.import_path, **lengths}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class EqualBytes(ArmsCommand):
         "recipe, which was chosen for none of them."
     )
     base: ClassVar = "transformer-xl"
-    variants: ClassVar = tuple(list_memories())
+    variants: ClassVar = tuple(
+        Variant(memory.arm, settings, memory.name) for memory, settings in list_memories(KEYS, D_HEAD)
+    )
     data: str = ""
     """The text, as for training; Tiny Shakespeare if not given."""
     tokens: Count = BASE.max_tokens

@@ -16,6 +16,7 @@ import torch
 
 from experiments.arms import ArmsCommand, Variant
 from experiments.columns import Column, Drawing, Labels, Pairs, correct
+from experiments.equal_bytes import list_memories
 from memformers.common.fields import Count, Range, replace_nested
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall.setup import QUICK_TOKENS, recall_run
@@ -24,6 +25,7 @@ from memformers.comparison.task import train_alone
 from memformers.data.recall_stream import NO_QUESTION, RecallStream
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.config import ModelConfig
+from memformers.models.registry import import_memory, lookup
 from memformers.report import plotting
 from memformers.report.arms import Measure
 from memformers.report.recall import right_between
@@ -32,6 +34,8 @@ SEGMENT = 64
 """Tokens of a segment."""
 KEYS = (32, 128)
 """Keys that a layer remembers."""
+D_MODEL = 64
+N_HEADS = ModelConfig.n_heads
 
 # An episode.
 SHORTEST = 256
@@ -146,6 +150,24 @@ def in_words(suffix: str) -> str:
     return suffix.replace("-", ", ")
 
 
+def list_other_memories(rate: str) -> Iterator[Variant]:
+    """The memories of other papers, with the bytes of the larger number of keys, and with a token shift where
+    they can have one. Their rival is Transformer-XL, at its better rate, with the same shift."""
+    n_keys = max(KEYS)
+    for memory, settings in list_memories(n_keys, D_MODEL // N_HEADS):
+        if memory.model == memory.import_path:
+            continue  # built in
+        shift = "-shift" if lookup(import_memory(memory.import_path)).may_shift() else ""
+        rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
+        suffix = f"{shift}{rate}"
+        yield Variant(
+            f"{memory.arm}-{n_keys}{suffix}",
+            settings | rates | {"token_shift": bool(shift)},
+            f"{memory.name}, bytes of {n_keys} keys{in_words(suffix)}",
+            f"xl-{n_keys}{shift}-slow",
+        )
+
+
 @dataclass(frozen=True)
 class MQAR(ArmsCommand):
     """Train each memory on associative recall, with and without a token shift."""
@@ -170,13 +192,15 @@ class MQAR(ArmsCommand):
         variants: list[Variant] = []
         for kind, shift, rate in product(KINDS, SHIFTS, RATES):
             variants += list_variants_of(kind, shift, rate)
+        for rate in RATES:
+            variants += list_other_memories(rate)
         return variants
 
     def plan_experiments(self, folder: Path) -> dict[str, Experiment]:
         pairs = n_pairs(self.length)
         n_values = VALUES * self.length // SHORTEST
         vocab_size = n_values + KEYS_PER_PAIR * pairs + FILLERS
-        model = ModelConfig(vocab_size=vocab_size, d_model=64, n_layers=2, d_ff=256)
+        model = ModelConfig(vocab_size=vocab_size, d_model=D_MODEL, n_layers=2, d_ff=256)
         n_episodes = 1 if self.quick else 8  # measured of each stream
         stream = RecallStream(pairs, n_values)
         recall = RecallSettings(stream, growing=0.0, evaluated=n_episodes * self.length)
