@@ -120,6 +120,9 @@ def known_numbers(wanted):
             # A sentence may also give the mean without its interval.
             numbers.update(quoted.split(" ± "))
     numbers.add(f"{100 * level_without_association(SHORTEST):.1f}")
+    for arm in KEPT:
+        difference = paired(answers(arm), answers("selective-128-shift"))
+        numbers.update((points(difference), points(difference).split(" ± ")[0]))
     return numbers
 
 
@@ -447,3 +450,50 @@ def test_results_of_memories_have_three_seeds_of_both_arms():
         theirs = seeds(claim.experiment, claim.rival, claim.measure)
         assert len(ours) >= 3
         assert ours.keys() == theirs.keys()
+
+
+# Memories of other papers in associative recall.
+KEPT = ("r-kv-128-shift-slow", "keydiff-128-shift", "tova-128-shift-slow", "selective-128-shift")
+REACH = "docs/results/reach.md"
+
+
+def answers(arm):
+    return seeds("mqar_memories", arm, "correct")
+
+
+def points(difference):
+    """A difference of shares in points, as pages show it."""
+    return f"{100 * difference.mean:.1f} ± {100 * difference.half_width:.1f}"
+
+
+def test_the_shares_in_associative_recall_are_those_of_the_experiment():
+    page = prose(REACH)
+    shown = [share(mean(answers(arm))) for arm in (*KEPT, "random-positions-128-shift", "xl-128-shift-slow")]
+    r_kv, keydiff, tova, selective, at_random, newest = shown
+    assert f"R-KV answers {r_kv} correctly, KeyDiff {keydiff}, TOVA {tova}, the selective memory " in page
+    assert f"{selective}, and {at_random} are right if the positions are kept at random." in page
+    assert f"with the bytes of 128 positions too, answers {newest}." in page
+    assert f"an example in a file, {r_kv} |" in prose("docs/which-memory.md")
+
+
+def test_kept_positions_win_in_associative_recall():
+    newest = answers("xl-128-shift-slow")
+    for arm in (*KEPT, "random-positions-128-shift"):
+        gain = paired(answers(arm), newest)
+        assert gain.n == 3
+        assert gain.leaves_out_zero
+        assert gain.mean > 0
+    assert f"beats the newest positions, by {points(gain)} points" in prose(REACH)
+    for arm in ("exponential-average-128-shift", "pooled-slots-128-shift"):
+        assert not paired(answers(arm), newest).leaves_out_zero
+
+
+def test_r_kv_and_tova_beat_the_selective_memory():
+    *others, selective = map(answers, KEPT)
+    r_kv, keydiff, tova = (paired(other, selective) for other in others)
+    sentence = (
+        f"R-KV and TOVA are better than the selective memory by {points(r_kv)} and {points(tova)} points; "
+        f"KeyDiff's {points(keydiff)} are not significant."
+    )
+    assert sentence in prose(REACH)
+    assert (r_kv.leaves_out_zero, keydiff.leaves_out_zero, tova.leaves_out_zero) == (True, False, True)

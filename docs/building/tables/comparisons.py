@@ -132,6 +132,7 @@ OF_MEMORIES = (
 )
 COMPARISONS: dict[str, Sequence[Any]] = {
     "mqar": ("memory", COST, [Column("correct", "correct", "Transformer-XL")]),
+    "mqar_memories": ("memory", COST, [Column("correct", "correct", "Transformer-XL")]),
     "recall_shift": ("memory", SMALL_COST, [
         Column("set 0 to 255 tokens ago", "correct, 0 – 256", PER_GROUP),
         Column("set 512 to 2,047 tokens ago", "correct, 512 – 2048", PER_GROUP)]),

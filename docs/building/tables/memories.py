@@ -70,6 +70,15 @@ OF_MQAR = {
     "selective": "selective-128-shift",
 }
 """The arms of the experiment ``mqar``, with 128 keys."""
+OF_MQAR_MEMORIES = {
+    "random positions": "random-positions-128-shift",
+    "KeyDiff": "keydiff-128-shift",
+    "TOVA": "tova-128-shift-slow",
+    "R-KV": "r-kv-128-shift-slow",
+    "pooled slots": "pooled-slots-128-shift",
+    "exponential average": "exponential-average-128-shift",
+}
+"""Those of the experiment ``mqar_memories``, with a token shift."""
 
 
 def claims() -> dict[tuple[str, str], Claim]:
@@ -93,6 +102,8 @@ def claims() -> dict[tuple[str, str], Claim]:
     )
     for name, arm in OF_MQAR.items():
         known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
+    for name, arm in OF_MQAR_MEMORIES.items():
+        known[name, ASSOCIATION] = Claim("mqar_memories", arm, "xl-128-shift-slow", "correct", "reach")
     return known
 
 
