@@ -1,10 +1,11 @@
 #!/bin/sh
-# mosaicml-streaming 0.10.0, torch 2.13.0: an epoch repeats samples until each canonical node has equally many, and len() doesn't say so.
+# mosaicml-streaming 0.10.0, torch 2.13.0: an epoch repeats samples until canonical nodes have the same number.
 #
-# Samples are dealt to num_canonical_nodes, and nodes that have one less get one twice. The setting fixes an order for
-# any number of machines; here one process reads everything, in order, without a DataLoader. The algorithms py1s and
-# py2s set it to 64, also for 10 samples. A loss over a validation set then counts some samples twice, and a
-# copy of the set has documents twice. Only with the default algorithm, py1e, is it 1 for one machine.
+# Samples are dealt to num_canonical_nodes, and a node that has one less gets one twice; len() gives the number
+# without them. The setting fixes one order for any number of machines, but it repeats samples also where one process
+# reads everything, in order, without a DataLoader. shuffle_algo="py1s" or "py2s" sets it to 64, also for 10 samples. A
+# loss over a validation set then counts some samples twice, and a copy of the set has documents twice. With the
+# default algorithm, py1e, it is 1 for one machine.
 # Guess: a single process reads each sample once, and len(samples) of them.
 # Output seen: of 10 samples: default 10, num_canonical_nodes=3 12, py2s 64; len() 10 10 10; with 3 nodes 0 3 6 1 4 7 2 5 8 2
 # 5 9

@@ -1,5 +1,5 @@
 #!/bin/sh
-# torch 2.13.0, onnx 1.23.2, onnxscript 0.7.2, onnxruntime 1.32.0: torch.onnx.export drops what a forward pass writes to a buffer.
+# torch 2.13.0, onnx 1.23.2, onnxscript 0.7.2, onnxruntime 1.32.0: torch.onnx.export drops writes to a buffer.
 #
 # torch.export keeps the write: the program's module carries its buffer from call to call. The ONNX exporter, which
 # starts from this program, leaves the write out and makes the buffer a constant. A model that keeps its memory in a
@@ -11,7 +11,8 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --no-compile torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0 numpy==2.3.5
+"$folder/venv/bin/pip" install --quiet --no-compile torch==2.13.0 onnx==1.23.2 onnxscript==0.7.2 \
+    onnxruntime==1.32.0 numpy==2.3.5
 cd "$folder"
 "$folder/venv/bin/python" - <<'PYTHON' 2> log || { cat log; exit 1; }
 import warnings
