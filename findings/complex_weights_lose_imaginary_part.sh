@@ -6,7 +6,7 @@
 # model that is in float32 already. A process shows one warning, at the first of these conversions. .half(),
 # .bfloat16(), .float() and .double() leave complex weights as they are, so a comparison after .double() still has
 # the rounding of complex64.
-# Guess: .to(torch.bfloat16) and .bfloat16() do the same, .double() doubles complex weights too, and nothing loses a part.
+# Guess: .to(torch.bfloat16) and .bfloat16() do the same, .double() gives complex128, and nothing loses a part.
 # Output seen: 3+4j after .bfloat16() complex64 (3+4j), .double() complex64 (3+4j), .to(bfloat16) bfloat16 3.0,
 # .to(float32) float32 3.0, .to(float64) float64 3.0
 set -eu

@@ -1,10 +1,10 @@
 #!/bin/sh
 # litdata 0.2.76, torch 2.13.0: optimize writes each sample in the form of the first: longer lists are cut, shorter get zeros.
 #
-# A list's number of items and an array's dtype are written once, from the first sample, and nobody compares them with
+# A list's number of items and an array's dtype are stored once, from the first sample, and not compared with those of
 # the next ones. Of lists of ids, longer documents lose their end and shorter ones end with zeros, which may be ids;
-# the 64-bit ids of a later array are read as twice the number of 32-bit ids. No error when writing or reading.
-# Lists within a dict, and arrays of one dtype, are written whole.
+# later arrays of 64-bit ids are read as 32-bit ids, twice their number. There is no error, neither when writing nor
+# when reading. Lists within a dict, and arrays of one dtype, are stored whole.
 # Guess: samples have their own lengths, since the format is for texts; another dtype is converted or refused.
 # Output seen: [7, 8] [3, 4, 5] [6] -> [7, 8] [3, 4] [6, 0]; in a dict [7, 8] [3, 4, 5] [6]; int32 [7, 8] and int64 [3, 4]
 # -> [7, 8] [3, 0, 4, 0]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# lm-eval 0.4.13, transformers 5.24.0: with a tokenizer that adds a start token, a document's log-likelihood includes that token's.
+# lm-eval 0.4.13, transformers 5.24.0: if the tokenizer adds a start token, a document's log-likelihood includes it.
 #
 # loglikelihood_rolling puts prefix_token_id before the ids of the document, to predict the first of them. If the
 # tokenizer adds a start token, as Llama's does, that is the document's first id: the model reads two start tokens

@@ -1,5 +1,5 @@
 #!/bin/sh
-# onnxruntime 1.32.0, onnx 1.23.2: with IO binding, a state that is bound back as an input is overwritten while it is still read.
+# onnxruntime 1.32.0, onnx 1.23.2: with IO binding, a state that is bound back is overwritten while it is still read.
 #
 # bind_output(name) without a buffer lets the session allocate one, in the first run. The binding keeps it: each later
 # run writes into the same buffer. So the usual loop for a carried state, which binds the new state as the next

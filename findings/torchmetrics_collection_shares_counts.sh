@@ -1,5 +1,5 @@
 #!/bin/sh
-# torchmetrics 1.9.0, torch 2.13.0: metrics of a MetricCollection share one state for good if their first batch gave equal states.
+# torchmetrics 1.9.0, torch 2.13.0: metrics of a MetricCollection whose first batch gave equal states share one forever.
 #
 # To compute less, a MetricCollection compares the states after the first update. Metrics of equal states become a group,
 # and from then on only the first of them is updated. The settings aren't compared: perplexity of all tokens and of

@@ -288,7 +288,8 @@ def test_learning_leaves_the_static_numbers_alone():
 
 
 def test_a_difference_is_paired_over_blocks_of_the_text():
-    lm = small_lm("transformer-xl")
+    # Blocks are long, and so are these segments.
+    lm = small_lm("transformer-xl", segment_len=64)
     text = random_text(4 * BLOCK + 30)
     static = evaluate(lm, text, 1)
     _, learned = losses_in_order(lm, text)
@@ -337,11 +338,13 @@ def test_the_command_shows_each_document_twice(tmp_path):
         assert row["learning_loss"] < row["loss"]
 
 
-def test_the_command_takes_a_training_text_for_rms(book, tmp_path, capsys):
-    run_evaluate("--text", book, "--learn", "--learn-step", "rms", "--learn-text", book)
+def test_the_command_takes_a_training_text_for_rms(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("Speak, good captain, speak.\n" * 20, encoding="utf-8")
+    run_evaluate("--text", text, "--learn", "--learn-step", "rms", "--learn-text", text)
     assert "learning saves" in capsys.readouterr().out
     with pytest.raises(ValueError, match="name one with learn_text"):
-        run_evaluate("--text", book, "--learn", "--learn-step", "rms")
+        run_evaluate("--text", text, "--learn", "--learn-step", "rms")
 
 
 def test_options_of_learning_need_it_and_are_checked(book):
