@@ -13,7 +13,7 @@ from memformers.generation.fingerprint import Fingerprint
 from memformers.generation.one_token import TokenPath, is_usual
 from memformers.kernels.one_query import attend_one_query
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.fast_linear import StackedMap, as_function, linear
+from memformers.models.fast_linear import StackedMap, as_function, by_columns, linear
 from memformers.models.fused_norm import folded
 from memformers.models.hooks import is_unmodified
 from memformers.models.layers import FeedForward, MemoryLayer
@@ -94,7 +94,7 @@ class LayerCache:
         length = self.n_keys + segment_len
         if self.key.shape[3] < length:
             self.key = keys.new_zeros(B, H, E, length)
-            self.value = values.new_zeros(B, H, length, E)
+            self.value = by_columns(values.new_zeros(B, H, length, E))
         self.key[..., : self.n_keys] = keys
         self.value[:, :, : self.n_keys] = values
 
@@ -246,4 +246,4 @@ def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
     if len(linear_maps) < len(maps):
         return [partial(linear, module) for module in maps]
     weights, biases = zip(*(folded(None, module) for module in linear_maps), strict=True)
-    return [StackedMap(torch.cat(weights), torch.cat(biases))]
+    return [StackedMap(by_columns(torch.cat(weights)), torch.cat(biases))]

@@ -59,6 +59,13 @@ class StackedMap:
         return product(x, self.weight, self.bias)
 
 
+def by_columns(matrix: Tensor) -> Tensor:
+    """``matrix [·, m, n]``, stored column by column: on a CPU, a product with one row then takes 0.8 of the
+    time if it is large. In half precision, it would take longer."""
+    is_faster = matrix.device.type == "cpu" and matrix.element_size() >= 4
+    return matrix.mT.contiguous().mT if is_faster else matrix
+
+
 def takes_vector(weight: Tensor, n_rows: int) -> bool:
     """Whether [`map_of_rows`][] is faster for a vector ``[in]`` than for a matrix with a single row: on a
     CPU, where it takes 4 to 30 % less time, but not in half precision."""
