@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from memformers.generation.fingerprint import Fingerprint
+from memformers.generation.one_token import TokenPath, is_usual
 from memformers.kernels.one_query import attend_one_query
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.fast_linear import as_function, linear, product
+from memformers.models.fast_linear import StackedMap, as_function, by_columns, linear
 from memformers.models.fused_norm import folded
 from memformers.models.hooks import is_unmodified
 from memformers.models.layers import FeedForward, MemoryLayer
@@ -78,18 +79,24 @@ class LayerCache:
         # Project only what has no keys yet: new slots, or everything if the rule changes old slots.
         new = torch.cat((past.slots[kept_slots:], past.mem[: past.mem_len - n_kept]))  # [·, B, D]
         B, H, _, E = self.value.shape
-        room = self.value.new_zeros(B, H, segment_len, E)
-        key = value = room[:, :, :0]
+        key = value = self.value[:, :, :0]
         if len(new):
             z = self.layer.attention_input(new)
             _, key, value = self.project(z, z)
-        # In order of time: slots that stay, new ones, positions that stay, room for the segment.
+        # In order of time: slots that stay, new ones, positions that stay.
         slots = slice(self.n_slots - kept_slots, self.n_slots)
         recent = slice(self.n_keys - n_kept, self.n_keys)
-        self.key = torch.cat((self.key[..., slots], key.mT, self.key[..., recent], room.mT), dim=3)
-        self.value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], room), dim=2)
+        keys = torch.cat((self.key[..., slots], key.mT, self.key[..., recent]), dim=3)
+        values = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent]), dim=2)
         self.n_slots = past.n_slots
         self.n_keys = past.n_slots + past.mem_len
+        # The same buffers as before, if there is room for the segment.
+        length = self.n_keys + segment_len
+        if self.key.shape[3] < length:
+            self.key = keys.new_zeros(B, H, E, length)
+            self.value = by_columns(values.new_zeros(B, H, length, E))
+        self.key[..., : self.n_keys] = keys
+        self.value[:, :, : self.n_keys] = values
 
     def project(self, z: Tensor, kv_input: Tensor) -> Tensor:
         """Queries, keys and values, ``[3, B, H, t, E]``, of two normalized inputs ``[t, B, D]``: one for
@@ -152,6 +159,8 @@ class KeyCache:
     """``[n_layers, S, B, D]``: each layer's inputs in the segment, as far as it was read."""
     n_read: int = 0
     """How many tokens of the segment have been read."""
+    token_path: TokenPath | None = None
+    """A faster way for single tokens, if all layers are usual ones."""
 
     @classmethod
     def build(cls, model: Any, past: Memory, batch: int) -> "KeyCache":
@@ -165,6 +174,8 @@ class KeyCache:
         none = empty_inputs(transformer, batch)
         inputs = none.new_empty(len(layers), S, *none.shape[1:])
         cache = cls(Fingerprint(model), layers, past, inputs)
+        if all(is_usual(layer) for layer in transformer.memory_layers):
+            cache.token_path = TokenPath(layers)
         cache.begin(transformer, past, S, has_read=False)
         return cache
 
@@ -235,4 +246,4 @@ def stacked(maps: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:
     if len(linear_maps) < len(maps):
         return [partial(linear, module) for module in maps]
     weights, biases = zip(*(folded(None, module) for module in linear_maps), strict=True)
-    return [partial(product, weight=torch.cat(weights), bias=torch.cat(biases))]
+    return [StackedMap(by_columns(torch.cat(weights)), torch.cat(biases))]

@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from memformers.common.types import typed_like
 
 
+class TokenReader(Protocol):
+    """A faster way through all layers, for a single token of each stream."""
+
+    def read(
+        self, x: Tensor, inputs: Tensor, previous: Tensor | None, key_starts: Sequence[Tensor | None]
+    ) -> Tensor:
+        """``x [1, B, D]`` to the last layer's output ``[1, B, D]``. Writes each layer's input to ``inputs
+        [n_layers, B, D]``; ``previous`` are those of the last token, None for none; ``key_starts [B, 1]``
+        each layer's first visible key."""
+        ...
+
+
 class SegmentCache(Protocol):
     """Cached keys and values of all layers in a running segment."""
 
@@ -43,6 +55,11 @@ class SegmentCache(Protocol):
     """``[n_layers, S, B, D]``: each layer's inputs in the segment, as far as it was read."""
     n_read: int
     """How many tokens of the segment have been read."""
+
+    @property
+    def token_path(self) -> TokenReader | None:
+        """A faster way for single tokens, if there is one."""
+        ...
 
 
 class MemoryStack(nn.Module):
@@ -149,18 +166,40 @@ class MemoryStack(nn.Module):
         end = begin + len(x)
         segment = cache.inputs[0, :end]  # [·, B, D]
         key_starts = self.first_visible_keys(segment, memory, doc_starts, windows=len(x) > 1)
+        key_starts = [None if starts is None else starts[:, begin:] for starts in key_starts]  # [B, t]
         new_starts = None if doc_starts is None else doc_starts[begin:]
+        # A single token has a faster way through layers of the usual kind.
+        if len(x) == 1 and cache.token_path and not torch.is_autocast_enabled(x.device.type):
+            previous = self.previous_inputs(memory, cache, new_starts)
+            x = cache.token_path.read(x, cache.inputs[:, begin], previous, key_starts)
+            cache.n_read = end
+            return self.norm(x)
+
         by_layer = zip(self.memory_layers, cache.layers, memory.layers, key_starts, strict=True)
         for inputs, (layer, layer_cache, past, key_start) in zip(cache.inputs, by_layer, strict=True):
             # The memory is made of all inputs at the end of the segment.
             inputs[begin:end] = x
             shift_state = inputs[begin - 1 : begin] if begin else past.shift_state
             kv_input = layer.shifted(x, shift_state, new_starts)
-            if key_start is not None:
-                key_start = key_start[:, begin:]
             x = layer(x, key_start=key_start, kv_input=kv_input, cache=layer_cache)
         cache.n_read = end
         return self.norm(x)
+
+    def previous_inputs(
+        self, memory: Memory, cache: "SegmentCache", doc_starts: Tensor | None
+    ) -> Tensor | None:
+        """Each layer's input before the next token of a segment after ``memory``, for a token shift:
+        ``[n_layers, B, D]``, 0 where ``doc_starts [1, B]`` is true; None if nothing is added to it."""
+        if self.memory_layers[0].shift is None:
+            return None
+        if cache.n_read:
+            previous = cache.inputs[:, cache.n_read - 1]
+        else:
+            states = [past.shift_state for past in memory.layers if past.shift_state is not None]
+            if len(states) < len(memory.layers):  # there is no memory
+                return None
+            previous = torch.cat(states)
+        return previous if doc_starts is None else previous.masked_fill(doc_starts[0, :, None], 0)
 
     def remember(
         self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, segment_len: int

@@ -1,0 +1,72 @@
+"""Single tokens take their own way through layers of the usual kind: beside the forward pass, in several
+precisions, for one and several streams."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers import MemoryLM, Stepper
+from tests.builders import SMALL, fill_zeros
+from tests.texts import documents, read, read_on, tokens
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+"""The largest error of logits, which are in the order of 1."""
+
+
+def usual_lm(model, dtype=torch.float32, **settings):
+    lm = MemoryLM(replace(SMALL, model=model, **settings))
+    return fill_zeros(lm).eval().to(dtype)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "transformer-xl", "positions": "learned"},
+        {"model": "transformer-xl", "token_shift": True},
+        {"model": "transformer-xl", "same_length": True},
+        {"model": "compressive", "token_shift": True},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_single_tokens_equal_the_forward_pass(settings, dtype, streams):
+    lm = usual_lm(dtype=dtype, **settings)
+    text = tokens(45, streams)
+    doc_starts = documents(45, streams, (0, 0), (17, 0), (23, streams - 1))
+    for starts in (None, doc_starts):
+        wanted, *_ = read(lm, text, starts)
+        stepper = Stepper(lm, streams)
+        logits = [stepper.step(x, None if starts is None else starts[i]) for i, x in enumerate(text)]
+        torch.testing.assert_close(torch.stack(logits), wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+@torch.no_grad()
+def test_large_weights_of_single_tokens_are_read_in_slices(monkeypatch):
+    monkeypatch.setattr("memformers.models.fast_linear.MIN_SLICED_WEIGHT", 1)
+    lm = usual_lm("compressive", token_shift=True)
+    text = tokens(30, 2)
+    wanted, *_ = read(lm, text)
+    torch.testing.assert_close(read_on(Stepper(lm, 2), text), wanted)
+
+
+def test_results_of_a_step_stay_as_they_are():
+    """The next step writes to the same buffers."""
+    stepper = Stepper(usual_lm("transformer-xl"), 1)
+    logits = stepper.step(torch.tensor([3]))
+    copied = logits.clone()
+    stepper.step(torch.tensor([5]))
+    assert torch.equal(logits, copied)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+@torch.no_grad()
+def test_single_tokens_are_read_under_autocast(streams):
+    lm = usual_lm("transformer-xl")
+    text = tokens(30, streams)
+    wanted, *_ = read(lm, text)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = read_on(Stepper(lm, streams), text)
+    torch.testing.assert_close(logits.float(), wanted, rtol=0, atol=0.1)
