@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memformers import MemoryLM, Stepper
+from memformers import Memory, MemoryLM, Stepper
+from memformers.generation.cache import KeyCache
 from tests.builders import SMALL, fill_zeros
 from tests.texts import documents, read, read_on, tokens
 
@@ -70,3 +71,26 @@ def test_single_tokens_are_read_under_autocast(streams):
     with torch.autocast("cpu", torch.bfloat16):
         logits = read_on(Stepper(lm, streams), text)
     torch.testing.assert_close(logits.float(), wanted, rtol=0, atol=0.1)
+
+
+def is_taken(lm):
+    """Whether single tokens take their own way."""
+    cache = KeyCache.build(lm, Memory.empty(lm.config, 1), 1)
+    return cache.token_path is not None
+
+
+@pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive", "selective"])
+@pytest.mark.parametrize("token_shift", [False, True])
+def test_every_model_takes_the_way_of_single_tokens(model, token_shift):
+    assert is_taken(usual_lm(model, token_shift=token_shift))
+
+
+def test_a_hooked_map_is_called():
+    lm = usual_lm("transformer-xl")
+    lm.transformer.layers[1].feed_forward.layer2.register_forward_hook(lambda _, __, output: 2 * output)
+    assert not is_taken(lm)
+
+
+@pytest.mark.parametrize("settings", [{"norm": "post"}, {"gate": "gru"}], ids=str)
+def test_other_layers_take_the_usual_way(settings):
+    assert not is_taken(usual_lm("transformer-xl", **settings))
