@@ -497,3 +497,14 @@ def test_r_kv_and_tova_beat_the_selective_memory():
     )
     assert sentence in prose(REACH)
     assert (r_kv.leaves_out_zero, keydiff.leaves_out_zero, tova.leaves_out_zero) == (True, False, True)
+
+
+def test_memories_that_cannot_have_a_shift_learn_no_more_without_one():
+    newest = seeds("mqar_memories_without_shift", "xl-128-slow", "correct")
+    for arm in ("dms-128-slow", "gated-deltanet-128-slow"):
+        other = seeds("mqar_memories_without_shift", arm, "correct")
+        assert not paired(other, newest).leaves_out_zero
+    infini = seeds("mqar_memories_without_shift", "infini-attention-128", "correct")
+    loss = paired(newest, infini)
+    assert loss.mean - loss.half_width > 0
+    assert f"Infini-attention is worse by {points(loss)} points, and the others show no" in prose(REACH)

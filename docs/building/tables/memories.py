@@ -79,6 +79,12 @@ OF_MQAR_MEMORIES = {
     "exponential average": "exponential-average-128-shift",
 }
 """Those of the experiment ``mqar_memories``, with a token shift."""
+OF_MQAR_WITHOUT_SHIFT = {
+    "DMS": "dms-128-slow",
+    "Infini-attention": "infini-attention-128",
+    "Gated DeltaNet": "gated-deltanet-128-slow",
+}
+"""Those of ``mqar_memories_without_shift``, which can't have one."""
 
 
 def claims() -> dict[tuple[str, str], Claim]:
@@ -104,6 +110,10 @@ def claims() -> dict[tuple[str, str], Claim]:
         known[name, ASSOCIATION] = Claim("mqar", arm, "xl-128-shift-slow", "correct", "reach")
     for name, arm in OF_MQAR_MEMORIES.items():
         known[name, ASSOCIATION] = Claim("mqar_memories", arm, "xl-128-shift-slow", "correct", "reach")
+    for name, arm in OF_MQAR_WITHOUT_SHIFT.items():
+        known[name, ASSOCIATION] = Claim(
+            "mqar_memories_without_shift", arm, "xl-128-slow", "correct", "reach"
+        )
     return known
 
 
