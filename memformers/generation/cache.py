@@ -174,7 +174,9 @@ class KeyCache:
         none = empty_inputs(transformer, batch)
         inputs = none.new_empty(len(layers), S, *none.shape[1:])
         cache = cls(Fingerprint(model), layers, past, inputs)
-        if all(is_usual(layer) for layer in transformer.memory_layers):
+        # The path asks whether autocast is on, which PyTorch doesn't answer for the meta device.
+        may_ask = torch.amp.is_autocast_available(none.device.type)
+        if may_ask and all(is_usual(layer) for layer in transformer.memory_layers):
             cache.token_path = TokenPath(layers)
         cache.begin(transformer, past, S, has_read=False)
         return cache
