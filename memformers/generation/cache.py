@@ -221,7 +221,15 @@ def attends_to_keys(transformer: MemoryStack) -> bool:
         attends_as_usual = takes_cache and type(layer).attend is MemoryLayer.attend
         if not attends_as_usual or not is_unmodified(layer.self_attn, RelativeMultiHeadAttention):
             return False
+        if has_replaced_methods(layer):
+            return False
     return True
+
+
+def has_replaced_methods(layer: MemoryLayer) -> bool:
+    """Whether this ``layer`` has methods of its own in place of its class's, which paths beside its
+    ``forward`` may not call."""
+    return any(callable(getattr(type(layer), name, None)) for name in vars(layer))
 
 
 def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:
