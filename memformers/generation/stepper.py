@@ -180,7 +180,7 @@ class Stepper:
             and cache.past is self.past
             and cache.n_read >= len(self.running)
             and not is_hooked(self.model)  # which also sees a hook of all modules
-            and cache.fingerprint.matches()
+            and cache.matches()
         )
 
     def _current_cache(self) -> KeyCache | None:
@@ -191,7 +191,7 @@ class Stepper:
             return None
         # A new cache holds what the memory has; then the running segment is read again.
         cache = self.cache
-        if cache is None or cache.past is not self.past or not cache.fingerprint.matches():
+        if cache is None or cache.past is not self.past or not cache.matches():
             batch = self.running.shape[1]
             check_memory(self.past, empty_inputs(transformer, batch), transformer.sizes)
             cache = KeyCache.build(self.model, self.past, batch)

@@ -169,7 +169,7 @@ class MemoryStack(nn.Module):
         key_starts = [None if starts is None else starts[:, begin:] for starts in key_starts]  # [B, t]
         new_starts = None if doc_starts is None else doc_starts[begin:]
         # A single token has a faster way through layers of the usual kind.
-        if len(x) == 1 and cache.token_path and not torch.is_autocast_enabled(x.device.type):
+        if len(x) == 1 and cache.token_path:
             previous = self.previous_inputs(memory, cache, new_starts)
             x = cache.token_path.read(x, cache.inputs[:, begin], previous, key_starts)
             cache.n_read = end

@@ -101,6 +101,22 @@ def test_single_tokens_are_read_under_autocast(streams):
     torch.testing.assert_close(logits.float(), wanted, rtol=0, atol=0.1)
 
 
+@torch.no_grad()
+def test_autocast_is_switched_on_and_off_within_a_segment():
+    """Cached keys have its dtype."""
+    lm = usual_lm("transformer-xl")
+    text = tokens(30)
+    wanted, *_ = read(lm, text)
+    stepper = Stepper(lm, 2)
+    for i, x in enumerate(text):
+        is_on = i % 4 < 2
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            logits = stepper.step(x)
+        within_first_segment = i < lm.config.segment_len
+        tolerance = 1e-5 if within_first_segment and not is_on else 0.1
+        torch.testing.assert_close(logits.float(), wanted[i], rtol=0, atol=tolerance)
+
+
 def test_single_steps_have_shapes_on_the_meta_device():
     lm = usual_lm("transformer-xl").to("meta")
     assert Stepper(lm, 2).step(torch.zeros(2, dtype=torch.int64, device="meta")).shape == (2, 11)
