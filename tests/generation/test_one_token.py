@@ -1,6 +1,7 @@
 """Single tokens take their own way through layers of the usual kind: beside the forward pass, in several
 precisions, for one and several streams."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,19 @@ def test_single_steps_have_shapes_on_the_meta_device():
     assert Stepper(lm, 2).step(torch.zeros(2, dtype=torch.int64, device="meta")).shape == (2, 11)
     core = MemoryCore(CoreConfig(d_input=3, d_model=12, n_heads=3)).to("meta")
     assert Stepper(core, 2).step(torch.zeros(2, 3, device="meta")).shape == (2, 12)
+
+
+@torch.no_grad()
+def test_a_shallow_copy_of_a_stepper_reads_on_alone():
+    """Both have the same cache, which holds tokens of one of them."""
+    lm = usual_lm("transformer-xl")
+    text = tokens(20)
+    wanted, *_ = read(lm, text)
+    stepper = Stepper(lm, 2)
+    stepper.read(text[:9])
+    copied = copy.copy(stepper)
+    stepper.read(tokens(2))
+    torch.testing.assert_close(read_on(copied, text[9:]), wanted[9:])
 
 
 def is_taken(lm):
