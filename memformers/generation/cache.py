@@ -152,6 +152,8 @@ class KeyCache:
 
     fingerprint: Fingerprint
     """The fingerprint of the model that computed them."""
+    autocast_dtype: torch.dtype | None
+    """The dtype of the autocast under which they were computed."""
     layers: list[LayerCache]
     past: Memory
     """The memory before the segment."""
@@ -161,6 +163,10 @@ class KeyCache:
     """How many tokens of the segment have been read."""
     token_path: TokenPath | None = None
     """A faster way for single tokens, if all layers are usual ones."""
+
+    def matches(self) -> bool:
+        """Whether the model is in eval mode and unchanged, and autocast is the same."""
+        return self.autocast_dtype == autocast_dtype(self.inputs.device) and self.fingerprint.matches()
 
     @classmethod
     def build(cls, model: Any, past: Memory, batch: int) -> "KeyCache":
@@ -173,8 +179,9 @@ class KeyCache:
         ]
         none = empty_inputs(transformer, batch)
         inputs = none.new_empty(len(layers), S, *none.shape[1:])
-        cache = cls(Fingerprint(model), layers, past, inputs)
-        if all(is_usual(layer) for layer in transformer.memory_layers):
+        cache = cls(Fingerprint(model), autocast_dtype(inputs.device), layers, past, inputs)
+        is_autocast = cache.autocast_dtype is not None
+        if not is_autocast and all(is_usual(layer) for layer in transformer.memory_layers):
             cache.token_path = TokenPath(layers)
         cache.begin(transformer, past, S, has_read=False)
         return cache
@@ -219,7 +226,21 @@ def attends_to_keys(transformer: MemoryStack) -> bool:
         attends_as_usual = takes_cache and type(layer).attend is MemoryLayer.attend
         if not attends_as_usual or not is_unmodified(layer.self_attn, RelativeMultiHeadAttention):
             return False
+        if has_replaced_methods(layer):
+            return False
     return True
+
+
+def has_replaced_methods(layer: MemoryLayer) -> bool:
+    """Whether this ``layer`` has methods of its own in place of its class's, which paths beside its
+    ``forward`` may not call."""
+    return any(callable(getattr(type(layer), name, None)) for name in vars(layer))
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on ``device``; None if it is off, or there is none, as on the meta device."""
+    is_on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_on else None
 
 
 def empty_inputs(transformer: MemoryStack, batch: int) -> Tensor:

@@ -178,9 +178,9 @@ class Stepper:
         return (
             cache is not None
             and cache.past is self.past
-            and cache.n_read >= len(self.running)
+            and cache.n_read == len(self.running)
             and not is_hooked(self.model)  # which also sees a hook of all modules
-            and cache.fingerprint.matches()
+            and cache.matches()
         )
 
     def _current_cache(self) -> KeyCache | None:
@@ -191,7 +191,8 @@ class Stepper:
             return None
         # A new cache holds what the memory has; then the running segment is read again.
         cache = self.cache
-        if cache is None or cache.past is not self.past or not cache.fingerprint.matches():
+        is_kept = cache is not None and cache.past is self.past and cache.n_read <= len(self.running)
+        if cache is None or not is_kept or not cache.matches():
             batch = self.running.shape[1]
             check_memory(self.past, empty_inputs(transformer, batch), transformer.sizes)
             cache = KeyCache.build(self.model, self.past, batch)

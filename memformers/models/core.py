@@ -173,9 +173,10 @@ class MemoryCore(Pretrained):
             raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
             raise UserError(f"expected features [segment, batch, {F}], at least 1 of each, got {[*x.shape]}.")
-        # Autocast converts features, but not to another device.
-        may_convert = torch.is_autocast_enabled(x.device.type)
-        if x.device != weight.device or (x.dtype != weight.dtype and not may_convert):
+        # Autocast converts features, but not to another device. PyTorch can't tell whether it's on for the
+        # meta device.
+        is_converted = x.dtype == weight.dtype or torch.is_autocast_enabled(x.device.type)
+        if x.device != weight.device or not is_converted:
             raise UserError(
                 f"expected features as {weight.dtype} on {weight.device}, as the weights, got {x.dtype} on "
                 f"{x.device}; convert them."

@@ -169,7 +169,7 @@ class MemoryStack(nn.Module):
         key_starts = [None if starts is None else starts[:, begin:] for starts in key_starts]  # [B, t]
         new_starts = None if doc_starts is None else doc_starts[begin:]
         # A single token has a faster way through layers of the usual kind.
-        if len(x) == 1 and cache.token_path and not torch.is_autocast_enabled(x.device.type):
+        if len(x) == 1 and cache.token_path:
             previous = self.previous_inputs(memory, cache, new_starts)
             x = cache.token_path.read(x, cache.inputs[:, begin], previous, key_starts)
             cache.n_read = end
@@ -189,16 +189,17 @@ class MemoryStack(nn.Module):
         self, memory: Memory, cache: "SegmentCache", doc_starts: Tensor | None
     ) -> Tensor | None:
         """Each layer's input before the next token of a segment after ``memory``, for a token shift:
-        ``[n_layers, B, D]``, 0 where ``doc_starts [1, B]`` is true; None if nothing is added to it."""
-        if self.memory_layers[0].shift is None:
+        ``[n_layers, B, D]``, 0 where ``doc_starts [1, B]`` is true; None if no layer has one."""
+        if all(layer.shift is None for layer in self.memory_layers):
             return None
         if cache.n_read:
             previous = cache.inputs[:, cache.n_read - 1]
         else:
-            states = [past.shift_state for past in memory.layers if past.shift_state is not None]
-            if len(states) < len(memory.layers):  # there is no memory
-                return None
-            previous = torch.cat(states)
+            # A layer may have no state: it has no past, or remembers nothing.
+            previous = torch.zeros_like(cache.inputs[:, 0])
+            for layer_previous, past in zip(previous, memory.layers, strict=True):
+                if past.shift_state is not None:
+                    layer_previous.copy_(past.shift_state[0])
         return previous if doc_starts is None else previous.masked_fill(doc_starts[0, :, None], 0)
 
     def remember(

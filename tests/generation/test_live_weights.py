@@ -152,6 +152,12 @@ def replaced_forward(lm):
     network.forward = lambda x: 2 * forward(x)
 
 
+def replaced_method(lm):
+    layer = lm.transformer.layers[1]
+    joined = layer.joined
+    layer.joined = lambda *inputs: 2 * joined(*inputs)
+
+
 def pruned(lm):
     prune.l1_unstructured(lm.transformer.layers[0].self_attn.key, "weight", 0.5)
 
@@ -206,7 +212,7 @@ for function in (
     only_biases, in_place_of_data, other_data, average, average_of_all, one_head_without_keys,
     one_number, loaded, other_map, other_network, other_embedding, other_transformer, hooked_map,
     hooked_layer, hooked_model, hook_of_all_modules, hook_that_shifts_positions, replaced_forward,
-    pruned, parametrized, weight_normed, adapted, other_epsilon,
+    replaced_method, pruned, parametrized, weight_normed, adapted, other_epsilon,
 ):  # fmt: skip
     CHANGES[function.__name__] = function
 
