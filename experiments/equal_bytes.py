@@ -29,8 +29,9 @@ D_HEAD = BASE.model.d_model // BASE.model.n_heads
 
 
 def list_memories(keys: int, d_head: int) -> Iterator[tuple[ListedMemory, dict[str, Any]]]:
-    """Each memory with the settings that give it the bytes of ``keys`` positions in each layer. Memory tokens
-    are left out: with equal bytes, their first layer alone would have as many keys as all layers."""
+    """Each memory with the settings that give it the bytes of ``keys`` positions in each layer, or for
+    Infini-attention, whose state has the size of its heads, no others. Memory tokens are left out: with equal
+    bytes, their first layer alone would have the keys of all layers."""
     lengths_by_formula: Mapping[str, dict[str, Any]] = {
         "M": {"mem_len": keys},
         "M + C": {"mem_len": keys // 2, "c_mem_len": keys // 2},

@@ -89,7 +89,7 @@ def draw_episode(
 
     As in the paper's code, keys and values are drawn without replacement, and fillers at random. With
     replacement, the most common value of an episode is right in more than one of ``pairs`` questions, without
-    any association. Only here, fillers have ids of their own: with so few keys, a key among the fillers would
+    any association. Only here, fillers have separate ids: with so few keys, a key among the fillers would
     often begin a second pair, which contradicts the first.
     """
     first_key = n_values
@@ -131,9 +131,8 @@ def list_variants_of(kind: str, shift: str, rate: str) -> Iterator[Variant]:
     rival of Transformer-XL, itself without token shift."""
     label, model = KINDS[kind]
     suffix = f"{shift}{rate}"
-    rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
     for n_keys in KEYS if kind != "none" else (0,):
-        settings: dict[str, Any] = {**model, "token_shift": SHIFTS[shift], **rates}
+        settings: dict[str, Any] = {**model, "token_shift": SHIFTS[shift], **learning_rates(rate)}
         rival = f"xl-{n_keys}{suffix}"
         if kind in ("none", "xl"):
             rival = f"{kind}-{n_keys}{rate}" if shift else ""
@@ -143,6 +142,11 @@ def list_variants_of(kind: str, shift: str, rate: str) -> Iterator[Variant]:
             settings |= {"mem_len": n_keys // 2, "c_mem_len": n_keys // 2}
         shown = f"{label}, {n_keys} keys{in_words(suffix)}"
         yield Variant(f"{kind}-{n_keys}{suffix}", settings, shown, rival)
+
+
+def learning_rates(rate: str) -> dict[str, float]:
+    """The settings of the rates that ``rate`` in an arm's name stands for."""
+    return {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
 
 
 def in_words(suffix: str) -> str:
@@ -155,14 +159,13 @@ def list_other_memories(rate: str) -> Iterator[Variant]:
     they can have one. Their rival is Transformer-XL, at its better rate, with the same shift."""
     n_keys = max(KEYS)
     for memory, settings in list_memories(n_keys, D_MODEL // N_HEADS):
-        if memory.model == memory.import_path:
-            continue  # built in
+        if memory.is_built_in:
+            continue
         shift = "-shift" if lookup(import_memory(memory.import_path)).may_shift() else ""
-        rates = {"learning_rate": 3e-3 * RATES[rate], "muon_learning_rate": 0.02 * RATES[rate]}
         suffix = f"{shift}{rate}"
         yield Variant(
             f"{memory.arm}-{n_keys}{suffix}",
-            settings | rates | {"token_shift": bool(shift)},
+            {**settings, "token_shift": bool(shift), **learning_rates(rate)},
             f"{memory.name}, bytes of {n_keys} keys{in_words(suffix)}",
             f"xl-{n_keys}{shift}-slow",
         )

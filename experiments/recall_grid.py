@@ -71,7 +71,7 @@ def list_variants_on(number: int, stream: RecallStream) -> Iterator[Variant]:
     )
     for memory, (label, rival, memory_settings) in MEMORIES.items():
         settings = {**memory_settings, "stream": stream, "vocab_size": stream.vocab_size}
-        # As many keys as positions and slots together.
+        # The number of positions and slots together.
         if memory == "transformer-xl":
             settings["mem_len"] = keys_of_layers(model)
         rival_name = f"{rival}-{number}" if rival else ""

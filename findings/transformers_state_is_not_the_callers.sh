@@ -4,7 +4,7 @@
 # RWKV returns its state as a list of tensors, like an LSTM, and each call writes into those it was given: two
 # continuations of one text from the same state differ, and a saved state is gone. Clone each tensor first.
 # RecurrentGemma puts keys and values into the caller's cache, but the state of its recurrent layers into the model. If
-# another text is read with a cache of its own, the first text continues with its own keys and the other's state.
+# another text is read with a separate cache, the first text continues with its own keys and the other's state.
 # Guess: a returned state isn't changed by later calls, and each cache holds everything of its text.
 # Output seen: logits of one token after the same text, largest difference: RWKV, a second time from the same state 1.0,
 # from cloned states 0.0; RecurrentGemma, after another text with its own cache 1.6, without another text 0.0

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def program(*arguments: Any) -> list[str]:
-    """The command line of the command in a process of its own."""
+    """The command line of the command in a separate process."""
     return [sys.executable, "-m", "memformers", *map(str, arguments)]
 
 
@@ -129,7 +129,7 @@ def train_here(
 def train_first_beside(
     commands: Sequence[Sequence[str]], jobs: int, *, environment: Any, begin: Callable[[int], None]
 ) -> Iterator[tuple[int, int]]:
-    """Takes the place of ``run_modules`` too, but for the first training, which is a process of its own."""
+    """Takes the place of ``run_modules`` too, but for the first training, which is a separate process."""
     yield from run_modules(commands[:1], jobs, environment=environment, begin=begin)
     here = train_here(commands[1:], jobs, environment=environment, begin=lambda number: begin(number + 1))
     yield from ((number + 1, code) for number, code in here)

@@ -1,4 +1,4 @@
-"""The package as others get it: built, installed into an environment of its own, and run there."""
+"""The package as others get it: built, installed into a separate environment, and run there."""
 
 import os
 import re

@@ -35,7 +35,7 @@ COLOURS = {"transformer": BLUE["color"], "none": BLUE["color"], "transformer-xl"
            "compressive": GREEN["color"], "": GREY, "selective": INK}  # fmt: skip
 NAMES = {"transformer": "No memory", "transformer-xl": "Transformer-XL", "compressive": "Compressive"}
 COLOUR_OF_MEMORY = {"no-memory": "none", "compressive-transformer": "compressive"}
-"""The arms in ``COLOURS`` of the memories that have a colour of their own."""
+"""The arms in ``COLOURS`` of the memories that have their own colour."""
 LABEL_WIDTH = 27
 """The characters of a line of a verdict's label: half of a narrow figure."""
 FOREST_HEIGHT = 11.4

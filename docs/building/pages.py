@@ -53,7 +53,7 @@ def mathml(tex: re.Match[str]) -> str:
     formula = html.unescape(tex["inline"] if inline else tex["block"]).strip()
     try:
         drawn = convert(formula, display="inline" if inline else "block")
-    except Exception as error:  # its errors share no class of their own
+    except Exception as error:  # its errors share no base class but Exception
         raise ValueError(f"the formula {formula!r} can't be drawn: {type(error).__name__} {error}") from error
     if "\\" in drawn:
         raise ValueError(f"the formula {formula!r} has a command that can't be drawn: {drawn}")

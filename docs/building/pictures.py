@@ -30,7 +30,7 @@ IMPORT_SECONDS = 60
 
 @contextmanager
 def live_page(folder: Path) -> Iterator[str]:
-    """A block in which a dashboard of its own shows the comparison in ``folder``; its address."""
+    """A block in which a separate dashboard shows the comparison in ``folder``; its address."""
     with TemporaryDirectory() as state:
         command = [sys.executable, "-m", "memformers", "dashboard", "--port", "0"]
         command += ["--folder", f"{state}/records", "--import", str(folder)]

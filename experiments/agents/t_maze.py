@@ -65,7 +65,7 @@ class TMaze(VectorEnv):
         """Begin an episode in the ``mazes [B]`` that are true."""
         self.position[mazes] = 0
         self.n_steps[mazes] = 0
-        # As many draws whatever restarts, so that one maze doesn't change another's sign.
+        # The number of draws doesn't depend on what restarts, so that one maze doesn't change another's sign.
         signs = self.np_random.integers(0, 2, self.num_envs)
         self.sign[mazes] = signs[mazes]
 

@@ -23,7 +23,7 @@ from memformers.common.command_line import cli_errors, parse_arguments
 from memformers.common.fields import Checked, Count
 
 COMPILED_STEPS = 3
-"""Steps with a full memory, which has a shape of its own."""
+"""Steps with a full memory, which has another shape than before."""
 LATER_STEPS = 60
 """Steps of the longer training, beyond those of the shorter one."""
 

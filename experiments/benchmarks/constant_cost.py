@@ -51,7 +51,7 @@ class Options(Checked):
     tokens: tuple[Count, Count] = (10_000_000, 300_000_000)
     """The lengths of both texts (text)."""
     rounds: Count = 5
-    """How often both texts take turns, each in a process of its own (text)."""
+    """How often both texts take turns, each in a separate process (text)."""
     steps: Count = 300
     """Training steps in a round (text)."""
     runs: Count = 200

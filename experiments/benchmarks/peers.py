@@ -26,7 +26,7 @@ LayerTensors = list[Tensor]
 
 
 class LabmlLM(nn.Module):
-    """labml-nn's model with the embedding, head and memory rules of its own experiments."""
+    """labml-nn's model with the embedding, head and memory rules that its experiments use."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -36,9 +36,14 @@ class ListedMemory:
         return self.name.lower().replace(" ", "-")
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether it is in the package, not in a file."""
+        return ":" not in self.model
+
+    @property
     def import_path(self) -> str:
         """What ``--model`` takes in any folder."""
-        return f"{ROOT}/{self.model}" if ":" in self.model else self.model
+        return self.model if self.is_built_in else f"{ROOT}/{self.model}"
 
 
 ALL_MEMORIES = (

@@ -76,7 +76,7 @@ class ExperimentCommand(TrackedCommand):
         """Train and measure in ``folder``, and write the report."""
 
     def run(self) -> None:
-        if self.track:  # trainings are processes of their own, which read it
+        if self.track:  # trainings are separate processes, which read it
             os.environ[TRACK] = self.track
         # Advice at the end says how to continue what has begun.
         folder = self.out or (newest_experiment(self.name) if self.resume else new_folder(self.name))

@@ -249,7 +249,7 @@ def as_switch(word: str, usual: Mapping[str, Any]) -> str:
 def merged(words: Sequence[str], lists: Container[str]) -> list[str]:
     """``words`` with ``--x A B`` in place of ``--x A --x B``, of which tyro would take only B, for the
     options that are ``lists``."""
-    # Words by the option that they belong to; each other option is a group of its own.
+    # Words by the option that they belong to; each other option is a separate group.
     groups: dict[str, list[str]] = {"": []}
     group = groups[""]
     for position, word in enumerate(words):

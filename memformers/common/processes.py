@@ -140,7 +140,7 @@ class Stopped(BaseException):
 
     def conventional(self) -> BaseException:
         """What Python raises at this signal: its exit code is 128 and the signal's number."""
-        # Ctrl-C is an exception of its own.
+        # Ctrl-C is another exception.
         return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + self.signal)
 
 

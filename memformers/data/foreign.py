@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memformers.common.errors import UserError
 
-# A library, and the files of which a folder of its own has each.
+# By library, the files that each of its folders has.
 FOLDERS = (
     ("MosaicML streaming", ("index.json", "*.mds*")),
     ("litdata", ("index.json", "chunk-*.bin")),

@@ -232,7 +232,7 @@ def attends_to_keys(transformer: MemoryStack) -> bool:
 
 
 def has_replaced_methods(layer: MemoryLayer) -> bool:
-    """Whether this ``layer`` has methods of its own in place of its class's, which paths beside its
+    """Whether this ``layer`` has methods that replace those of its class, which paths beside its
     ``forward`` may not call."""
     return any(callable(getattr(type(layer), name, None)) for name in vars(layer))
 

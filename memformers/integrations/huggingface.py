@@ -236,7 +236,7 @@ class MemformerForCausalLM(transformers.PreTrainedModel, transformers.Generation
         return self.training and any(group.auxiliary_loss.requires_grad for group in groups)
 
     def _may_learn_from_padding(self) -> bool:
-        """Whether the model may have a loss of its own for all positions, those of padding included."""
+        """Whether the model may have a separate loss for all positions, those of padding included."""
         config = self.model.config
         without_loss = config.model in ("transformer", "transformer-xl", "selective")
         return not without_loss and config.compression_loss != "none"

@@ -23,7 +23,7 @@ def relative_attention(
     vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
     ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
     d ≥ 0; no mask may show a key with d < 0, since such distances don't exist); ``key_start [B, S]``, int64,
-    the index of the first key that each query may see, from 0 (default) to that of its own key, K − S + i.
+    the index of the first key that each query may see, from 0 (default) to the query's, K − S + i.
     ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
     """
     probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start)

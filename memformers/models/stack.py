@@ -101,8 +101,8 @@ class MemoryStack(nn.Module):
         self.activation_checkpointing = False
         """Whether the backward pass computes layers again from their inputs (arXiv 1604.06174)."""
         self.compiles_layers_as_one = False
-        """Whether ``torch.compile`` compiles layers with the same shapes as one, which takes a third of the
-        time. With learned positions and symbolic lengths, torch 2.13 fails at it."""
+        """Whether ``torch.compile`` compiles layers with the same shapes as one, which takes less than half
+        of the time. With learned positions and symbolic lengths, torch 2.13 fails at it."""
         self.sizes = self._sizes_of_rules()
         """How much each layer remembers."""
         # Copies would start with equal weights.

@@ -54,7 +54,7 @@ class Metrics:
         """What is wrong with the first broken line."""
         self.known_points: dict[tuple[str, str], Points] = {}
         self.known_columns: dict[str, NDArray[np.float64]] = {}
-        self.columns: set[str] = set()
+        self.known_names: set[str] = set()
         """The names in all records, the axes included."""
 
     def read(self) -> list[dict[str, float]]:
@@ -96,14 +96,14 @@ class Metrics:
             )
         if TOKENS in record:
             self.records.append(record)
-            self.columns |= record.keys()
+            self.known_names |= record.keys()
             self.known_points.clear()
             self.known_columns.clear()
 
     @property
     def names(self) -> set[str]:
         """The names of all metrics, without the axes."""
-        return self.columns - {TOKENS, SECONDS}
+        return self.known_names - {TOKENS, SECONDS}
 
     def points(self, name: str, over: str = TOKENS) -> Points:
         """The curve of a metric ``over`` an axis: finite values, the last record of each number of tokens."""

@@ -88,7 +88,8 @@ class Trainer:
         self.compiled: CompiledModel | None = None
         if config.step.compile:
             self.compiled = self.forward = CompiledModel(model)
-            # Under autocast, some compilers mix the dtypes of a region's gradients.
+            # Under autocast, aot_eager mixes the dtypes of a region's gradients, and inductor takes no less
+            # time for one region.
             is_single_dtype = config.step.precision == "float32"
             has_sinusoids = model.config.positions == "sinusoidal"
             model.transformer.compiles_layers_as_one = is_single_dtype and has_sinusoids

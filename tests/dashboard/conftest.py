@@ -1,4 +1,4 @@
-"""A dashboard of the tests' own, in folders of its own."""
+"""A separate dashboard for the tests, in its own folders."""
 
 import json
 import threading

@@ -51,7 +51,7 @@ def answered(condition):
 
 @contextmanager
 def command(folder, *arguments, end=signal.SIGKILL):
-    """``memformers dashboard`` as a user starts it, in a process of its own."""
+    """``memformers dashboard`` as a user starts it, in a separate process."""
     folder.mkdir(exist_ok=True)
     pipe = subprocess.PIPE
     line = program("dashboard", "--folder", folder, "--port", 0, *arguments)

@@ -66,7 +66,7 @@ def test_words_are_numbered_as_by_an_independent_count():
     words = sorted(counts, key=lambda word: -counts[word])
     tokenizer = build_tokenizer("word", TEXT)
     assert tokenizer.vocabulary == ["<eos>", *words, "<unk>"], "as the original's"
-    # A line ends with a word of its own.
+    # The end of a line is a word, too.
     expected = []
     for row in ROWS:
         expected += [*row, "<eos>"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from docs.building.results import ROOT
+from memformers.common.intervals import Mean
 
 
 def page_id(path: Path) -> str:
@@ -18,3 +19,17 @@ def read_file(path: str | Path) -> str:
 def in_one_line(text: str) -> str:
     """The text with one space in place of each line break, so that a sentence is found in it."""
     return " ".join(text.split())
+
+
+def prose(path: str | Path) -> str:
+    """A page in one line."""
+    return in_one_line(read_file(path))
+
+
+def as_written(value: Mean) -> str:
+    return f"{value.mean:.3f} ± {value.half_width:.3f}"
+
+
+def points(difference: Mean) -> str:
+    """A difference of shares, in points."""
+    return f"{100 * difference.mean:.1f} ± {100 * difference.half_width:.1f}"

@@ -217,7 +217,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
         if language != "python":
             continue
         printed = run_python(code, names)
-        # Without a block of its own, what is printed is in a comment of the code, or in a sentence.
+        # Where no block shows it, what is printed is in a comment of the code, or in a sentence.
         if next_language == "text":
             assert printed == next_code
         else:

@@ -137,7 +137,7 @@ def repository_files():
 
 def unknown_words(span):
     """The words of a code span that the code doesn't have. Options have names of fields, with dashes."""
-    # Options and names of tests have tests of their own.
+    # Options and names of tests are tested elsewhere.
     text = re.sub(r"--[a-z][\w-]*|\btest_\w*", " ", CHECKSUM.sub(" ", span))
     return {*WORD.findall(text)} - known_words() - ALLOWED
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from experiments.columns import Column
+from experiments.memories import ALL_MEMORIES
 from experiments.mqar import MQAR, MQARTask, level_without_association, plotting
 from memformers.common.intervals import mean_of
+from memformers.models.facts import memory_facts
 
 
 class Episode(NamedTuple):
@@ -112,3 +114,28 @@ def test_a_figure_has_a_line_for_each_memory_and_shift(monkeypatch):
         ("Transformer-XL", [(1.0, 0.2), (4.0, 0.5)]),
         ("Transformer-XL, shift", [(1.0, 0.9)]),
     ]
+
+
+def test_memories_of_other_papers_have_an_arm_for_each_rate():
+    variants = {variant.name: variant for variant in MQAR.list_variants()}
+    for memory in ALL_MEMORIES:
+        if memory.is_built_in or memory.name == "memory tokens":
+            continue
+        arms = [variant for name, variant in variants.items() if name.startswith(f"{memory.arm}-128")]
+        fast, slow = arms
+        assert slow.settings["learning_rate"] == fast.settings["learning_rate"] / 3
+        for arm in arms:
+            # A memory that attends in its own way has no token shift, and neither has its rival.
+            rival = variants[arm.rival]
+            assert rival.settings["model"] == "transformer-xl"
+            assert rival.settings["token_shift"] == arm.settings["token_shift"]
+            assert rival.settings["mem_len"] == 128
+
+
+@pytest.mark.parametrize("name", ["keydiff-128-shift", "r-kv-128-shift", "gated-deltanet-128", "dms-128"])
+def test_memories_of_other_papers_have_the_bytes_of_128_keys(name):
+    [variant] = [variant for variant in MQAR.list_variants() if variant.name == name]
+    model = variant.arm(mqar_run(256)).config.model
+    n_shifted = 1 if model.token_shift else 0
+    n_positions = 128 + n_shifted  # of 64 numbers in each of two layers
+    assert memory_facts(model)["state_bytes"] == n_positions * 64 * 2 * 4

@@ -157,7 +157,7 @@ def test_ctrl_c_between_two_layers_leaves_no_half_of_a_step(model, layer):
 
 
 def core_with_dropout():
-    """A core in training mode, but for a part of it; and whose keys have dropout of their own."""
+    """A core in training mode, but for a part of it, whose keys have separate dropout."""
     core = MemoryCore(CoreConfig(d_input=3, d_model=8, n_heads=2, dropout=0.5, segment_len=4, mem_len=4))
     attention = core.transformer.layers[0].eval().self_attn
     attention.key = nn.Sequential(attention.key, nn.Dropout(0.5))

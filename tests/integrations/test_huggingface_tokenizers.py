@@ -24,7 +24,7 @@ LEARNED = TEXT + "\n" + "".join(map(chr, range(0x1B, 0x7F))) + " <<pad>> < p a d
 
 
 def build(kind):
-    """A tokenizer of ours; a subword one of a ``tokenizer.json`` has special tokens of its own."""
+    """A tokenizer of ours; a subword one of a ``tokenizer.json`` has its own special tokens."""
     if kind == "byte":
         return ByteTokenizer()
     if kind != "subword":

@@ -1,4 +1,4 @@
-"""Training with transformers' Trainer has the loss and the gradient of our own models."""
+"""Training with transformers' Trainer has the loss and the gradient of our models."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ ROUNDED = 0.05
 
 @pytest.fixture(autouse=True)
 def _without_warnings():
-    """The libraries warn of each other's and of their own changes."""
+    """The libraries warn of changes, each other's and theirs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

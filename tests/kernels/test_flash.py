@@ -205,7 +205,7 @@ def test_dropout_keeps_the_mean():
     torch.manual_seed(0)
     with torch.no_grad():
         kept = flash.relative_attention(**inputs, table=table)
-        # Each stream of a batch draws for itself, so that 8,000 equal streams are as many draws.
+        # Each stream of a batch draws for itself, so that 8,000 equal streams are 8,000 draws.
         for name in ("query", "key", "value"):
             inputs[name] = inputs[name].expand(8_000, -1, -1, -1)
         outputs = flash.relative_attention(**inputs, table=table, dropout_prob=0.3)

@@ -68,7 +68,7 @@ def write_memory(path, head="import neighbour\nSTEP = neighbour.STEP", tail=""):
 
 
 def lines_of(*command, cwd="."):
-    """What a Python program prints, in a process of its own, as a user starts it."""
+    """What a Python program prints, in a separate process, as a user starts it."""
     environment = module_environment()
     del environment["PYTHONSAFEPATH"]
     ended = finish([sys.executable, *command], cwd=cwd, env=environment)

@@ -137,7 +137,7 @@ def halved(module):
 
 
 CHANGES = {
-    "LoRA": LoRA, "forward hook": hooked, "forward of its own": replaced_forward, "pruned": pruned,
+    "LoRA": LoRA, "forward hook": hooked, "replaced forward": replaced_forward, "pruned": pruned,
     "hook of all modules": hooked_with_all, "old weight norm": weight_norm,
     "weight norm": parametrizations.weight_norm, "parametrized": halved,
 }  # fmt: skip

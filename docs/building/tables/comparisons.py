@@ -26,7 +26,7 @@ its experiment."""
 
 
 class Column(NamedTuple):
-    """A measure of arms, of their own experiment if none is given; with ``minus``, the name of the base, a
+    """A measure of arms, in their own experiment if none is given; with ``minus``, the name of the base, a
     column of differences to it follows."""
 
     head: str

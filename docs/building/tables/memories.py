@@ -20,10 +20,10 @@ def memory_ideas() -> str:
     body: list[Row] = []
     in_files = []
     for memory in ALL_MEMORIES:
-        if ":" in memory.model:
-            in_files.append(memory.name)
-        else:
+        if memory.is_built_in:
             body.append([linked_name(memory), memory.idea])
+        else:
+            in_files.append(memory.name)
     ideas = markdown_table(["memory", "what each layer remembers"], body)
     *names, last = in_files
     return f"{ideas}\n\nOthers, [one file each](experiments/memories): {', '.join(names)} and {last}."
