@@ -1,5 +1,5 @@
-"""Compare this checkout with another one, or two settings: the seconds of a step in training, of an agent and
-in decoding, in turns, and whether both compute the same numbers, bit by bit.
+"""Compare this checkout with another one, or two settings: the seconds of a step in training, of an agent, in
+decoding and of an evaluation, in turns, and whether both compute the same numbers, bit by bit.
 
     git worktree add --detach ../before a37ff72
     python -m experiments.benchmarks.against ../before
@@ -26,6 +26,7 @@ WORKER = Path(__file__).with_name("against_worker.py")
 TRAINING_CASES = [f"{size}:{model}" for size in SIZES for model in MODELS]
 AGENT_CASES = ["agent:1", "agent:16"]
 DECODING_CASES = [f"decoding:{model}" for model in MODELS]
+EVALUATION_CASES = [f"evaluation:{model}" for model in MODELS]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Options:
 
     checkout: Annotated[Path, tyro.conf.Positional]
     """The folder of the other checkout."""
-    cases: tuple[str, ...] = (*TRAINING_CASES, *AGENT_CASES, *DECODING_CASES)
-    """Training by size and model, an agent by its streams, decoding by model."""
+    cases: tuple[str, ...] = (*TRAINING_CASES, *AGENT_CASES, *DECODING_CASES, *EVALUATION_CASES)
+    """Training by size and model, an agent by its streams, decoding and evaluation by model."""
     rounds: int = 5
     """How often the two take turns."""
     ours: str = "{}"
@@ -98,6 +99,9 @@ def read_case(text: str) -> ComparedCase:
             half = CONFIG.mem_len // 2
             settings |= {"mem_len": half, "c_mem_len": half}
         return ComparedCase(name, ModelConfig(**settings), n_streams=1, filling_steps=8, steps=40)
+    if name == "evaluation":
+        case = Case.of("compare", variant)  # type: ignore[arg-type]
+        return ComparedCase(name, case.config, case.batch_size, filling_steps=1, steps=1)
     case = Case.of(name, variant)  # type: ignore[arg-type]
     n_segments = -(-case.config.remembered_positions // case.config.segment_len)
     return ComparedCase("training", case.config, case.batch_size, 3 + n_segments, case.steps)

@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper
+from memformers.evaluation.evaluate import evaluate
 
 N_BATCHES = 4
 FILLING_SEGMENTS = 40
 """Segments that fill the memory before decoding."""
+EVALUATED_SEGMENTS = 16
+"""Segments of each stream in a step of evaluation, the first of which fill the memory."""
 
 Step = Callable[[], Iterable[Tensor]]
 """Takes a step, and returns the numbers that are compared."""
@@ -39,6 +42,13 @@ def decoding_step(config: dict[str, Any], n_streams: int) -> Step:
     for _ in range(FILLING_SEGMENTS):
         stepper.read(segment)
     return lambda: [stepper.read(segment[:1])]
+
+
+def evaluation_step(config: dict[str, Any], n_streams: int) -> Step:
+    model = MemoryLM(ModelConfig(**config))
+    n_tokens = EVALUATED_SEGMENTS * model.config.segment_len * n_streams
+    tokens = torch.randint(model.config.n_tokens, (n_tokens,))
+    return lambda: [torch.tensor(evaluate(model, tokens, n_streams).nats, dtype=torch.float64)]
 
 
 def training_step(config: dict[str, Any], n_streams: int) -> Step:
@@ -75,7 +85,12 @@ def checksum_of(tensors: Iterable[Tensor]) -> str:
 
 
 def main() -> None:
-    builders = {"agent": agent_step, "decoding": decoding_step, "training": training_step}
+    builders = {
+        "agent": agent_step,
+        "decoding": decoding_step,
+        "evaluation": evaluation_step,
+        "training": training_step,
+    }
     step: Step | None = None
     for line in sys.stdin:
         request = json.loads(line)
