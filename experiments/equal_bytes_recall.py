@@ -1,5 +1,4 @@
-"""All memories on the recall stream, with the bytes of as many keys as the Compressive Transformer's slots and
-positions.
+"""All memories on the recall stream, with the bytes of the Compressive Transformer's positions and slots.
 
 Run it with ``python -m experiments.equal_bytes_recall --out FOLDER``; ``--resume`` continues.
 """
@@ -41,12 +40,12 @@ class EqualBytesRecall(ArmsCommand):
     base: ClassVar = "transformer-xl"
     reach: Reach = "near"
     """How many tokens before the segment the slots reach: 320 (near) or 2,048 (far)."""
-    tokens: Count = 3_000_000
-    """Tokens of each training run."""
+    tokens: Count | None = None
+    """The number of tokens of each training run, instead of 3,000,000."""
 
     @property
     def recall(self) -> RecallConfig:
-        return RecallConfig(self.reach, quick=self.quick, tokens=None if self.quick else self.tokens)
+        return RecallConfig(self.reach, quick=self.quick, tokens=self.tokens)
 
     @classmethod
     def list_variants(cls) -> Sequence[Variant]:
@@ -65,7 +64,7 @@ class EqualBytesRecall(ArmsCommand):
 
 
 def variants_of(config: RecallConfig) -> list[Variant]:
-    """Every memory with the keys of the Compressive Transformer in ``config``, or the bytes of so many."""
+    """Every memory with the keys that the Compressive Transformer has in ``config``, or with their bytes."""
     model = config.setup.base.model
     n_keys = keys_of_layers(model)
     assert isinstance(n_keys, int)
