@@ -20,9 +20,10 @@ from memformers.data.tables import TEXT_FIELD
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
-from memformers.evaluation.evaluate import LOSES_TEXT, Evaluation, evaluate, summary, units, with_lengths
+from memformers.evaluation.evaluate import Evaluation, evaluate, summary, with_lengths
 from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
 from memformers.evaluation.probe import common_corpus
+from memformers.evaluation.units import LOSES_TEXT, predicted_units
 from memformers.models.config import Lengths
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import FACTS, refuse_overwrite
@@ -173,7 +174,7 @@ class Evaluate(ModelCommand, MovedText):
             seconds.append(time.perf_counter() - start)
 
         # Their numbers.
-        text_units = units(tokenizer, split.tokens, lengths, split.counts)
+        text_units = predicted_units(tokenizer, split.tokens, lengths, split.counts)
         columns = [summary(e, tokenizer, text_units) for e in (evaluation, learned) if e is not None]
         numbers = dict(columns[0])
         if learned is not None:

@@ -9,9 +9,10 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
 from memformers.data.kept_text import count_texts
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.evaluate import LOSES_TEXT, summary, units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
+from memformers.evaluation.evaluate import summary
 from memformers.evaluation.learning import LearnConfig, evaluate_learning, learning_columns, usual_streams
+from memformers.evaluation.units import LOSES_TEXT, predicted_units
 from memformers.models.language_model import MemoryLM
 
 
@@ -74,7 +75,7 @@ def evaluate(
     counts = count_texts(tokenizer, texts, parts)
     if counts.is_lossy:
         warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
-    text_units = units(tokenizer, tokens, documents, counts)
+    text_units = predicted_units(tokenizer, tokens, documents, counts)
     numbers = summary(measured, tokenizer, text_units)
     if learn is not None:
         training = tokenizer.ids(learn_text) if learn_text else None

@@ -1,18 +1,15 @@
-"""Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory;
-and losses in units in which models with different tokens can be compared."""
+"""Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_moments
-from memformers.data.dataset import Counts
 from memformers.data.streams import (
     IGNORED,
     Reading,
@@ -20,9 +17,9 @@ from memformers.data.streams import (
     Tokens,
     documents_reading,
     plain_reading,
-    read_tokens,
 )
 from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.units import Units, losses_by_unit
 from memformers.models.config import SETTING_MODELS, Lengths, applies_to
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -31,17 +28,6 @@ from memformers.runs.folder import UNTOUCHED
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
-DECODED_TOKENS = 1 << 16
-"""Tokens that are decoded at once."""
-MIN_WORDS = 0.75
-"""The share of words that must consist of letters for a perplexity per word: it is 0.99 in Shakespeare, and
-0.68 in Python's standard library."""
-NO_PUNCTUATION = str.maketrans("", "", ".,;:!?\"'`()-–—*_‘’“”«»…")
-LOSES_TEXT = (
-    "the tokenizer loses a part of the text, such as unknown words, white space or the case of letters. Bits "
-    "per byte and per character are of the bytes and characters of the text itself"
-)
-"""What is said of a tokenizer whose tokens don't stand for the text."""
 Control = Callable[[Memory], Memory]
 """From a memory to one of the same shape, which the model gets instead."""
 Scores = tuple[Tensor, Tensor]
@@ -69,12 +55,12 @@ class Evaluation:
         # Rows of two are losses, and their number.
         shapes = {
             "streams": (2, len(self.lengths)),
-            "full": (2, len(self.lengths)),  # segments that begin beyond the reach
-            "filling": (-(-reach // S), 6),  # those before them: moments over streams
-            "places": (2, S),
+            "full_memory": (2, len(self.lengths)),  # segments that begin beyond the reach
+            "filling_memory": (-(-reach // S), 6),  # those before them: moments over streams
+            "positions": (2, S),
             "blocks": (n_blocks,),
-            "compressed": (2,),
-            "right": (),
+            "reconstruction": (2,),
+            "correct": (),
         }
         self._sums: dict[str, Tensor] = {}
         for name, shape in shapes.items():
@@ -96,19 +82,19 @@ class Evaluation:
         totals = pairs.sum(1)  # [2, B]
 
         # Over all tokens, at each position of a segment, and of each stream.
-        sums["right"] += (correct & is_inside).sum()
-        sums["compressed"] += torch.tensor([compressed, float(compressed > 0)])
-        sums["places"][:, : len(position)] += pairs.sum(2)
+        sums["correct"] += (correct & is_inside).sum()
+        sums["reconstruction"] += torch.tensor([compressed, float(compressed > 0)])
+        sums["positions"][:, : len(position)] += pairs.sum(2)
         sums["streams"].index_add_(1, streams, totals)
 
         # By how much the memory holds.
         if start >= self.reach:
-            sums["full"].index_add_(1, streams, totals)
+            sums["full_memory"].index_add_(1, streams, totals)
         else:  # the only segment of these streams that begins here
             nats, counts = totals
             products = (nats, counts, nats * nats, counts * counts, nats * counts)
             moments = torch.stack([(counts > 0).sum().double(), *(x.sum() for x in products)])
-            sums["filling"][start // sums["places"].shape[1]] += moments
+            sums["filling_memory"][start // sums["positions"].shape[1]] += moments
 
         # Of each block of a plain text, whose last tokens may be in none.
         if len(sums["blocks"]):
@@ -131,12 +117,12 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        return self._sums["right"].item() / self.tokens
+        return self._sums["correct"].item() / self.tokens
 
     @property
     def reconstruction_loss(self) -> float | None:
         """Mean attention-reconstruction loss of the segments in which something was compressed."""
-        total, count = self._sums["compressed"].tolist()
+        total, count = self._sums["reconstruction"].tolist()
         return total / count if count else None
 
     @property
@@ -174,20 +160,20 @@ class Evaluation:
     @property
     def by_position(self) -> list[float]:
         """Mean loss at each position of a segment, in nats per token."""
-        sums, counts = self._sums["places"]
+        sums, counts = self._sums["positions"]
         return (sums / counts)[counts > 0].tolist()
 
     @property
     def by_memory(self) -> list[tuple[int, float, float]]:
         """How many positions before a segment can be remembered, at most ``reach``; the mean loss of these
         segments in nats per token; and half the width of its 95 % interval over streams, NaN for one."""
-        S = self._sums["places"].shape[1]
+        S = self._sums["positions"].shape[1]
         means = []
-        for i, moments in enumerate(self._sums["filling"].tolist()):
+        for i, moments in enumerate(self._sums["filling_memory"].tolist()):
             if moments[0]:
                 means.append((i * S, mean_of_moments(*moments)))
-        if self._sums["full"][1].any():
-            means.append((self.reach, self._mean(self._sums["full"])))
+        if self._sums["full_memory"][1].any():
+            means.append((self.reach, self._mean(self._sums["full_memory"])))
         return [(n_remembered, mean.mean, mean.half_width) for n_remembered, mean in means]
 
     def _mean(self, of_streams: Tensor) -> Mean:
@@ -280,97 +266,12 @@ def evaluate_reading(
     return evaluation
 
 
-@dataclass(frozen=True)
-class Units:
-    """What the predicted tokens are: all of a text, or of each document, but the first."""
-
-    tokens: int
-    bytes: int
-    """In UTF-8, of the text itself; 0 for ids that stand for none, and where this is not known."""
-    characters: int
-    """Each counts where its first byte is predicted; of ids, each token."""
-    words: int
-    """Separated by white space; each counts where it begins. 0 for a text that is not mostly words, such as
-    source code."""
-
-
-def units(
-    tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = (), split: Counts | None = None
-) -> Units:
-    """What is predicted of ``tokens [n]``, in ``documents`` of these lengths: all or the first tokens of a
-    ``split``. If they lose a part of its text, the whole text counts, and nothing is known of a part of it;
-    otherwise, or if no split is given, it is the text for which the tokens stand."""
-    decoded = decoded_units(tokenizer, tokens, documents)
-    if split is None or not split.is_lossy:
-        return decoded
-    if split.tokens != len(tokens):
-        return Units(decoded.tokens, 0, 0, 0)
-    return Units(
-        decoded.tokens,
-        bytes=split.bytes - split.first_bytes,
-        characters=split.characters - split.first_characters,
-        words=split.words - split.first_words if decoded.words else 0,
-    )
-
-
-def decoded_units(
-    tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], piece_len: int = DECODED_TOKENS
-) -> Units:
-    """[`units`][] of the text for which the tokens stand, ``piece_len`` of which are decoded at a time."""
-    lengths = documents or (len(tokens),)
-    predicted = sum(max(length - 1, 0) for length in lengths)
-    if tokenizer.name == "ids":
-        return Units(predicted, 0, predicted, 0)
-    counts = np.zeros(4, dtype=np.int64)
-    begin = 0
-    for length in lengths:
-        end = begin + length
-        for first in range(begin + 1, end, piece_len):
-            # The token before shows where a word continues, and whether a space follows it.
-            read = read_tokens(tokens, torch.arange(first - 1, min(first + piece_len, end)))
-            counts += count_units(tokenizer.bytes_of(read))
-            counts[:3] -= count_units(tokenizer.bytes_of(read[:1]))[:3]
-        begin = end
-    n_bytes, characters, words, of_letters = counts.tolist()
-    return Units(predicted, n_bytes, characters, words if of_letters >= MIN_WORDS * words else 0)
-
-
-def count_units(raw: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The bytes, characters and words in a slice of a text, and its words of letters, int64 ``[4]``."""
-    continues = np.frombuffer(raw, np.uint8) & 0xC0 == 0x80
-    words = raw.decode("utf-8", errors="surrogateescape").split()
-    of_letters = sum(word.translate(NO_PUNCTUATION).isalpha() for word in words)
-    return np.array([len(raw), len(raw) - continues.sum(), len(words), of_letters])
-
-
-def comparable(nats: float, predicted: Units, tokenizer: Tokenizer) -> dict[str, float]:
-    """The loss of all predicted tokens together, in bits per character and per byte; where tokens are words,
-    also as ``perplexity`` over all of them, ends of lines included (Dai et al. 2019, section 4.1); where they
-    are subwords, as ``word_perplexity`` of the text's words (Rae et al. 2020, section 4.1). NaN for what
-    doesn't apply or is not known."""
-    bits = nats / math.log(2)
-    are_words = tokenizer.name in ("word", "wordlevel")
-    are_subwords = not are_words and tokenizer.name not in ("character", "byte", "ids")
-    return {
-        "bits_per_character": bits / predicted.characters if predicted.characters else math.nan,
-        "bits_per_byte": bits / predicted.bytes if predicted.bytes else math.nan,
-        "perplexity": perplexity(nats, predicted.tokens) if are_words else math.nan,
-        "word_perplexity": perplexity(nats, predicted.words) if are_subwords else math.nan,
-    }
-
-
-def perplexity(nats: float, n: int) -> float:
-    """Of ``n`` predictions with this loss in all; NaN of none, and infinite where it is too large."""
-    if not n:
-        return math.nan
-    return math.exp(nats / n) if nats / n < 700 else math.inf
-
-
 def summary(evaluation: Evaluation, tokenizer: Tokenizer, predicted: Units) -> dict[str, float]:
+    """What [`evaluate`][memformers.evaluate] returns of an ``evaluation``."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        **comparable(evaluation.nats, predicted, tokenizer),
+        **losses_by_unit(evaluation.nats, predicted, tokenizer),
         "accuracy": evaluation.accuracy,
         "tokens": evaluation.tokens,
     }

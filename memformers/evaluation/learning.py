@@ -16,14 +16,8 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range, Share
 from memformers.data.streams import Segment, Tokens
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.evaluate import (
-    Evaluation,
-    SegmentScores,
-    Units,
-    evaluate_reading,
-    reading_of,
-    summary,
-)
+from memformers.evaluation.evaluate import Evaluation, SegmentScores, evaluate_reading, reading_of, summary
+from memformers.evaluation.units import Units
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode

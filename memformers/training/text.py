@@ -15,7 +15,7 @@ from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
-from memformers.evaluation.evaluate import LOSES_TEXT
+from memformers.evaluation.units import LOSES_TEXT
 from memformers.runs.folder import CHECKPOINTS
 from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig

@@ -8,7 +8,8 @@ import numpy as np
 
 from memformers.data.dataset import TokenDataset
 from memformers.data.files import Ids
-from memformers.evaluation.evaluate import Evaluation, comparable, evaluate_reading, reading_of, units
+from memformers.evaluation.evaluate import Evaluation, evaluate_reading, reading_of
+from memformers.evaluation.units import losses_by_unit, predicted_units
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
@@ -79,8 +80,8 @@ class Validation:
         total = Evaluation(reading, part.reach)
         for rank_part in self.ranks.all_gather(part):
             total.merge(rank_part)
-        predicted = units(self.tokenizer, tokens, documents, self.counts)
-        return Measurement(total, comparable(total.nats, predicted, self.tokenizer))
+        predicted = predicted_units(self.tokenizer, tokens, documents, self.counts)
+        return Measurement(total, losses_by_unit(total.nats, predicted, self.tokenizer))
 
     def describe_tokens(self, evaluation: Evaluation) -> str:
         """What an ``evaluation`` read, such as "the first 499 of 2,999 held-out tokens"."""

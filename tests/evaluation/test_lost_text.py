@@ -15,7 +15,7 @@ from memformers.data.files import PIECE
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizers import SubwordTokenizer, build_tokenizer, learn_bpe
-from memformers.evaluation.evaluate import comparable, units
+from memformers.evaluation.units import losses_by_unit, predicted_units
 from memformers.report.document import write_report
 from memformers.runs.metrics import read_metrics
 from tests.builders import small_training
@@ -114,8 +114,8 @@ def split_of(tokenizer, folder, texts):
 
 
 def bytes_counted(tokenizer, split):
-    of_split = units(tokenizer, split.tokens, tuple(split.documents.tolist()), split.counts)
-    return math.log2(math.e) / comparable(1.0, of_split, tokenizer)["bits_per_byte"]
+    of_split = predicted_units(tokenizer, split.tokens, tuple(split.documents.tolist()), split.counts)
+    return math.log2(math.e) / losses_by_unit(1.0, of_split, tokenizer)["bits_per_byte"]
 
 
 @lossy
@@ -169,8 +169,8 @@ def test_pieces_that_end_within_a_run_of_bytes_are_kept(tmp_path):
 @lossy
 def test_of_a_part_of_a_text_that_is_lost_nothing_is_known(tokenizer, tmp_path):
     split = split_of(tokenizer, tmp_path, [TEXT])
-    half = units(tokenizer, split.tokens[: len(split.tokens) // 2], (), split.counts)
-    measures = comparable(100.0, half, tokenizer)
+    half = predicted_units(tokenizer, split.tokens[: len(split.tokens) // 2], (), split.counts)
+    measures = losses_by_unit(100.0, half, tokenizer)
     assert math.isnan(measures["bits_per_byte"])
     assert math.isnan(measures["bits_per_character"])
 
@@ -179,7 +179,7 @@ def test_of_a_part_of_a_text_that_is_lost_nothing_is_known(tokenizer, tmp_path):
 def test_a_kept_part_of_a_text_is_what_its_tokens_stand_for(tokenizer, tmp_path):
     split = split_of(tokenizer, tmp_path, [TEXT])
     half = split.tokens[: len(split.tokens) // 2]
-    assert units(tokenizer, half, (), split.counts) == units(tokenizer, half)
+    assert predicted_units(tokenizer, half, (), split.counts) == predicted_units(tokenizer, half)
 
 
 @lossy
