@@ -192,7 +192,7 @@ def test_a_report_says_why_one_model_has_several_losses(read, probed, expected, 
     sentences = markdown.partition(start)[2].partition("\n\n")[0]
     for words in expected:
         assert words in sentences
-    assert ("figures and on the live page" in sentences) == (read < 9_000)
+    assert ("figures and the live page" in sentences) == (read < 9_000)
     assert ("probe" in sentences) == bool(probed)
 
 
