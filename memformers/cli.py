@@ -40,12 +40,14 @@ def main(arguments: list[str] | None = None) -> None:
         name = command_name(words[:1])
         spin_less()
         module = import_module(f"memformers.commands.{name}")
-        if name in ("train", "compare", "recall"):
+        trains = name in ("train", "compare", "recall")
+        if trains:
             import_module("memformers.common.machine").keep_freed_memory()
-            if is_first():
-                print(busy_notice(), end="", file=sys.stderr)
         parse = getattr(module, f"parse_{name}", partial(parse_arguments, command_class(name)))
-        parse(words[1:], prog=f"memformers {name}").run()
+        command = parse(words[1:], prog=f"memformers {name}")
+        if trains and is_first():
+            print(busy_notice(), end="", file=sys.stderr)
+        command.run()
 
 
 def command_class(name: str) -> type:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from memformers.common.console import Progress
+from memformers.common.console import Progress, counted
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked
 from memformers.common.machine import choose_device
@@ -68,7 +68,10 @@ def reading_bar(doing: str, tokens: int, model: MemoryLM) -> Progress:
     """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
     # Fifty segments take about a second.
     is_short = tokens <= 50 * model.config.segment_len
-    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, hidden=is_short)
+    bar = Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, hidden=is_short)
+    if bar.disable:  # in a log, which would say nothing for minutes
+        bar.say(f"{doing}: {counted(tokens, 'token')}")
+    return bar
 
 
 @dataclass(frozen=True, kw_only=True)

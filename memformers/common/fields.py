@@ -152,7 +152,11 @@ def describe_type(kind: Any) -> str:
     if origin is Annotated:
         return ", ".join([describe_type(args[0]), *(str(x) for x in args if isinstance(x, Range))])
     if origin in (Union, UnionType):
-        return ", or ".join(map(describe_type, args))
+        described = []
+        for arg in args:
+            is_several = arg == tuple[args[0], ...]  # type: ignore[valid-type]
+            described.append("a tuple of these" if is_several else describe_type(arg))
+        return ", or ".join(described)
     if origin is Literal:
         return "one of " + ", ".join(map(repr, args))
     if origin is tuple:

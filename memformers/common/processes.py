@@ -48,7 +48,7 @@ def busy_notice() -> str:
     n_cores = os.cpu_count() or 1
     if load <= n_cores:
         return ""
-    return f"note: {load:.0f} processes compete for {n_cores} cores, so this takes longer than usual.\n"
+    return f"NOTE: {load:.0f} processes compete for {n_cores} cores, so this takes longer than usual.\n"
 
 
 def is_first() -> bool:

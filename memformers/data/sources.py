@@ -309,9 +309,10 @@ def tiny_shakespeare() -> Sources:
         if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
             raise OSError(f"{len(raw):,} bytes that aren't the corpus were received")
     except OSError as error:
-        reason = f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used."
-        what_to_do = "to train on Tiny Shakespeare, give --data or MEMFORMERS_DATA its path."
-        warnings.warn(f"{what_to_do}\n{reason}", stacklevel=4)
+        reason = f"Tiny Shakespeare was neither found nor downloadable ({error}): the built-in play is used,"
+        effect = "which is easier to predict, so its losses can't be compared with those of Tiny Shakespeare."
+        what_to_do = "To train on that, give --data or MEMFORMERS_DATA its path."
+        warnings.warn(f"{reason} {effect}\n{what_to_do}", stacklevel=4)
         return builtin_play(is_stand_in=True)
 
     # Into the cache, for the next time.

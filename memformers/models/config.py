@@ -73,8 +73,9 @@ class NetworkConfig:
     """
 
     model: ModelName | str = "transformer-xl"
-    """The memory: none (transformer); each layer's latest inputs (transformer-xl); those and older ones,
-    compressed (compressive) or selected (selective); or yours, such as my_memory.py:Averages."""
+    """The memory: transformer (none), transformer-xl, compressive, selective or FILE:CLASS. transformer-xl
+    remembers each layer's latest inputs; compressive and selective also older ones, compressed or selected;
+    your own is a class in a file, such as my_memory.py:Averages."""
     d_model: Count = 128
     """Width D: features per position."""
     n_heads: Count = 4

@@ -47,6 +47,9 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
     if has_manifest(folder) and TOKENIZER in read_json(folder / MANIFEST).get("files", ()):
         check_manifest(folder, (TOKENIZER,))
 
+    if not folder.exists():
+        raise UserError(f"{folder} doesn't exist; name the folder of a run or of a checkpoint.")
+
     # Whose files they are: Hugging Face's Transformer-XL, or ours, which transformers may have written.
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     is_foreign = config.get("model_type", "memformers") != "memformers"

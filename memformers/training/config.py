@@ -177,14 +177,15 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     data: str = ""
-    """The text to train on: a text file; or documents, as a folder of texts, a .jsonl file, or a .parquet or
-    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these;
-    or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache or its
-    public address, or the built-in play if none of them works."""
+    """The text to train on, a file or a folder. A text file; or documents, as a folder of texts, a .jsonl
+    file, or a .parquet or .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and
+    perhaps test.* of these; or "builtin" for the built-in play. Empty: Tiny Shakespeare from
+    $MEMFORMERS_DATA, the user's cache or its public address, or the built-in play if none of them works."""
     tokenizer: str = "character"
-    """A token is a character, numbered in alphabetical order (character) or by frequency in the text
-    (frequency); a byte (byte); a word, numbered by frequency (word); or a part of a word (bpe), of which
-    --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
+    """What a token is: character, frequency, byte, word, bpe or a tokenizer.json. Characters are numbered in
+    alphabetical order (character) or by frequency in the text (frequency), and words by frequency; bpe are
+    parts of words, of which --vocab-size are learned from the training text. The path of a tokenizer.json is
+    that of a tokenizer of Hugging Face's."""
     text: TextConfig = field(default_factory=TextConfig)
     """Other parts of the text, and how it is divided."""
     max_tokens: Count = 2_700_000

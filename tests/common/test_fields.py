@@ -43,7 +43,7 @@ def test_values_in_their_range_are_taken_and_read_back():
     ("kind", "setting", "value", "expected"),
     [(Inner, "width", 0, "a whole number, at least 1"),
      *((Inner, "width", value, "a whole number") for value in (1.0, True, np.int64(4))),
-     (Inner, "lengths", (3, -1), "a whole number, at least 0, or a tuple, each a"),
+     (Inner, "lengths", (3, -1), "a whole number, at least 0, or a tuple of these, got"),
      (Config, "norm", "between", "one of 'pre', 'post'"),
      (Config, "names", ("a", "c"), "a tuple, each one of 'a', 'b'"),
      (Config, "share", 1.5, "a number, at least 0 and at most 1"), (Config, "share", math.nan, "a number"),

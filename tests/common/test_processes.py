@@ -105,4 +105,4 @@ def test_a_line_says_that_other_programs_use_the_cores(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 0.0, 0.0))
     assert busy_notice() == ""
     monkeypatch.setattr(os, "getloadavg", lambda: (12.2, 0.0, 0.0))
-    assert busy_notice() == "note: 12 processes compete for 4 cores, so this takes longer than usual.\n"
+    assert busy_notice() == "NOTE: 12 processes compete for 4 cores, so this takes longer than usual.\n"

@@ -187,12 +187,12 @@ def test_a_report_says_why_one_model_has_several_losses(read, probed, expected, 
     if probed:
         write_probe(tmp_path / "run", probed)
     markdown = markdown_of(tmp_path / "run")
-    start = "**The losses of one model are measured on different tokens**"
+    start = "**Tables and figures read different parts of the held-out text**"
     assert markdown.count(start) == bool(expected)
     sentences = markdown.partition(start)[2].partition("\n\n")[0]
     for words in expected:
         assert words in sentences
-    assert ("figures and on the live page" in sentences) == (read < 9_000)
+    assert ("figures and the live page" in sentences) == (read < 9_000)
     assert ("probe" in sentences) == bool(probed)
 
 
