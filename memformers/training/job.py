@@ -108,12 +108,14 @@ def resolve(
             (folder / TOKENIZER).unlink(missing_ok=True)
         raise
 
-    # The settings that the text and the device decide
+    # The model, whose vocabulary is the text's, and the precision of its device
     config = replace_nested(config, vocab_size=text.tokenizer.vocab_size)
-    config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
+    model = build_model(config, weights)
+    config = with_precision(config, model.device, ranks)
+    if ranks.size > 1:  # each rank has its own dropout
+        torch.manual_seed(config.seed + ranks.rank)
 
-    # The model, and the facts about both
-    model = build_model(config, ranks, weights)
+    # The facts about both
     facts = {
         "corpus": describe_corpus(text),
         **describe_model(config, model),
@@ -156,11 +158,9 @@ def check_folder(config: TrainConfig, folder: Path, previous: TrainConfig | None
         refuse_overwrite(folder, OF_A_RUN)
 
 
-def build_model(
-    config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
-) -> MemoryLM:
-    """A model on this rank's device with the weights of ``config.seed``, or of the ``initial`` model."""
-    device = choose_device(ranks.device_name(config.step.device))
+def build_model(config: TrainConfig, initial: MemoryLM | None = None) -> MemoryLM:
+    """A model on its device with the weights of ``config.seed``, or of the ``initial`` model."""
+    device = choose_device(config.step.device)
     if config.step.compile:
         check_compiler(device)
     model = MemoryLM(config.model)
@@ -175,10 +175,7 @@ def build_model(
                 f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
                 f"c_mem_len as they are. {' '.join(str(error).split())}"
             ) from None
-    model.to(device)
-    if ranks.size > 1:  # each rank has its own dropout
-        torch.manual_seed(config.seed + ranks.rank)
-    return model
+    return model.to(device)
 
 
 def check_compiler(device: torch.device) -> None:
