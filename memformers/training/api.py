@@ -176,7 +176,8 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
         state = TrainingState(build_optimizers(job.model, config))
         if job.resume:
             state = restore_newest(job.folder, job.model, state, config, ranks)
-        ranks.on_rank_zero(lambda: write_run_files(job, state))
+        if ranks.first:
+            write_run_files(job, state)
         segments = training_segments(
             job.text.train.tokens,
             config.batch_size,

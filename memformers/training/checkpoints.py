@@ -273,7 +273,9 @@ def restore_newest(
     ``state``; returns its state. Later records are removed. UserError if none can be used, or if a run that
     has its result has none."""
     checkpoints = folder / CHECKPOINTS
-    ranks.on_rank_zero(lambda: files.remove_leftovers(checkpoints))
+    if ranks.first:
+        files.remove_leftovers(checkpoints)
+    ranks.barrier()
     folders = numbered(checkpoints)
     if not folders and (folder / RESULT).exists():
         raise UserError(

@@ -7,7 +7,7 @@ training is that of one process on all the streams. Memory is no part of the mod
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -87,27 +87,23 @@ class Distributed:
         if any(rank_value != value for rank_value in self.all_gather(value)):
             raise UserError(message)
 
-    def on_rank_zero(self, do: Callable[[], object]) -> None:
-        """Call ``do`` on the first rank, while the others wait."""
-        if self.first:
-            do()
-        self.barrier()
-
-    def rank_zero_first(self, make: Callable[[], T]) -> T:
-        """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
-        use the files it leaves. It may prepare a large text for hours, and gloo wouldn't let the others wait
-        so long."""
+    @contextmanager
+    def rank_zero_first(self) -> Iterator[None]:
+        """A block that the first rank leaves before the others enter it, so that they can use the files it
+        has written. It may prepare a large text for hours, longer than gloo would let the others wait."""
         if self.size == 1:
-            return make()
+            yield
+            return
+        self.barrier()  # which fails if a rank has ended; new_group would wait for it
         patient = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
-        if self.first:
-            made = make()
+        if not self.first:
             dist.barrier(patient)
-            return made
-        dist.barrier(patient)
-        return make()
+        yield
+        if self.first:
+            dist.barrier(patient)
 
     def barrier(self) -> None:
+        """Wait until all ranks call this."""
         self.highest(0)
 
 

@@ -5,7 +5,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,11 @@ def resolve(
     # The folder
     if resume and previous is None and (folder / CONFIG).exists():
         previous = read_train_config(folder)
-    ranks.on_rank_zero(lambda: check_folder(config, folder, previous))
     has_tokenizer = (folder / TOKENIZER).exists()
-    if tokenizer is not None:
-        ranks.on_rank_zero(partial(keep_tokenizer, tokenizer, folder))
+    if ranks.first:  # for which the others wait before they read the text
+        check_folder(config, folder, previous)
+        if tokenizer is not None:
+            keep_tokenizer(tokenizer, folder)
 
     # What the run before decides
     if previous and config.step.precision == "auto":

@@ -44,7 +44,8 @@ def learned_subwords(folder: Path) -> Tokenizer | None:
 
 def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
-    text = ranks.rank_zero_first(lambda: find_text(config, folder))
+    with ranks.rank_zero_first():
+        text = find_text(config, folder)
     source = text.info.source
     ranks.check_alike(
         text.info.sha256,
@@ -53,8 +54,8 @@ def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
     check_apart(folder, config.data, source)
     check_same_corpus(text.info, folder)
     check_text(text, config)
-    if config.tokenizer.endswith(".json"):
-        ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
+    if config.tokenizer.endswith(".json") and ranks.first:
+        keep_tokenizer(text.tokenizer, folder)
     if text.validation.counts.is_lossy and ranks.first:
         warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
     return text
