@@ -51,8 +51,7 @@ def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
         text.info.sha256,
         f"the processes read different texts, this one {source}; name a file that all have with data.",
     )
-    check_apart(folder, config.data, source)
-    check_same_corpus(text.info, folder)
+    check_corpus(text.info, config.data, folder)
     check_text(text, config)
     if config.tokenizer.endswith(".json") and ranks.first:
         keep_tokenizer(text.tokenizer, folder)
@@ -94,18 +93,14 @@ def check_text(text: TokenDataset, config: TrainConfig) -> None:
             )
 
 
-def check_apart(folder: Path, *texts: str) -> None:
-    if folder.resolve() in [user_path(text).resolve() for text in texts]:
+def check_corpus(corpus: DatasetInfo, data: str, folder: Path) -> None:
+    """Raise UserError if ``folder`` holds the files of ``corpus``, which ``data`` names, or a run on another
+    text."""
+    if folder.resolve() in [user_path(path).resolve() for path in (data, corpus.source)]:
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
-
-
-def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError if the run in ``folder`` was trained on another text."""
     facts = read_facts(folder)
-    if not facts:
-        return
-    known = facts["corpus"]
-    if known["sha256"] != corpus.sha256:
+    known = facts["corpus"] if facts else None
+    if known and known["sha256"] != corpus.sha256:
         raise UserError(
             f"{folder} was trained on {known['name']} ({known['source']}); the text from {corpus.source} "
             f"is a different one. Name the same text with data."
