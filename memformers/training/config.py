@@ -1,6 +1,6 @@
 """What a training run is made from: the model, the text and how to learn."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -296,13 +296,6 @@ def read_train_config(folder: Path) -> TrainConfig:
     if config.tokenizer.endswith(".json") and (folder / TOKENIZER).exists():
         return replace(config, tokenizer=str(folder / TOKENIZER))
     return config
-
-
-def config_as_saved(config: TrainConfig) -> dict[str, Any]:
-    """``config`` as files in a run's folder have it, which can be moved."""
-    if config.tokenizer.endswith(".json"):
-        config = replace(config, tokenizer=TOKENIZER)
-    return asdict(config)
 
 
 def preset_names() -> list[str]:

@@ -4,7 +4,7 @@ open."""
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from memformers.training.checkpoints import check_same_config, is_finished
 from memformers.training.config import (
     TrainConfig,
     check_all_used,
-    config_as_saved,
     read_train_config,
     unused_settings,
 )
@@ -108,14 +107,19 @@ def resolve(
             (folder / TOKENIZER).unlink(missing_ok=True)
         raise
 
-    # The model, whose vocabulary is the text's, and the precision of its device
-    config = replace_nested(config, vocab_size=text.tokenizer.vocab_size)
+    # The settings that the text decides
+    decided: dict[str, Any] = {"vocab_size": text.tokenizer.vocab_size}
+    if config.tokenizer.endswith(".json"):  # now the run has a copy, also where its folder is moved to
+        decided["tokenizer"] = TOKENIZER
+    config = replace_nested(config, **decided)
+
+    # The model, and the precision of its device
     model = build_model(config, weights)
     config = with_precision(config, model.device, ranks)
     if ranks.size > 1:  # each rank has its own dropout
         torch.manual_seed(config.seed + ranks.rank)
 
-    # The facts about both
+    # The facts about text and model
     facts = {
         "corpus": describe_corpus(text),
         **describe_model(config, model),
@@ -203,7 +207,7 @@ def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
 def write_run_files(job: Job, state: TrainingState) -> None:
     """Write config and facts, which list all environments in which the training has run."""
     (job.folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
-    write_json(job.folder / CONFIG, config_as_saved(job.config))
+    write_json(job.folder / CONFIG, asdict(job.config))
     facts = job.facts
     previous_facts = read_facts(job.folder) if state.tokens > 0 else None
     if previous_facts:

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,13 +13,12 @@ from tqdm.utils import disp_trim
 
 from memformers.common.console import Progress, printable
 from memformers.common.files import numbered, sync, write_json, write_text
-from memformers.common.machine import describe_environment, peak_memory
+from memformers.common.machine import peak_memory
 from memformers.common.processes import Stopped, StopSignals
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import keep_best_and_newest, save_checkpoint
-from memformers.training.config import config_as_saved
 from memformers.training.job import Job
 from memformers.training.state import NotFiniteError, TrainingState
 from memformers.training.trainer import Monitor
@@ -58,7 +58,6 @@ class RunMonitor(Monitor):
         self.signals = signals
         self.bar = bar
         self.validation = Validation(job.text, job.config, job.ranks)
-        self.environment = describe_environment(job.model.device)
 
         # Samples continue the beginning of the held-out text.
         held_out = job.text.validation
@@ -158,8 +157,8 @@ class RunMonitor(Monitor):
         if self.last and self.last_at == state.tokens:
             evaluation = self.last.evaluation
         about = {
-            "config": config_as_saved(self.config),
-            "environment": self.environment,
+            "config": asdict(self.config),
+            "environment": self.job.facts["environment"],
             "records": state.records,
             "validation_loss": evaluation.loss if evaluation else None,
             "evaluated_tokens": evaluation.tokens if evaluation else 0,
