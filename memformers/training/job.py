@@ -25,10 +25,10 @@ from memformers.training.checkpoints import check_same_config, is_finished
 from memformers.training.config import (
     TrainConfig,
     check_all_used,
+    describe_settings,
     read_train_config,
-    unused_settings,
 )
-from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
+from memformers.training.distributed import Distributed, with_precision
 from memformers.training.initial_weights import with_init
 from memformers.training.state import TrainingState
 from memformers.training.text import describe_corpus, keep_tokenizer, load_text
@@ -61,10 +61,10 @@ def resolve(
     config: TrainConfig,
     folder: Path,
     *,
-    resume: bool = False,
-    init: MemoryLM | str | Path | None = None,
-    previous: TrainConfig | None = None,
-    ranks: Distributed = SINGLE_PROCESS,
+    resume: bool,
+    init: MemoryLM | str | Path | None,
+    previous: TrainConfig | None,
+    ranks: Distributed,
 ) -> Job | None:
     """The training that ``config`` asks for in ``folder``; None if it is finished already.
 
@@ -197,8 +197,7 @@ def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
-        "resolved_settings": config.resolved,
-        "unused": unused_settings(config),
+        **describe_settings(config),
         "environment": describe_environment(model.device),
         "commit": git_commit(),
     }
