@@ -164,13 +164,13 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
     name = short_name(config.model.model)
     with StopSignals(alone=ranks.size == 1) as signals:
         # What is trained
-        documents = f", {counted(job.text.info.documents, 'document')}" if job.text.info.documents else ""
-        ranks.say(
-            f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}"
-        )
         text = job.text.info
         source = f" ({text.source})" if text.source != text.name else ""
-        ranks.say(f"corpus: {text.name}{source}{documents}")
+        documents = f", {counted(text.documents, 'document')}" if text.documents else ""
+        ranks.say(
+            f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}\n"
+            f"corpus: {text.name}{source}{documents}"
+        )
 
         # Where it starts
         state = TrainingState(build_optimizers(job.model, config))
@@ -190,10 +190,16 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
 
         # Who watches it
         tracking = Tracking(job.folder, name, asdict(config) | job.facts, dashboard, track)
-        progress = {"total": config.max_tokens, "initial": min(state.tokens, config.max_tokens)}
         with (
             tracking if ranks.first else nullcontext(),
-            Progress(hidden=not ranks.first, desc=name, unit="tok", unit_scale=True, **progress) as bar,
+            Progress(
+                hidden=not ranks.first,
+                desc=name,
+                unit="tok",
+                unit_scale=True,
+                total=config.max_tokens,
+                initial=min(state.tokens, config.max_tokens),
+            ) as bar,
         ):
             write = tracking.record if ranks.first else lambda record: None
             monitor = RunMonitor(job, state, write, signals, bar)

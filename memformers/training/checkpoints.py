@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from dataclasses import asdict, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,8 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
             best_by_tokens[tokens] = checkpoint
     kept = {*checkpoints[:newest], *best_by_tokens.values()}
     if best_by_tokens:
-        link_best(parent, next(iter(best_by_tokens.values())))
+        best = next(iter(best_by_tokens.values()))  # on the tokens of the newest evaluation
+        link_best(parent, best)
     for checkpoint in checkpoints:
         if checkpoint not in kept:
             files.remove(checkpoint)
@@ -238,23 +240,28 @@ def differences(previous: dict[str, Any], current: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words."""
     # Compare them as JSON, which has no tuples. A setting that is newer than a config had its default value
     # then.
-    usual = flat_json(asdict(TrainConfig()))
-    new = flat_json(current)
-    old = {name: value for name, value in usual.items() if name in new} | flat_json(previous)
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    defaults = flat_json(asdict(TrainConfig()))
+    settings = flat_json(current)
+    previous_settings = {name: value for name, value in defaults.items() if name in settings}
+    previous_settings |= flat_json(previous)
+    names: set[str] = set()
+    for name in settings.keys() | previous_settings.keys():
+        if settings.get(name) != previous_settings.get(name):
+            names.add(name)
 
     # What may change
     may_change = set(MAY_CHANGE_ON_RESUME)
-    if new.get("model.dropout"):
+    if settings.get("model.dropout"):
         may_change.remove("gradient_accumulation_steps")
     names = {name for name in names if name.rpartition(".")[2] not in may_change}
-    if None in (old.get("model.vocab_size"), new.get("model.vocab_size")):
+    both = (previous_settings, settings)
+    if any(values.get("model.vocab_size") is None for values in both):
         names.discard("model.vocab_size")  # left to the text
-    if "auto" in (old.get("step.precision"), new.get("step.precision")):
+    if any(values.get("step.precision") == "auto" for values in both):
         names.discard("step.precision")  # left to the device
-    if all(str(config.get("tokenizer")).endswith(".json") for config in (old, new)):
+    if all(str(values.get("tokenizer")).endswith(".json") for values in both):
         names.discard("tokenizer")  # the run has its own file, which is compared
-    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
+    return ", ".join(f"{name} {previous_settings.get(name)} → {settings.get(name)}" for name in sorted(names))
 
 
 def flat_json(config: dict[str, Any]) -> dict[str, Any]:
@@ -343,6 +350,6 @@ def cut_metrics(folder: Path, records: int) -> int:
     if not path.exists():
         return 0
     with open(path, encoding="utf-8") as file:
-        lines = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
+        lines = [line for line in islice(file, records) if line.endswith("\n")]
     files.write_text(path, "".join(lines))
     return len(lines)

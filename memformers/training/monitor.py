@@ -71,13 +71,14 @@ class RunMonitor(Monitor):
         self.held_out_characters_per_token = held_out.counts.characters / len(held_out.tokens)
         self.unit = f"bits per {'token' if job.text.info.tokenizer == 'ids' else 'character'}"
 
-        # The newest checkpoint, by tokens and evaluations. Initial weights from the seed need none.
+        # Initial weights from the seed need no checkpoint.
         needs_no_checkpoint = job.from_seed or state.tokens > 0
-        self.saved = (state.tokens, state.evaluations) if needs_no_checkpoint else (0, -1)
-        self.saved_at = time.monotonic()
-        self.last: Measurement | None = None
-        self.last_at = 0
-        """The tokens at the last evaluation."""
+        self.saved_progress = (state.tokens, state.evaluations) if needs_no_checkpoint else (0, -1)
+        """The tokens and the evaluations at the newest checkpoint."""
+        self.saved_time = time.monotonic()
+        self.last_measurement: Measurement | None = None
+        self.measured_tokens = 0
+        """The training's tokens at the last measurement."""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         bits = metrics["loss.train"] / math.log(2)
@@ -118,11 +119,11 @@ class RunMonitor(Monitor):
             state.evaluations_without_improvement += 1
 
         # Show it
-        if self.last is None:
+        if self.last_measurement is None:
             tokens = self.validation.describe_tokens(evaluation)
             self.bar.say(f"Evaluations during the training read {tokens}:")
-        self.last = measurement
-        self.last_at = state.tokens
+        self.last_measurement = measurement
+        self.measured_tokens = state.tokens
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {sample}"
         self.bar.say(disp_trim(line, shutil.get_terminal_size().columns))
         self.bar.show(f"held out: {bits:.3f} {self.unit}")
@@ -136,7 +137,7 @@ class RunMonitor(Monitor):
         self.signals.check(self.ranks.highest)
 
     def is_checkpoint_due(self, state: TrainingState) -> bool:
-        saved_tokens, saved_evaluations = self.saved
+        saved_tokens, saved_evaluations = self.saved_progress
         if state.evaluations > saved_evaluations:
             return True
         every = self.config.checkpoint.checkpoint_every
@@ -144,18 +145,19 @@ class RunMonitor(Monitor):
             return True
         if state.step % self.config.evaluation.log_every == 0:  # ranks synchronize here
             minutes = self.config.checkpoint.checkpoint_minutes
-            is_old = minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
+            is_old = minutes > 0 and time.monotonic() - self.saved_time >= 60 * minutes
             return bool(self.ranks.highest(is_old))
         return False
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, unless there is one of this state already."""
         state.read_pending(self.ranks)  # a checkpoint must not contain the weights after a bad step
-        if (state.tokens, state.evaluations) == self.saved:
+        progress = (state.tokens, state.evaluations)
+        if progress == self.saved_progress:
             return
         evaluation = None
-        if self.last and self.last_at == state.tokens:
-            evaluation = self.last.evaluation
+        if self.last_measurement and self.measured_tokens == state.tokens:
+            evaluation = self.last_measurement.evaluation
         about = {
             "config": asdict(self.config),
             "environment": self.job.facts["environment"],
@@ -167,19 +169,19 @@ class RunMonitor(Monitor):
         checkpoints = self.job.folder / CHECKPOINTS
         if self.ranks.first:
             sync(self.job.folder / METRICS)
-        new = checkpoints / f"{state.tokens:012}"
-        save_checkpoint(new, self.model, self.job.text.tokenizer, state, about, self.ranks)
-        self.saved = (state.tokens, state.evaluations)
-        self.saved_at = time.monotonic()
+        folder = checkpoints / f"{state.tokens:012}"
+        save_checkpoint(folder, self.model, self.job.text.tokenizer, state, about, self.ranks)
+        self.saved_progress = progress
+        self.saved_time = time.monotonic()
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.checkpoint.keep_checkpoints)
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
         began = time.perf_counter()
-        measurement = self.last
+        measurement = self.last_measurement
         with self.signals.at_once():
-            if measurement is None or not self.validation.final_is_first:
+            if measurement is None or not self.validation.final_is_usual:
                 measurement = self.measure(final=True)
                 self.show_final(measurement)
             sample = self.sample(SAMPLE_CHARACTERS)
@@ -223,8 +225,9 @@ class RunMonitor(Monitor):
                 raise stopped.conventional() from None
         except (NotFiniteError, OSError) as error:
             newest = "No checkpoint was made yet."
-            for checkpoint in numbered(folder / CHECKPOINTS)[:1]:
-                newest = f"The checkpoint of token {int(checkpoint.name):,} is kept: {checkpoint}"
+            checkpoints = numbered(folder / CHECKPOINTS)
+            if checkpoints:
+                newest = f"The checkpoint of token {int(checkpoints[0].name):,} is kept: {checkpoints[0]}"
             if isinstance(error, OSError):
                 raise OSError(f"{folder} can't be written: {error}. {newest}") from None
             raise NotFiniteError(f"{error} {newest}") from None
