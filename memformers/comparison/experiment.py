@@ -38,9 +38,9 @@ from memformers.runs.folder import (
 from memformers.runs.plan import Plan, Planned, PlannedArm, read_plan, runs_of
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
 from memformers.tracking.trackers import find_trackers
-from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
+from memformers.training.resuming import differences
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report

@@ -21,8 +21,8 @@ from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
 from memformers.runs.folder import CONFIG
 from memformers.runs.plan import PlannedArm, read_plan
 from memformers.training.api import train_run
-from memformers.training.checkpoints import check_same_config
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.resuming import check_same_config
 from memformers.training.text import check_corpus, find_text, spec_of
 
 if TYPE_CHECKING:

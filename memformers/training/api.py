@@ -23,12 +23,12 @@ from memformers.runs.metrics import read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.tracking.trackers import find_trackers
-from memformers.training.checkpoints import restore_newest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import process_group
 from memformers.training.job import Job, alone_in_this_process, resolve, write_run_files
 from memformers.training.monitor import RunMonitor
 from memformers.training.optimizers import build_optimizers
+from memformers.training.resuming import restore_newest
 from memformers.training.state import TrainingState
 from memformers.training.trainer import Trainer
 

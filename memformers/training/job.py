@@ -21,7 +21,6 @@ from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
-from memformers.training.checkpoints import check_same_config, is_finished
 from memformers.training.config import (
     TrainConfig,
     check_all_used,
@@ -30,6 +29,7 @@ from memformers.training.config import (
 )
 from memformers.training.distributed import Distributed, with_precision
 from memformers.training.initial_weights import with_init
+from memformers.training.resuming import check_same_config, is_finished
 from memformers.training.state import TrainingState
 from memformers.training.text import describe_corpus, keep_tokenizer, load_text
 
