@@ -32,8 +32,8 @@ def is_finished(config: TrainConfig, previous: TrainConfig, folder: Path) -> boo
     that ``config`` asks for."""
     if not (folder / RESULT).exists():
         return False
-    seen = read_json(folder / RESULT, {"tokens": int})["tokens"]
-    return config.max_tokens <= max(seen, previous.max_tokens)
+    n_read = read_json(folder / RESULT, {"tokens": int})["tokens"]
+    return config.max_tokens <= max(n_read, previous.max_tokens)
 
 
 def check_same_config(config: TrainConfig, previous: TrainConfig, folder: Path) -> None:
