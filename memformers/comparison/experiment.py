@@ -219,10 +219,10 @@ def used_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     network = settings.get("model", {})
     model = network.get("model", "")
 
-    def used(group: Mapping[str, Any]) -> dict[str, Any]:
+    def without_unused(group: Mapping[str, Any]) -> dict[str, Any]:
         return {name: x for name, x in group.items() if applies_to(name, model) or name in SHARED_SETTINGS}
 
-    return {**used(settings), "model": used(network)}
+    return {**without_unused(settings), "model": without_unused(network)}
 
 
 def make_plan(experiment: Experiment, arms: Sequence[Arm], saved: Plan | None, folder: Path) -> Plan:

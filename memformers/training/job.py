@@ -109,7 +109,7 @@ def resolve(
 
     # The settings that the text decides
     decided: dict[str, Any] = {"vocab_size": text.tokenizer.vocab_size}
-    if config.tokenizer.endswith(".json"):  # now the run has a copy, also where its folder is moved to
+    if config.tokenizer.endswith(".json"):  # of which the run has a copy, and its folder may be moved
         decided["tokenizer"] = TOKENIZER
     config = replace_nested(config, **decided)
 
