@@ -17,6 +17,7 @@ from memformers.common.machine import peak_memory
 from memformers.common.processes import Stopped, StopSignals
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
+from memformers.models.stack import eval_mode
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import keep_best_and_newest, save_checkpoint
 from memformers.training.job import Job
@@ -253,7 +254,9 @@ class RunMonitor(Monitor):
     def sample(self, characters: int) -> str:
         self.bar.show("writing a sample")
         tokenizer = self.job.text.tokenizer
-        return continue_text(self.model, tokenizer, self.prompt, characters, SAMPLING, seed=SAMPLE_SEED)
+        # Else each token would switch all modules to eval mode and back.
+        with eval_mode(self.model):
+            return continue_text(self.model, tokenizer, self.prompt, characters, SAMPLING, seed=SAMPLE_SEED)
 
 
 def default_prompt(text: str) -> str:
