@@ -6,7 +6,7 @@ from typing import Any
 from memformers.common.files import numbered, read_json
 from memformers.runs.folder import CONFIG
 from memformers.runs.metrics import read_metrics
-from memformers.training.checkpoints import differences
+from memformers.training.resuming import differences
 
 FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors")
 """The files of a checkpoint that must be equal."""

@@ -2,6 +2,11 @@
 
 import os
 
+import pytest
+
+# A conftest of a folder may import it before it becomes a plugin.
+pytest.register_assert_rewrite("tests.fixtures")
+
 # No test's run may appear on a dashboard of the user's.
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)

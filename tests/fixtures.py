@@ -48,6 +48,17 @@ def _pictures_are_empty(request, monkeypatch):
         monkeypatch.setattr(plotting, "save", lambda _, path: path.touch())
 
 
+def shorten_samples(patch):
+    """Of a small training, two thirds of the time would be spent on its samples."""
+    patch.setattr(monitor, "SAMPLE_CHARACTERS", 4)
+    patch.setattr(monitor, "SHORT_SAMPLE_CHARACTERS", 2)
+
+
+@pytest.fixture(autouse=True)
+def _samples_are_short(monkeypatch):
+    shorten_samples(monkeypatch)
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The current folder is one of the test's own."""
@@ -79,13 +90,11 @@ def make_tiny(patch):
 
 @pytest.fixture
 def quick_runs(monkeypatch):
-    """What takes longer than a small training is left out of it: experiments are tiny, the built-in play and
-    samples are short, and a comparison is hardly probed."""
+    """What takes longer than a small training is left out of it: experiments are tiny, the built-in play is
+    short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(job, "git_commit", git_commit_once)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(monitor, "SAMPLE_CHARACTERS", 4)
-    monkeypatch.setattr(monitor, "SHORT_SAMPLE_CHARACTERS", 2)
     monkeypatch.setattr(text, "PROBED", 64)
 
 
@@ -100,7 +109,8 @@ def for_all(tmp_path_factory, worker_id):
 def trained(for_all):
     """A run; to be read only."""
     folder = for_all / "trained"
-    with FileLock(for_all / "trained.lock"):
+    with FileLock(for_all / "trained.lock"), pytest.MonkeyPatch.context() as patch:
+        shorten_samples(patch)
         if not (folder / RESULT).exists():
             # Far shorter than the built-in play, all of whose held-out text would be evaluated.
             data = for_all / "short_play.txt"
@@ -114,6 +124,7 @@ def compared(for_all):
     """A comparison of all models, of which the first is trained in a separate process; to be read only."""
     folder: Path = for_all / "compared"
     with FileLock(for_all / "compared.lock"), pytest.MonkeyPatch.context() as patch:
+        shorten_samples(patch)
         patch.setattr(experiment, "run_modules", train_first_beside)
         patch.setattr(text, "PROBED", 64)
         patch.setattr(plotting, "save", lambda _, path: path.touch())

@@ -223,9 +223,11 @@ def svg(figure: Figure, language: str = "en") -> str:
     if language == "en":
         return file.getvalue()
 
+    rows = list(csv.DictReader(TRANSLATIONS.read_text(encoding="utf-8").splitlines()))
+
     def in_language(label: re.Match[str]) -> str:
         text = label[0]
-        for row in csv.DictReader(TRANSLATIONS.read_text(encoding="utf-8").splitlines()):
+        for row in rows:
             text = re.sub(row["en"], row[language], text)
         return text
 

@@ -44,28 +44,30 @@ def with_settings(base: Config, **settings: Any) -> Config:
     network = base.model
     name = settings.pop("model", network.model)
     network_names = {field.name for field in fields(ModelConfig)}
-    of_network: dict[str, Any] = {}
-    of_training: dict[str, Any] = {}
+    network_changes: dict[str, Any] = {}
+    training_changes: dict[str, Any] = {}
 
-    # What the other settings say of another model.
+    # What another model brings along
     if name != network.model:
         name = import_memory(name)
-        of_network = {"model": name, "memory_config": lookup(name).Config()}
+        network_changes = {"model": name, "memory_config": lookup(name).Config()}
         for field in (*fields(ModelConfig), *fields(TrainConfig)):
             if not applies_to(field.name, name) and field.name not in SHARED_SETTINGS:
-                group = of_network if field.name in network_names else of_training
-                group[field.name] = field.default
+                changes = network_changes if field.name in network_names else training_changes
+                changes[field.name] = field.default
 
-    # What these say.
-    memory_config = of_network.get("memory_config", network.memory_config)
+    # The settings of its memory
+    memory_config = network_changes.get("memory_config", network.memory_config)
     memory_names = {field.name for field in fields(memory_config)}
-    of_memory = {setting: settings.pop(setting) for setting in memory_names & settings.keys()}
-    if of_memory:
-        of_network["memory_config"] = replace(memory_config, **of_memory)
+    memory_changes = {setting: settings.pop(setting) for setting in memory_names & settings.keys()}
+    if memory_changes:
+        network_changes["memory_config"] = replace(memory_config, **memory_changes)
+
+    # All others
     for setting, value in settings.items():
-        group = of_network if setting in network_names else of_training
-        group[setting] = value
-    return replace_nested(base, model=replace(network, **of_network), **of_training)
+        changes = network_changes if setting in network_names else training_changes
+        changes[setting] = value
+    return replace_nested(base, model=replace(network, **network_changes), **training_changes)
 
 
 def changed_settings(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
@@ -150,8 +152,8 @@ def parse_arm(
     if settings.get("n_layers", "").isdecimal():
         network["n_layers"] = int(settings["n_layers"])
     try:
-        of_model = with_settings(base, **network) if network else base
-        return Arm(name, parse_settings(settings, of_model) if settings else of_model)
+        config = with_settings(base, **network) if network else base
+        return Arm(name, parse_settings(settings, config) if settings else config)
     except UserError as error:
         raise UserError(f"arm {name!r}: {error}") from None
 

@@ -38,9 +38,9 @@ from memformers.runs.folder import (
 from memformers.runs.plan import Plan, Planned, PlannedArm, read_plan, runs_of
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
 from memformers.tracking.trackers import find_trackers
-from memformers.training.checkpoints import differences
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
+from memformers.training.resuming import differences
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report
@@ -219,10 +219,10 @@ def used_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     network = settings.get("model", {})
     model = network.get("model", "")
 
-    def used(group: Mapping[str, Any]) -> dict[str, Any]:
+    def without_unused(group: Mapping[str, Any]) -> dict[str, Any]:
         return {name: x for name, x in group.items() if applies_to(name, model) or name in SHARED_SETTINGS}
 
-    return {**used(settings), "model": used(network)}
+    return {**without_unused(settings), "model": without_unused(network)}
 
 
 def make_plan(experiment: Experiment, arms: Sequence[Arm], saved: Plan | None, folder: Path) -> Plan:

@@ -21,9 +21,9 @@ from memformers.models.config import SETTING_MODELS, ModelConfig, ModelName
 from memformers.runs.folder import CONFIG
 from memformers.runs.plan import PlannedArm, read_plan
 from memformers.training.api import train_run
-from memformers.training.checkpoints import check_same_config
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.text import check_apart, check_same_corpus, find_text, spec_of
+from memformers.training.resuming import check_same_config
+from memformers.training.text import check_corpus, find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report
@@ -107,17 +107,17 @@ class TextTask(Task[TrainConfig]):
     def find_data(self, runs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Any]:
         """The text, and UserError also for runs in ``folder`` of another text or of other settings."""
         # Arms may divide the text in other ways: each way is read once.
-        by_spec: dict[CorpusSpec, DatasetInfo] = {}
+        corpora: dict[CorpusSpec, DatasetInfo] = {}
         for name, config in runs.items():
             spec = spec_of(config)
-            if spec not in by_spec:
-                by_spec[spec] = find_text(config, folder / name).info
-                check_apart(folder, spec.data, by_spec[spec].source)
-            check_same_corpus(by_spec[spec], folder / name)
+            if spec not in corpora:
+                corpora[spec] = find_text(config, folder / name).info
+                check_corpus(corpora[spec], config.data, folder)
+            check_corpus(corpora[spec], config.data, folder / name)
             if (folder / name / CONFIG).exists():
                 check_same_config(config, read_train_config(folder / name), folder / name)
         first = next(iter(runs.values()))
-        return resolve_data(first, by_spec[spec_of(first)])
+        return resolve_data(first, corpora[spec_of(first)])
 
     def train(self, folder: Path) -> None:
         config = read_train_config(folder)

@@ -129,14 +129,16 @@ def import_file(path: Path) -> ModuleType:
     path = real_path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; name the file with your class, as my_memory.py:Averages.")
-    # Reuse it, whoever imported it: two classes of one file must share a module.
-    for module in list(sys.modules.values()):
-        if file_of(module) == path:
-            return module
     # Python takes a dot in a module's name for a package, and two files may have the same name.
     word = re.sub(r"\W", "_", path.stem)
     checksum = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     name = f"memformers_own_{word}_{checksum}"
+    if name in sys.modules:
+        return sys.modules[name]
+    # Reuse it, whoever imported it: two classes of one file must share a module.
+    for module in list(sys.modules.values()):
+        if file_of(module) == path:
+            return module
     # As importlib's documentation imports a file; a module whose code fails is forgotten.
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

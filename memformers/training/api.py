@@ -23,12 +23,12 @@ from memformers.runs.metrics import read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.tracking.trackers import find_trackers
-from memformers.training.checkpoints import restore_newest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import process_group
 from memformers.training.job import Job, alone_in_this_process, resolve, write_run_files
 from memformers.training.monitor import RunMonitor
 from memformers.training.optimizers import build_optimizers
+from memformers.training.resuming import restore_newest
 from memformers.training.state import TrainingState
 from memformers.training.trainer import Trainer
 
@@ -164,19 +164,20 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
     name = short_name(config.model.model)
     with StopSignals(alone=ranks.size == 1) as signals:
         # What is trained
-        documents = f", {counted(job.text.info.documents, 'document')}" if job.text.info.documents else ""
-        ranks.say(
-            f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}"
-        )
         text = job.text.info
         source = f" ({text.source})" if text.source != text.name else ""
-        ranks.say(f"corpus: {text.name}{source}{documents}")
+        documents = f", {counted(text.documents, 'document')}" if text.documents else ""
+        ranks.say(
+            f"{name}: {job.facts['parameters']:,} parameters, {config.max_tokens:,} tokens → {job.folder}\n"
+            f"corpus: {text.name}{source}{documents}"
+        )
 
         # Where it starts
         state = TrainingState(build_optimizers(job.model, config))
         if job.resume:
             state = restore_newest(job.folder, job.model, state, config, ranks)
-        ranks.on_rank_zero(lambda: write_run_files(job, state))
+        if ranks.first:
+            write_run_files(job, state)
         segments = training_segments(
             job.text.train.tokens,
             config.batch_size,
@@ -189,10 +190,16 @@ def run_job(job: Job, dashboard: str, track: str) -> None:
 
         # Who watches it
         tracking = Tracking(job.folder, name, asdict(config) | job.facts, dashboard, track)
-        progress = {"total": config.max_tokens, "initial": min(state.tokens, config.max_tokens)}
         with (
             tracking if ranks.first else nullcontext(),
-            Progress(hidden=not ranks.first, desc=name, unit="tok", unit_scale=True, **progress) as bar,
+            Progress(
+                hidden=not ranks.first,
+                desc=name,
+                unit="tok",
+                unit_scale=True,
+                total=config.max_tokens,
+                initial=min(state.tokens, config.max_tokens),
+            ) as bar,
         ):
             write = tracking.record if ranks.first else lambda record: None
             monitor = RunMonitor(job, state, write, signals, bar)

@@ -1,6 +1,6 @@
 """What a training run is made from: the model, the text and how to learn."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -254,22 +254,19 @@ class TrainConfig:
         share = self.max_tokens // (8 * self.evaluation.evaluations)
         return max(min(MOST_EVALUATION_TOKENS, share), FEWEST_EVALUATION_TOKENS)
 
-    @property
-    def resolved(self) -> dict[str, float | str]:
-        """The values of the settings that may be left open, by their dotted names."""
-        return {
-            "memory_warmup": self.memory_growth,
-            "evaluation.evaluation_tokens": self.evaluation_tokens,
-            "optim.muon_learning_rate": self.optim.muon_peak,
-            "model.position_features": self.model.position_features or self.model.d_model,
-            "model.clamp_len": self.model.clamp_len or "none",
-            "model.adaptive.d_embed": self.model.d_embed,
-        }
 
-
-def unused_settings(config: TrainConfig) -> list[str]:
-    """The dotted names of the settings that have no effect beside the others of ``config``."""
+def describe_settings(config: TrainConfig) -> dict[str, Any]:
+    """The facts about settings for ``run.json``, by dotted names: the values of those that may be left open,
+    and which have no effect beside the others."""
     model = config.model
+    resolved = {
+        "memory_warmup": config.memory_growth,
+        "evaluation.evaluation_tokens": config.evaluation_tokens,
+        "optim.muon_learning_rate": config.optim.muon_peak,
+        "model.position_features": model.position_features or model.d_model,
+        "model.clamp_len": model.clamp_len or "none",
+        "model.adaptive.d_embed": model.d_embed,
+    }
     names = [setting.name for setting in fields(config)] + [f"model.{f.name}" for f in fields(model)]
     unused = [name for name in names if not applies_to(name.rpartition(".")[2], model.model)]
     if model.model == "compressive" and model.compression in WITHOUT_PARAMETERS:
@@ -280,7 +277,7 @@ def unused_settings(config: TrainConfig) -> list[str]:
         unused += [f"model.adaptive.{setting.name}" for setting in fields(model.adaptive)]
     if config.optim.optimizer != "muon":
         unused.append("optim.muon_learning_rate")
-    return unused
+    return {"resolved_settings": resolved, "unused": unused}
 
 
 def check_all_used(config: TrainConfig) -> None:
@@ -296,13 +293,6 @@ def read_train_config(folder: Path) -> TrainConfig:
     if config.tokenizer.endswith(".json") and (folder / TOKENIZER).exists():
         return replace(config, tokenizer=str(folder / TOKENIZER))
     return config
-
-
-def config_as_saved(config: TrainConfig) -> dict[str, Any]:
-    """``config`` as files in a run's folder have it, which can be moved."""
-    if config.tokenizer.endswith(".json"):
-        config = replace(config, tokenizer=TOKENIZER)
-    return asdict(config)
 
 
 def preset_names() -> list[str]:

@@ -7,7 +7,7 @@ training is that of one process on all the streams. Memory is no part of the mod
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -33,19 +33,12 @@ ENDED_RANK_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by
 class Distributed:
     """The processes of a training, seen from one of them. With one process, no method communicates."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
+    def __init__(self, rank: int = 0, size: int = 1, parallel: Parallel = "single"):
         self.rank = rank
         self.size = size
-        self.local_rank = local_rank
-        """The number of this process on its machine."""
         self.parallel = parallel
         self.first = rank == 0
         """Whether this is the rank that writes files and prints."""
-
-    def device_name(self, name: str) -> str:
-        """The device of this rank, where ``name`` is that of the setting."""
-        uses_gpus = torch.cuda.is_available() and name in ("auto", "cuda")
-        return f"cuda:{self.local_rank}" if self.size > 1 and uses_gpus else name
 
     def say(self, message: str) -> None:
         if self.first:
@@ -94,27 +87,23 @@ class Distributed:
         if any(rank_value != value for rank_value in self.all_gather(value)):
             raise UserError(message)
 
-    def on_rank_zero(self, do: Callable[[], object]) -> None:
-        """Call ``do`` on the first rank, while the others wait."""
-        if self.first:
-            do()
-        self.barrier()
-
-    def rank_zero_first(self, make: Callable[[], T]) -> T:
-        """The result of ``make``, which runs on the first rank before it runs on the others, so that they can
-        use the files it leaves. It may prepare a large text for hours, and gloo wouldn't let the others wait
-        so long."""
+    @contextmanager
+    def rank_zero_first(self) -> Iterator[None]:
+        """A block that the first rank leaves before the others enter it, so that they can use the files it
+        has written. It may prepare a large text for hours, longer than gloo would let the others wait."""
         if self.size == 1:
-            return make()
+            yield
+            return
+        self.barrier()  # which fails if a rank has ended; new_group would wait for it
         patient = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
-        if self.first:
-            made = make()
+        if not self.first:
             dist.barrier(patient)
-            return made
-        dist.barrier(patient)
-        return make()
+        yield
+        if self.first:
+            dist.barrier(patient)
 
     def barrier(self) -> None:
+        """Wait until all ranks call this."""
         self.highest(0)
 
 
@@ -125,21 +114,21 @@ SINGLE_PROCESS = Distributed()
 def process_group(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started train together; OSError if another has ended."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if config.step.parallel == "single":
         if size > 1:
             raise UserError(f"torchrun started {size} processes, but parallel='single'; use 'ddp'.")
         yield SINGLE_PROCESS
         return
 
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # among those on its machine
     n_gpus = 0 if config.step.device == "cpu" else torch.cuda.device_count()
     check_processes(config, size, local_rank, n_gpus)
     rank = int(os.environ["RANK"])
     if n_gpus:
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # which auto and cuda then mean in this process
     dist.init_process_group("cpu:gloo,cuda:nccl" if n_gpus else "gloo")
     try:
-        yield Distributed(rank, size, local_rank, config.step.parallel)
+        yield Distributed(rank, size, config.step.parallel)
     except RuntimeError as error:
         is_ended_rank = isinstance(error, dist.DistError) or any(x in str(error) for x in ENDED_RANK_MESSAGES)
         if size > 1 and is_ended_rank:

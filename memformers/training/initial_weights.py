@@ -42,23 +42,23 @@ def with_init(
     if tokenizer is None:
         return config, model, None
 
-    kept = str(folder / TOKENIZER)
-    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name, kept):
+    path = str(folder / TOKENIZER)
+    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name, path):
         raise UserError(
             f"tokenizer={config.tokenizer!r} can't be used, since the initial weights have a tokenizer; "
             f"leave it out."
         )
-    return replace(config, tokenizer=kept), model, tokenizer
+    return replace(config, tokenizer=path), model, tokenizer
 
 
 def check_same_network(network: ModelConfig, initial: ModelConfig) -> None:
     """Raise UserError if the weights of the ``initial`` network don't fit ``network``."""
     differences = []
     for setting in fields(ModelConfig):
-        theirs = getattr(initial, setting.name)
-        ours = getattr(network, setting.name)
-        if setting.name not in MAY_DIFFER_FROM_INIT and theirs != ours:
-            differences.append(f"{setting.name} {theirs} → {ours}")
+        initial_value = getattr(initial, setting.name)
+        value = getattr(network, setting.name)
+        if setting.name not in MAY_DIFFER_FROM_INIT and initial_value != value:
+            differences.append(f"{setting.name} {initial_value} → {value}")
     if differences:
         raise UserError(
             f"the initial weights come from a network with other settings ({', '.join(differences)}). Leave "

@@ -4,8 +4,7 @@ open."""
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,15 @@ from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
-from memformers.training.checkpoints import check_same_config, is_finished
 from memformers.training.config import (
     TrainConfig,
     check_all_used,
-    config_as_saved,
+    describe_settings,
     read_train_config,
-    unused_settings,
 )
-from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
+from memformers.training.distributed import Distributed, with_precision
 from memformers.training.initial_weights import with_init
+from memformers.training.resuming import check_same_config, is_finished
 from memformers.training.state import TrainingState
 from memformers.training.text import describe_corpus, keep_tokenizer, load_text
 
@@ -63,10 +61,10 @@ def resolve(
     config: TrainConfig,
     folder: Path,
     *,
-    resume: bool = False,
-    init: MemoryLM | str | Path | None = None,
-    previous: TrainConfig | None = None,
-    ranks: Distributed = SINGLE_PROCESS,
+    resume: bool,
+    init: MemoryLM | str | Path | None,
+    previous: TrainConfig | None,
+    ranks: Distributed,
 ) -> Job | None:
     """The training that ``config`` asks for in ``folder``; None if it is finished already.
 
@@ -87,10 +85,11 @@ def resolve(
     # The folder
     if resume and previous is None and (folder / CONFIG).exists():
         previous = read_train_config(folder)
-    ranks.on_rank_zero(lambda: check_folder(config, folder, previous))
     has_tokenizer = (folder / TOKENIZER).exists()
-    if tokenizer is not None:
-        ranks.on_rank_zero(partial(keep_tokenizer, tokenizer, folder))
+    if ranks.first:  # for which the others wait before they read the text
+        check_folder(config, folder, previous)
+        if tokenizer is not None:
+            keep_tokenizer(tokenizer, folder)
 
     # What the run before decides
     if previous and config.step.precision == "auto":
@@ -108,12 +107,19 @@ def resolve(
             (folder / TOKENIZER).unlink(missing_ok=True)
         raise
 
-    # The settings that the text and the device decide
-    config = replace_nested(config, vocab_size=text.tokenizer.vocab_size)
-    config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
+    # The settings that the text decides
+    decided: dict[str, Any] = {"vocab_size": text.tokenizer.vocab_size}
+    if config.tokenizer.endswith(".json"):  # of which the run has a copy, and its folder may be moved
+        decided["tokenizer"] = TOKENIZER
+    config = replace_nested(config, **decided)
 
-    # The model, and the facts about both
-    model = build_model(config, ranks, weights)
+    # The model, and the precision of its device
+    model = build_model(config, weights)
+    config = with_precision(config, model.device, ranks)
+    if ranks.size > 1:  # each rank has its own dropout
+        torch.manual_seed(config.seed + ranks.rank)
+
+    # The facts about text and model
     facts = {
         "corpus": describe_corpus(text),
         **describe_model(config, model),
@@ -156,11 +162,9 @@ def check_folder(config: TrainConfig, folder: Path, previous: TrainConfig | None
         refuse_overwrite(folder, OF_A_RUN)
 
 
-def build_model(
-    config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
-) -> MemoryLM:
-    """A model on this rank's device with the weights of ``config.seed``, or of the ``initial`` model."""
-    device = choose_device(ranks.device_name(config.step.device))
+def build_model(config: TrainConfig, initial: MemoryLM | None = None) -> MemoryLM:
+    """A model on its device with the weights of ``config.seed``, or of the ``initial`` model."""
+    device = choose_device(config.step.device)
     if config.step.compile:
         check_compiler(device)
     model = MemoryLM(config.model)
@@ -175,10 +179,7 @@ def build_model(
                 f"the initial weights don't fit. With positions='learned', leave segment_len, mem_len and "
                 f"c_mem_len as they are. {' '.join(str(error).split())}"
             ) from None
-    model.to(device)
-    if ranks.size > 1:  # each rank has its own dropout
-        torch.manual_seed(config.seed + ranks.rank)
-    return model
+    return model.to(device)
 
 
 def check_compiler(device: torch.device) -> None:
@@ -196,8 +197,7 @@ def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
-        "resolved_settings": config.resolved,
-        "unused": unused_settings(config),
+        **describe_settings(config),
         "environment": describe_environment(model.device),
         "commit": git_commit(),
     }
@@ -206,7 +206,7 @@ def describe_model(config: TrainConfig, model: MemoryLM) -> dict[str, Any]:
 def write_run_files(job: Job, state: TrainingState) -> None:
     """Write config and facts, which list all environments in which the training has run."""
     (job.folder / RESULT).unlink(missing_ok=True)  # of a training that is extended
-    write_json(job.folder / CONFIG, config_as_saved(job.config))
+    write_json(job.folder / CONFIG, asdict(job.config))
     facts = job.facts
     previous_facts = read_facts(job.folder) if state.tokens > 0 else None
     if previous_facts:

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ from tqdm.utils import disp_trim
 
 from memformers.common.console import Progress, printable
 from memformers.common.files import numbered, sync, write_json, write_text
-from memformers.common.machine import describe_environment, peak_memory
+from memformers.common.machine import peak_memory
 from memformers.common.processes import Stopped, StopSignals
 from memformers.data.streams import read_tokens
 from memformers.generation.generate import Sampling, continue_text
+from memformers.models.stack import eval_mode
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import keep_best_and_newest, save_checkpoint
-from memformers.training.config import config_as_saved
 from memformers.training.job import Job
 from memformers.training.state import NotFiniteError, TrainingState
 from memformers.training.trainer import Monitor
@@ -58,7 +59,6 @@ class RunMonitor(Monitor):
         self.signals = signals
         self.bar = bar
         self.validation = Validation(job.text, job.config, job.ranks)
-        self.environment = describe_environment(job.model.device)
 
         # Samples continue the beginning of the held-out text.
         held_out = job.text.validation
@@ -72,13 +72,14 @@ class RunMonitor(Monitor):
         self.held_out_characters_per_token = held_out.counts.characters / len(held_out.tokens)
         self.unit = f"bits per {'token' if job.text.info.tokenizer == 'ids' else 'character'}"
 
-        # The newest checkpoint, by tokens and evaluations. Initial weights from the seed need none.
+        # Initial weights from the seed need no checkpoint.
         needs_no_checkpoint = job.from_seed or state.tokens > 0
-        self.saved = (state.tokens, state.evaluations) if needs_no_checkpoint else (0, -1)
-        self.saved_at = time.monotonic()
-        self.last: Measurement | None = None
-        self.last_at = 0
-        """The tokens at the last evaluation."""
+        self.saved_progress = (state.tokens, state.evaluations) if needs_no_checkpoint else (0, -1)
+        """The tokens and the evaluations at the newest checkpoint."""
+        self.saved_time = time.monotonic()
+        self.last_measurement: Measurement | None = None
+        self.measured_tokens = 0
+        """The training's tokens at the last measurement."""
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         bits = metrics["loss.train"] / math.log(2)
@@ -119,11 +120,11 @@ class RunMonitor(Monitor):
             state.evaluations_without_improvement += 1
 
         # Show it
-        if self.last is None:
+        if self.last_measurement is None:
             tokens = self.validation.describe_tokens(evaluation)
             self.bar.say(f"Evaluations during the training read {tokens}:")
-        self.last = measurement
-        self.last_at = state.tokens
+        self.last_measurement = measurement
+        self.measured_tokens = state.tokens
         line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  sample: {sample}"
         self.bar.say(disp_trim(line, shutil.get_terminal_size().columns))
         self.bar.show(f"held out: {bits:.3f} {self.unit}")
@@ -137,7 +138,7 @@ class RunMonitor(Monitor):
         self.signals.check(self.ranks.highest)
 
     def is_checkpoint_due(self, state: TrainingState) -> bool:
-        saved_tokens, saved_evaluations = self.saved
+        saved_tokens, saved_evaluations = self.saved_progress
         if state.evaluations > saved_evaluations:
             return True
         every = self.config.checkpoint.checkpoint_every
@@ -145,21 +146,22 @@ class RunMonitor(Monitor):
             return True
         if state.step % self.config.evaluation.log_every == 0:  # ranks synchronize here
             minutes = self.config.checkpoint.checkpoint_minutes
-            is_old = minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
+            is_old = minutes > 0 and time.monotonic() - self.saved_time >= 60 * minutes
             return bool(self.ranks.highest(is_old))
         return False
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, unless there is one of this state already."""
         state.read_pending(self.ranks)  # a checkpoint must not contain the weights after a bad step
-        if (state.tokens, state.evaluations) == self.saved:
+        progress = (state.tokens, state.evaluations)
+        if progress == self.saved_progress:
             return
         evaluation = None
-        if self.last and self.last_at == state.tokens:
-            evaluation = self.last.evaluation
+        if self.last_measurement and self.measured_tokens == state.tokens:
+            evaluation = self.last_measurement.evaluation
         about = {
-            "config": config_as_saved(self.config),
-            "environment": self.environment,
+            "config": asdict(self.config),
+            "environment": self.job.facts["environment"],
             "records": state.records,
             "validation_loss": evaluation.loss if evaluation else None,
             "evaluated_tokens": evaluation.tokens if evaluation else 0,
@@ -168,19 +170,19 @@ class RunMonitor(Monitor):
         checkpoints = self.job.folder / CHECKPOINTS
         if self.ranks.first:
             sync(self.job.folder / METRICS)
-        new = checkpoints / f"{state.tokens:012}"
-        save_checkpoint(new, self.model, self.job.text.tokenizer, state, about, self.ranks)
-        self.saved = (state.tokens, state.evaluations)
-        self.saved_at = time.monotonic()
+        folder = checkpoints / f"{state.tokens:012}"
+        save_checkpoint(folder, self.model, self.job.text.tokenizer, state, about, self.ranks)
+        self.saved_progress = progress
+        self.saved_time = time.monotonic()
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.checkpoint.keep_checkpoints)
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
         began = time.perf_counter()
-        measurement = self.last
+        measurement = self.last_measurement
         with self.signals.at_once():
-            if measurement is None or not self.validation.final_is_first:
+            if measurement is None or not self.validation.final_is_usual:
                 measurement = self.measure(final=True)
                 self.show_final(measurement)
             sample = self.sample(SAMPLE_CHARACTERS)
@@ -224,8 +226,9 @@ class RunMonitor(Monitor):
                 raise stopped.conventional() from None
         except (NotFiniteError, OSError) as error:
             newest = "No checkpoint was made yet."
-            for checkpoint in numbered(folder / CHECKPOINTS)[:1]:
-                newest = f"The checkpoint of token {int(checkpoint.name):,} is kept: {checkpoint}"
+            checkpoints = numbered(folder / CHECKPOINTS)
+            if checkpoints:
+                newest = f"The checkpoint of token {int(checkpoints[0].name):,} is kept: {checkpoints[0]}"
             if isinstance(error, OSError):
                 raise OSError(f"{folder} can't be written: {error}. {newest}") from None
             raise NotFiniteError(f"{error} {newest}") from None
@@ -251,7 +254,9 @@ class RunMonitor(Monitor):
     def sample(self, characters: int) -> str:
         self.bar.show("writing a sample")
         tokenizer = self.job.text.tokenizer
-        return continue_text(self.model, tokenizer, self.prompt, characters, SAMPLING, seed=SAMPLE_SEED)
+        # Else each token would switch all modules to eval mode and back.
+        with eval_mode(self.model):
+            return continue_text(self.model, tokenizer, self.prompt, characters, SAMPLING, seed=SAMPLE_SEED)
 
 
 def default_prompt(text: str) -> str:

@@ -44,17 +44,17 @@ def learned_subwords(folder: Path) -> Tokenizer | None:
 
 def load_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on, checked; a tokenizer that was not made from it is kept in ``folder``."""
-    text = ranks.rank_zero_first(lambda: find_text(config, folder))
+    with ranks.rank_zero_first():
+        text = find_text(config, folder)
     source = text.info.source
     ranks.check_alike(
         text.info.sha256,
         f"the processes read different texts, this one {source}; name a file that all have with data.",
     )
-    check_apart(folder, config.data, source)
-    check_same_corpus(text.info, folder)
+    check_corpus(text.info, config.data, folder)
     check_text(text, config)
-    if config.tokenizer.endswith(".json"):
-        ranks.on_rank_zero(lambda: keep_tokenizer(text.tokenizer, folder))
+    if config.tokenizer.endswith(".json") and ranks.first:
+        keep_tokenizer(text.tokenizer, folder)
     if text.validation.counts.is_lossy and ranks.first:
         warnings.warn(f"{LOSES_TEXT}.", stacklevel=2)
     return text
@@ -93,18 +93,14 @@ def check_text(text: TokenDataset, config: TrainConfig) -> None:
             )
 
 
-def check_apart(folder: Path, *texts: str) -> None:
-    if folder.resolve() in [user_path(text).resolve() for text in texts]:
+def check_corpus(corpus: DatasetInfo, data: str, folder: Path) -> None:
+    """Raise UserError if ``folder`` holds the files of ``corpus``, which ``data`` names, or a run on another
+    text."""
+    if folder.resolve() in [user_path(path).resolve() for path in (data, corpus.source)]:
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
-
-
-def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
-    """Raise UserError if the run in ``folder`` was trained on another text."""
     facts = read_facts(folder)
-    if not facts:
-        return
-    known = facts["corpus"]
-    if known["sha256"] != corpus.sha256:
+    known = facts["corpus"] if facts else None
+    if known and known["sha256"] != corpus.sha256:
         raise UserError(
             f"{folder} was trained on {known['name']} ({known['source']}); the text from {corpus.source} "
             f"is a different one. Name the same text with data."

@@ -87,7 +87,8 @@ class Trainer:
         self.forward: Any = model
         self.compiled: CompiledModel | None = None
         if config.step.compile:
-            self.compiled = self.forward = CompiledModel(model)
+            self.compiled = CompiledModel(model)
+            self.forward = self.compiled
             # Under autocast, aot_eager mixes the dtypes of a region's gradients, and inductor takes no less
             # time for one region.
             is_single_dtype = config.step.precision == "float32"

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,14 @@ class Measurement:
     in_units: dict[str, float]
 
 
+class HeldOutPart(NamedTuple):
+    """A part of a held-out text."""
+
+    tokens: Ids
+    documents: tuple[int, ...]
+    """The lengths of its documents."""
+
+
 class Validation:
     """The held-out text. Evaluations during a training read its first ``evaluation_tokens`` tokens, which may
     end within a document. The last evaluation reads everything, or the first ``final_tokens``. With several
@@ -37,28 +46,26 @@ class Validation:
         self.tokens = text.validation.tokens
         self.documents = text.validation.documents
         self.counts = text.validation.counts
-        self.final = self.read_first(config.evaluation.final_tokens)
-        self.first = self.read_first(config.evaluation_tokens)
-        n_final, final_documents = len(self.final[0]), self.final[1]
-        n_first, first_documents = len(self.first[0]), self.first[1]
-        self.final_is_first = n_final == n_first and final_documents == first_documents
+        self.final_part = self.read_first(config.evaluation.final_tokens)
+        self.usual_part = self.read_first(config.evaluation_tokens)
+        is_as_long = len(self.final_part.tokens) == len(self.usual_part.tokens)
+        self.final_is_usual = is_as_long and self.final_part.documents == self.usual_part.documents
         """Whether the last evaluation reads the same tokens as the others."""
         self.n_predictable = len(self.tokens) - (len(self.documents) or 1)
 
-    def read_first(self, length: int) -> tuple[Ids, tuple[int, ...]]:
-        """The first ``length`` tokens and the lengths of their documents; all if it is 0, or where nothing
-        could be predicted."""
+    def read_first(self, length: int) -> HeldOutPart:
+        """The first ``length`` tokens; all if it is 0, or where nothing could be predicted."""
         ends = np.minimum(np.cumsum(self.documents, dtype=np.int64), length)
         lengths = np.diff(ends, prepend=0)
         longest = max(lengths.tolist() or [length])
         if longest < 2:
-            return self.tokens, tuple(self.documents.tolist())
-        return self.tokens[:length], tuple(lengths[lengths > 0].tolist())
+            return HeldOutPart(self.tokens, tuple(self.documents.tolist()))
+        return HeldOutPart(self.tokens[:length], tuple(lengths[lengths > 0].tolist()))
 
     def evaluate(self, model: MemoryLM, final: bool, progress: Callable[[float], None]) -> Measurement:
         """Evaluate what the ``final`` evaluation reads, or the others; ``progress`` gets the fraction that is
         done after each segment, equally often on every rank. All ranks must call this, and get the same."""
-        tokens, documents = self.final if final else self.first
+        tokens, documents = self.final_part if final else self.usual_part
         reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
 
         # This rank's streams of each group

@@ -1,13 +1,14 @@
-"""Comparisons of a user's memories, each trained in a separate process, wherever their files are."""
+"""Comparisons of a user's memories, trained in separate processes, wherever their files are."""
 
 import pytest
 
 from memformers.common.files import read_json
-from memformers.comparison import text
+from memformers.comparison import experiment, text
 from memformers.comparison.text import CompareConfig, compare
 from memformers.models import registry
 from memformers.report import plotting
 from tests.builders import small_training, write_memory
+from tests.processes import train_here
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 200
 
@@ -36,7 +37,9 @@ def test_memories_in_any_folder_are_compared_and_resumed(forget, tmp_path, monke
 
     monkeypatch.chdir(folder)
     config = CompareConfig(training, models=(), arms=("one: model=mine.py:Mine",))
-    compare(config, folder / "out", dashboard="off")
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "run_modules", train_here)
+        compare(config, folder / "out", dashboard="off")
 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

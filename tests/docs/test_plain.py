@@ -131,8 +131,10 @@ def run_plain(plain, name, *arguments):
     module.main(model, *map(str, arguments))
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive"])
+# The text is read by one function of both files.
+@pytest.mark.parametrize(
+    ("name", "kind"), [*(("transformer_xl", kind) for kind in TEXTS), ("compressive", "play")]
+)
 def test_a_plain_file_samples_from_any_text(plain, name, kind, tmp_path, capsys):
     text, prompt = TEXTS[kind]
     path = tmp_path / "novel.txt"

@@ -9,6 +9,7 @@ import torch
 from experiments import learning_worth as program
 from experiments.learning_worth import LearningWorth, choose_rate, half_of, learn_text, measure_model
 from memformers.common.files import read_json
+from memformers.data.builtin import write_play
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.evaluation.evaluate import evaluate
 from tests.builders import small_lm, small_training
@@ -24,7 +25,10 @@ def measured(tmp_path, monkeypatch, quick_runs):
     monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="transformer-xl")))
     monkeypatch.setattr(program, "N_RELEARNED", 256)
     out = tmp_path / "a"
-    LearningWorth(data="builtin", out=out, arms=ARMS, seeds=2, tokens=256, rates=RATES, dashboard="off").run()
+    # A tenth of it is read, and learned segment by segment, six times for each arm.
+    data = tmp_path / "play.txt"
+    data.write_text(write_play(5_000))
+    LearningWorth(data=str(data), out=out, arms=ARMS, seeds=2, tokens=256, rates=RATES, dashboard="off").run()
     values = {}
     with (out / "results.csv").open() as file:
         for row in csv.DictReader(file):

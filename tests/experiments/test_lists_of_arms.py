@@ -124,13 +124,13 @@ def runs_of(folder):
      Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
      RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
      recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
-     PositionFeatures(quick=True, characters="builtin", tasks=("characters",), arms=("all", "p8-1k")),
+     PositionFeatures(quick=True, tasks=("characters",), arms=("all", "p8-1k")),
      memories.Memories(quick=True, arms=("transformer-xl", "averages")),
      mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
     ids=lambda command: command.name,
 )  # fmt: skip
 def test_a_quick_trial_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
+    (tmp_path / "text.txt").write_text(write_play(6_000), encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     out = tmp_path / "run"
     replace(command, out=out).run()

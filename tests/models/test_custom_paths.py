@@ -1,5 +1,7 @@
 """Where the file of a user's memory may be, and that every process imports the same class under one name."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,14 +17,31 @@ from memformers.models import registry
 from memformers.models.registry import import_memory, import_path, load_class, register_model
 from memformers.training.config import TrainConfig
 from tests import builders
-from tests.processes import finish
+from tests.processes import finish, start
 
+# Names the memories at the paths in each line of its input, in a fork that knows none yet: so PyTorch is
+# imported once.
 NAME_EACH = """
-import sys
+import json, os, sys, traceback
 from memformers.models.registry import MODELS, import_memory, import_path
-for path in sys.argv[1:]:
-    name = import_memory(path)
-    print(name, import_path(MODELS[name]), sep="\\n")
+
+def name_each(paths):
+    lines = []
+    for path in paths:
+        name = import_memory(path)
+        lines += [name, import_path(MODELS[name])]
+    return lines
+
+for line in sys.stdin:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    try:
+        print(json.dumps(name_each(json.loads(line))), flush=True)
+    except BaseException:
+        print(json.dumps(traceback.format_exc()), flush=True)
+    finally:
+        os._exit(0)
 """
 SHOW_PATH = """
 if __name__ == "__main__":
@@ -67,22 +86,39 @@ def write_memory(path, head="import neighbour\nSTEP = neighbour.STEP", tail=""):
     return path
 
 
-def lines_of(*command, cwd="."):
-    """What a Python program prints, in a separate process, as a user starts it."""
+def environment_of_user():
+    """That of a Python program that a user starts."""
     environment = module_environment()
     del environment["PYTHONSAFEPATH"]
-    ended = finish([sys.executable, *command], cwd=cwd, env=environment)
+    return environment
+
+
+def lines_of(*command, cwd="."):
+    """What a Python program prints, in a separate process, as a user starts it."""
+    ended = finish([sys.executable, *command], cwd=cwd, env=environment_of_user())
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
 
-def check_elsewhere(paths):
-    """Another process, in another folder, imports each memory at one of these paths, by names, as its own."""
-    expected = [line for name, path in paths.items() for line in (name, path)]
-    assert lines_of("-c", NAME_EACH, *paths.values(), cwd="/") == expected
+@pytest.fixture(scope="module")
+def check_elsewhere():
+    """Checks that another process, in another folder, imports each memory at one of these paths, by names, as
+    its own."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", NAME_EACH]
+    with start(command, cwd="/", env=environment_of_user(), stdin=pipe, stdout=pipe) as process:
+
+        def check(paths):
+            process.stdin.write(json.dumps([*paths.values()]) + "\n")
+            process.stdin.flush()
+            expected = [line for name, path in paths.items() for line in (name, path)]
+            assert json.loads(process.stdout.readline()) == expected
+
+        yield check
+        process.stdin.close()
 
 
-def test_another_process_imports_a_file_from_any_folder(tmp_path):
+def test_another_process_imports_a_file_from_any_folder(check_elsewhere, tmp_path):
     paths = {}
     for file in FILES:
         path = write_memory(file).resolve()
@@ -134,7 +170,7 @@ def test_a_class_that_a_program_imported_is_the_one_in_its_file(linked, monkeypa
     assert load_class("thesis.v2/mine.py:Mine") is mine.Mine
 
 
-def test_a_link_to_a_file_without_the_ending_py_is_a_memory(tmp_path):
+def test_a_link_to_a_file_without_the_ending_py_is_a_memory(check_elsewhere, tmp_path):
     """As in stores that call files by their checksums."""
     write_memory("blobs/0a1b2c.py").rename("blobs/0a1b2c")
     Path("snapshot").mkdir()
@@ -146,7 +182,7 @@ def test_a_link_to_a_file_without_the_ending_py_is_a_memory(tmp_path):
     check_elsewhere({"mine.py:Mine": path})
 
 
-def test_another_process_imports_a_package_from_any_folder(tmp_path):
+def test_another_process_imports_a_package_from_any_folder(check_elsewhere, tmp_path):
     relative = "from . import neighbour\nSTEP = neighbour.STEP"
     paths = {}
     for file, module in PACKAGES.items():
@@ -159,7 +195,7 @@ def test_another_process_imports_a_package_from_any_folder(tmp_path):
 
 
 @pytest.mark.parametrize("run", [["package.v2/script.py"], ["-m", "script"], ["-m", "package.script"]])
-def test_another_process_imports_the_class_of_a_program(run, tmp_path):
+def test_another_process_imports_the_class_of_a_program(run, check_elsewhere, tmp_path):
     inside = "package" if "package.script" in run else "package.v2"
     script = write_memory(f"{inside}/script.py", "STEP = 1", SHOW_PATH)
     cwd = "package.v2" if run[-1] == "script" else "."

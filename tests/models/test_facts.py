@@ -57,10 +57,11 @@ def held_by(config):
     keys = []
     vectors = []
     reaches = []
-    for i in range(2 * cycle + 40):
+    # After 20 segments of 3 positions, the longest memory is full: 12 positions and 6 slots of 5.
+    for i in range(2 * cycle + 20):
         with torch.no_grad():
             memory = model(torch.randint(13, (config.segment_len, 1)), memory).memory
-        if i < cycle + 40:  # until all slots are filled
+        if i < cycle + 20:
             continue
         keys.append(sum(layer.mem_len + layer.n_slots for layer in memory.layers))
         vectors.append(sum(map(len, kept(memory))))

@@ -8,7 +8,7 @@ from memformers.report.document import write_report
 from memformers.runs.card import RunCard
 from memformers.runs.folder import CARD
 from memformers.runs.plan import Plan, PlannedArm, runs_of
-from memformers.training.config import unused_settings
+from memformers.training.config import describe_settings
 from tests.builders import COMPARED, small_training
 
 # The bits per character of three seeds of Transformer-XL.
@@ -33,7 +33,7 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     folder.mkdir(parents=True)
     training = small_training(model=model, **changes)
     write_json(folder / "config.json", asdict(training))
-    write_json(folder / "run.json", {"unused": unused_settings(training)} | facts)
+    write_json(folder / "run.json", describe_settings(training) | facts)
     write_json(folder / CARD, RunCard("", run=model))
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):

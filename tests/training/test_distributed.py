@@ -16,8 +16,8 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import UNFINISHED
 from memformers.common.processes import Stopped, StopSignals
 from memformers.runs.metrics import read_metrics
-from memformers.training.checkpoints import restore_newest
 from memformers.training.distributed import Distributed
+from memformers.training.resuming import restore_newest
 from memformers.training.state import TrainingState
 from tests.builders import small_training
 from tests.processes import run, wait_for

@@ -27,12 +27,12 @@ from memformers.runs.load import load_checkpoint as load_for_use
 from memformers.training.checkpoints import (
     random_states,
     read_checkpoint,
-    restore_newest,
     save_checkpoint,
 )
 from memformers.training.distributed import Distributed
 from memformers.training.job import build_model
 from memformers.training.optimizers import build_optimizers
+from memformers.training.resuming import restore_newest
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
 from tests.processes import ended, finish

@@ -18,7 +18,7 @@ from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, alone_in
 from memformers.runs.metrics import read_metrics
 from memformers.training import job as job_module
-from memformers.training.checkpoints import cut_metrics
+from memformers.training.resuming import cut_metrics
 from tests.builders import small_lm, small_training
 from tests.training.faults import outcome
 from tests.training.runs import (

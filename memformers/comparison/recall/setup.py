@@ -19,8 +19,8 @@ QUICK_TOKENS = 65_536
 QUICK_EVALUATED = 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
 Reach = Literal["near", "far"]
-OF_THE_STREAM = (*(field.name for field in fields(RecallStream)), "reach", "evaluated", "measured_for")
-SAME_IN_RECALL = SAME_FOR_ALL | dict.fromkeys(OF_THE_STREAM, "don't set it")
+STREAM_SETTINGS = (*(field.name for field in fields(RecallStream)), "reach", "evaluated", "measured_for")
+SAME_IN_RECALL = SAME_FOR_ALL | dict.fromkeys(STREAM_SETTINGS, "don't set it")
 """Settings that can't differ between arms, which are asked the same questions."""
 
 
