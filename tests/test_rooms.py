@@ -114,3 +114,12 @@ def test_kernels_need_nothing_but_torch():
         if room == "kernels":
             roots.update(module.partition(".")[0] for module in imports(path))
     assert roots - sys.stdlib_module_names == {"memformers", "torch"}
+
+
+def test_only_two_commands_know_of_learning_while_reading():
+    """So that it can make nothing else slower."""
+    users = set()
+    for path in PACKAGE.rglob("*.py"):
+        if any(name.startswith("memformers.evaluation.learning.") for name in imports(path)):
+            users.add(path.relative_to(PACKAGE).as_posix())
+    assert users == {"__init__.py", "evaluation/api.py", "commands/evaluate.py", "commands/generate.py"}

@@ -18,7 +18,7 @@ from docs.building.results import Seeds, Verdict, about, experiments, mean, rows
 from docs.building.svg import INK
 from docs.building.tables import of_file
 from docs.building.tables.comparisons import MAZES, PER_CHARACTER, arms_of
-from docs.building.tables.memories import TEXTS
+from docs.building.tables.memories import BEYOND_A_LAYER, TEXTS
 from docs.building.tables.recall import MODELS, STREAMS, in_slots
 from docs.building.tables.texts import DISTANCES, SWAPPED
 from experiments.memories import ALL_MEMORIES
@@ -327,20 +327,40 @@ def memories() -> Figure:
 def equal_bytes() -> Figure:
     """A panel for each text: every memory minus Transformer-XL. A row without a point is untested there."""
     texts = [name for name in TEXTS if name in experiments()]
-    others = [memory for memory in ALL_MEMORIES if seeds("equal_bytes", memory.arm, PER_CHARACTER)]
-    others = [memory for memory in others if memory.arm != "transformer-xl"]
-    figure, all_axes = panels(1, len(texts), 3.4, sharex=True, sharey=True, squeeze=False)
-    for axes, experiment in zip(all_axes[0], texts, strict=True):
-        positions = seeds(experiment, "transformer-xl", PER_CHARACTER)
+    columns = [(text, PER_CHARACTER, TEXTS[text].partition(",")[0]) for text in texts]
+    return differences_of_memories(columns, 1, "bits per character, minus Transformer-XL's (left is better)")
+
+
+def equal_bytes_recall() -> Figure:
+    """A panel for values that a layer of Transformer-XL sees, and one for older ones."""
+    columns = [
+        ("equal_bytes_recall", "set 0 to 192 tokens ago", "set 0 to 191 tokens ago"),
+        ("equal_bytes_recall", BEYOND_A_LAYER, "set 192 to 383 tokens ago"),
+    ]
+    label = "points of correct answers, minus Transformer-XL's (right is better)"
+    return differences_of_memories(columns, 100, label)
+
+
+def differences_of_memories(columns: Sequence[tuple[str, str, str]], scale: float, label: str) -> Figure:
+    """A panel for each experiment, measure and title: every memory minus Transformer-XL, times ``scale``."""
+    first_experiment, first_measure, _ = columns[0]
+    others = []
+    for memory in ALL_MEMORIES:
+        if memory.arm != "transformer-xl" and seeds(first_experiment, memory.arm, first_measure):
+            others.append(memory)
+    figure, all_axes = panels(1, len(columns), 3.4, sharex=True, sharey=True, squeeze=False)
+    for axes, (experiment, measure, title) in zip(all_axes[0], columns, strict=True):
+        positions = seeds(experiment, "transformer-xl", measure)
         for row, memory in enumerate(others):
-            values = seeds(experiment, memory.arm, PER_CHARACTER)
+            values = seeds(experiment, memory.arm, measure)
             difference = paired(values, positions) if values else None
             if difference:
-                bar(axes, difference, row, COLOUR_OF_MEMORY.get(memory.arm, ""), (-math.inf, math.inf))
+                arm = COLOUR_OF_MEMORY.get(memory.arm, "")
+                bar(axes, difference, row, arm, (-math.inf, math.inf), scale)
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set(title=TEXTS[experiment].partition(",")[0])
+        axes.set(title=title)
     names(all_axes[0][0], [memory.name for memory in others])
-    figure.supxlabel("bits per character, minus Transformer-XL's (left is better)", fontsize=9)
+    figure.supxlabel(label, fontsize=9)
     return figure
 
 
@@ -365,5 +385,5 @@ def speed() -> Figure:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "verdicts": forest, "reach": reach, "mqar": mqar, "slots": slots, "long_text": long_text,
     "agents": agents, "tiny_shakespeare": tiny_shakespeare, "compression": compression, "memories": memories,
-    "equal_bytes": equal_bytes, "speed": speed,
+    "equal_bytes": equal_bytes, "equal_bytes_recall": equal_bytes_recall, "speed": speed,
 }  # fmt: skip

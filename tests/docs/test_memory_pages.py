@@ -161,3 +161,49 @@ def test_memories_that_cannot_have_a_shift_learn_no_more_without_one():
     loss = paired(newest, infini)
     assert loss.mean - loss.half_width > 0
     assert f"Infini-attention is worse by {points(loss)} points, and the others show no" in prose(REACH)
+
+
+# Recall by all memories.
+def recalled(arm, band="set 192 to 384 tokens ago"):
+    return seeds("equal_bytes_recall", arm, band)
+
+
+def test_the_page_says_which_memories_recall_more():
+    newest = recalled("transformer-xl")
+    gains = {}
+    for memory in ALL_MEMORIES:
+        values = recalled(memory.arm)
+        if values and memory.name != "Transformer-XL":
+            gains[memory.name] = paired(values, newest)
+    better = {name for name, gain in gains.items() if gain.leaves_out_zero and gain.mean > 0}
+    worse = {name for name, gain in gains.items() if gain.leaves_out_zero and gain.mean < 0}
+    assert better == {"pooled slots", "R-KV", "Compressive Transformer"}
+    assert worse == {"DMS"}
+    arms = ("pooled-slots", "r-kv", "compressive-transformer", "transformer-xl", "dms")
+    pooled, r_kv, slots, positions, dms = (share(mean(recalled(arm))) for arm in arms)
+    page = prose("docs/results/memories.md")
+    assert (
+        f"pooled slots recall {pooled}, R-KV {r_kv}, the Compressive Transformer {slots}, and "
+        f"Transformer-XL {positions}."
+    ) in page
+    assert f"so its gain of {points(gains['selective'])} points is not significant" in page
+    assert f"DMS recalls {dms}, about as much as a guess." in page
+
+
+def test_the_selective_memory_recalls_most_in_two_seeds():
+    best = []
+    for seed in range(3):
+        by_arm = {memory.arm: recalled(memory.arm).get(seed, 0.0) for memory in ALL_MEMORIES}
+        best.append(max(by_arm, key=lambda arm: by_arm[arm]))
+    assert sorted(best) == ["pooled-slots", "selective", "selective"]
+
+
+def test_no_memory_recalls_near_values_better():
+    near = "set 0 to 192 tokens ago"
+    newest = recalled("transformer-xl", near)
+    assert f"Transformer-XL's {share(mean(newest))}." in prose("docs/results/memories.md")
+    for memory in ALL_MEMORIES:
+        values = recalled(memory.arm, near)
+        if values:
+            gain = paired(values, newest)
+            assert not gain.leaves_out_zero or gain.mean < 0

@@ -156,5 +156,9 @@ COMPARISONS: dict[str, Sequence[Any]] = {
         Column("Tiny Shakespeare, bits per character", PER_CHARACTER, "Transformer-XL"),
         Column("Python, bits per character", PER_CHARACTER, "Transformer-XL", "equal_bytes_python")],
         "transformer-xl"),
+    "equal_bytes_recall": ("memory", COST, [
+        Column("set 0 to 191 tokens ago", "set 0 to 192 tokens ago", "Transformer-XL"),
+        Column("set 192 to 383 tokens ago", "set 192 to 384 tokens ago", "Transformer-XL")],
+        "transformer-xl"),
 }  # fmt: skip
 """What [`comparison`][] takes for its tables: their heads, costs and columns."""

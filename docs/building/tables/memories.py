@@ -55,6 +55,8 @@ class Claim(NamedTuple):
 TEXTS = {"equal_bytes": "Tiny Shakespeare, bits", "equal_bytes_python": "Python, bits"}
 """The columns of the experiments in which all memories read a text, per character."""
 RECALL = "recall, points"
+BEYOND_A_LAYER = "set 192 to 384 tokens ago"
+"""The measure of recall by all memories, of distances that no single layer of Transformer-XL reaches."""
 ASSOCIATION = "associative recall, points"
 OF_FILES = {
     "no memory": "transformer",
@@ -93,6 +95,11 @@ def claims() -> dict[tuple[str, str], Claim]:
     for name, arm in OF_FILES.items():
         _, measure = OF_MEMORIES[0]
         known[name, RECALL] = Claim("memories", arm, "transformer-xl", measure, "memories")
+    for memory in ALL_MEMORIES:
+        if memory.name != BASE and seeds("equal_bytes_recall", memory.arm, BEYOND_A_LAYER):
+            known[memory.name, RECALL] = Claim(
+                "equal_bytes_recall", memory.arm, "transformer-xl", BEYOND_A_LAYER, "memories"
+            )
     measured_texts = [name for name in TEXTS if name in experiments()]
     for experiment in measured_texts:
         column = TEXTS[experiment]
