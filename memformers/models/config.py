@@ -73,7 +73,7 @@ class NetworkConfig:
     """
 
     model: ModelName | str = "transformer-xl"
-    """The memory: transformer (none), transformer-xl, compressive, selective or FILE:CLASS. transformer-xl
+    """The memory: transformer (none), transformer-xl, compressive, selective or your own. transformer-xl
     remembers each layer's latest inputs; compressive and selective also older ones, compressed or selected;
     your own is a class in a file, such as my_memory.py:Averages."""
     d_model: Count = 128

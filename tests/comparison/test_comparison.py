@@ -216,7 +216,7 @@ def test_a_folder_of_another_task_is_left_alone(compared, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_runs")
-@pytest.mark.filterwarnings("default:to train on Tiny Shakespeare")
+@pytest.mark.filterwarnings("default:Tiny Shakespeare was neither found")
 def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
