@@ -97,8 +97,12 @@ def recall_report(
 
 
 def slots_of(arms: Sequence[ArmRuns]) -> ArmRuns | None:
-    """The arm with slots, if it is among ``arms``."""
-    return next((arm for arm in arms if arm.name == SLOTS), None)
+    """The arm with slots, if it is among ``arms``: by its name, or as the only Compressive Transformer."""
+    for arm in arms:
+        if arm.name == SLOTS:
+            return arm
+    with_slots = [arm for arm in arms if arm.first.config["model"]["model"] == "compressive"]
+    return with_slots[0] if len(with_slots) == 1 else None
 
 
 def recall_claim(

@@ -1,6 +1,7 @@
 import csv
 import shutil
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from memformers.comparison.recall.task import RECALL, layer_reach
 from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
+from memformers.report.recall import slots_of
 from memformers.runs.folder import alone_in
 from memformers.runs.metrics import read_metrics
 from memformers.training.job import build_model
@@ -143,6 +145,22 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, claimed, done,
     mean_share = sum(share for share, _ in shares) / len(shares)
     for correct in results_by_arm(folder)["compressive"]["right"]["untouched"]["by_distance"]:
         assert correct["mean"] == pytest.approx(mean_share)
+
+
+@pytest.mark.parametrize(
+    ("models", "found"),
+    [({"xl": "transformer-xl", "slots": "compressive"}, "slots"),
+     ({"mean": "compressive", "compressive": "compressive"}, "compressive"),
+     ({"c2": "compressive", "c4": "compressive"}, None),
+     ({"xl": "transformer-xl"}, None)],
+)  # fmt: skip
+def test_the_arm_with_slots_is_found_under_any_name(models, found):
+    arms = []
+    for name, model in models.items():
+        run = SimpleNamespace(config={"model": {"model": model}})
+        arms.append(SimpleNamespace(name=name, first=run))
+    arm = slots_of(arms)
+    assert (arm and arm.name) == found
 
 
 def test_runs_without_a_mean_number_of_keys_are_reported(done, tmp_path):
