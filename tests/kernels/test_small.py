@@ -17,6 +17,12 @@ def inputs_of(size, dtype, positions="both"):
     return {name: x for name, x in inputs.items() if name not in WITHOUT[positions]}
 
 
+def output_and_gradients(kernel, inputs, key_start):
+    output = kernel(**inputs, key_start=key_start)
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    return output, *torch.autograd.grad(output, list(inputs.values()), weight)
+
+
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("positions", WITHOUT)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -25,6 +31,20 @@ def test_small_equals_naive_in_output_and_every_gradient(size, dtype, positions,
     B, _, S, K, _ = size
     inputs = inputs_of(size, dtype, positions)
     compare(small.relative_attention, inputs, dtype, first_keys(B, S, K) if bounded else None)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_small_has_the_bits_of_naive(positions, bounded):
+    size = (8, 4, 8, 16, 32)
+    inputs = inputs_of(size, torch.float32, positions)
+    key_start = first_keys(8, 8, 16) if bounded else None
+    ours = output_and_gradients(small.relative_attention, inputs, key_start)
+    expected = output_and_gradients(naive.relative_attention, inputs, key_start)
+    # The gradient of keys is a product in another order of rows and columns, which a library may round
+    # differently.
+    for name, x, wanted in zip(("output", *inputs), ours, expected, strict=True):
+        assert name == "key" or torch.equal(x, wanted), name
 
 
 def test_second_derivatives_are_those_of_naive():
