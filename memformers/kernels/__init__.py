@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memformers.kernels import blocked, naive, sdpa, small
+from memformers.kernels import blocked, naive, sdpa
 
 KernelName = Literal["auto", "naive", "blocked", "sdpa", "flash"]
 
@@ -52,9 +52,8 @@ def relative_attention(
     dropout_prob: float = 0.0, kernel: KernelName = "auto",
 ) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``. ``"auto"``
-    takes blocked for large attention on a CPU, [`memformers.kernels.small`][] or naive for small, and sdpa on
-    all other devices. The blocked kernel takes no ``mask`` and runs on a CPU only;
-    [`memformers.kernels.flash`][] takes other arguments."""
+    takes blocked for large attention on a CPU, naive for small, and sdpa on all other devices. The blocked
+    kernel takes no ``mask`` and runs on a CPU only; [`memformers.kernels.flash`][] takes other arguments."""
     # The fastest kernel that takes r itself.
     if kernel == "auto":
         n_scores = query.shape[:3].numel() * key.shape[2]
@@ -62,11 +61,6 @@ def relative_attention(
             kernel = "sdpa"
         elif mask is None and n_scores >= MIN_SCORES_FOR_BLOCKED:
             kernel = "blocked"
-        elif mask is None and not dropout_prob and is_concrete_cpu(query):
-            # The naive kernel's numbers, in fewer operators.
-            if small.can_compute(query, key, value, r, u, v, s):
-                return small.relative_attention(query, key, value, r, u=u, v=v, s=s, key_start=key_start)
-            kernel = "naive"
         else:
             kernel = "naive"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memformers import RelativeMultiHeadAttention
-from memformers.kernels import blocked, naive, relative_attention, sdpa, small
+from memformers.kernels import blocked, naive, sdpa
 from memformers.kernels.naive import causal_mask
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import compare, compare_dropout, first_keys, kernel_named, random_inputs
@@ -115,7 +115,7 @@ def test_one_graph_of_torch_compile_gives_what_a_kernel_gives(name):
     compare(compiled, inputs, torch.float64, first_keys(2, 5, 11), kernel)
 
 
-@pytest.mark.parametrize("name", ["naive", "small", "blocked", "sdpa"])
+@pytest.mark.parametrize("name", ["naive", "blocked", "sdpa"])
 def test_a_stream_changes_no_bit_of_the_others(name):
     """Neither by its numbers, finite or not, nor by where its document begins."""
     kernel = kernel_named(name)
@@ -133,7 +133,7 @@ def test_a_stream_changes_no_bit_of_the_others(name):
         assert not torch.equal(output[1], plain[1])
 
 
-@pytest.mark.parametrize("name", ["naive", "small", "blocked"])
+@pytest.mark.parametrize("name", ["naive", "blocked"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_hidden_key_is_selected_away_even_if_it_is_not_finite(name, number):
     """Its value must be finite, as it is after a reset, since it meets a probability of 0."""
@@ -165,7 +165,6 @@ def called(monkeypatch):
         monkeypatch.setattr(module, "relative_attention", watched)
 
     watch("naive", naive)
-    watch("small", small)
     watch("blocked", blocked)
     watch("sdpa", sdpa)
     return names
@@ -182,24 +181,13 @@ def test_auto_takes_a_kernel_by_size_and_device(called):
     attend(attention("auto"), 1100)
     attend(attention("naive"), 1100)
     attend(attention("auto"), 5, device="meta")
-    assert called == ["small", "blocked", "naive", "sdpa"]
+    assert called == ["naive", "blocked", "naive", "sdpa"]
 
 
 def test_auto_takes_no_blocked_kernel_for_a_mask(called):
     attend(attention("auto"), 1100, mask=causal_mask(1100, 1100, "cpu")[:, :, None])
     attend(RelativeMultiHeadAttention(2, 8, 0.5), 1100)
     assert called == ["naive", "blocked"]
-
-
-def test_auto_takes_naive_where_the_small_kernel_computes_less(called):
-    """For a mask, dropout, half precision and autocast."""
-    attend(attention("auto"), 5, mask=causal_mask(5, 5, "cpu")[:, :, None])
-    attend(RelativeMultiHeadAttention(2, 8, 0.5), 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        attend(attention("auto"), 5)
-    inputs = random_inputs(2, 3, 5, 11, 7, torch.bfloat16)
-    relative_attention(**inputs)
-    assert called == ["naive"] * 4
 
 
 def test_the_blocked_kernel_refuses_a_mask():
