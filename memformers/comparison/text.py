@@ -23,7 +23,7 @@ from memformers.runs.plan import PlannedArm, read_plan
 from memformers.training.api import train_run
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.resuming import check_same_config
-from memformers.training.text import check_corpus, find_text, spec_of
+from memformers.training.text import check_apart, check_corpus, find_text, spec_of
 
 if TYPE_CHECKING:
     from memformers.report.rendering import Report
@@ -112,7 +112,7 @@ class TextTask(Task[TrainConfig]):
             spec = spec_of(config)
             if spec not in corpora:
                 corpora[spec] = find_text(config, folder / name).info
-                check_corpus(corpora[spec], config.data, folder)
+                check_apart(folder, spec.data, corpora[spec].source)
             check_corpus(corpora[spec], config.data, folder / name)
             if (folder / name / CONFIG).exists():
                 check_same_config(config, read_train_config(folder / name), folder / name)

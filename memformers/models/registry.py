@@ -133,7 +133,7 @@ def import_file(path: Path) -> ModuleType:
     word = re.sub(r"\W", "_", path.stem)
     checksum = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     name = f"memformers_own_{word}_{checksum}"
-    if name in sys.modules:
+    if sys.modules.get(name):
         return sys.modules[name]
     # Reuse it, whoever imported it: two classes of one file must share a module.
     for module in list(sys.modules.values()):

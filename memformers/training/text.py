@@ -93,11 +93,16 @@ def check_text(text: TokenDataset, config: TrainConfig) -> None:
             )
 
 
-def check_corpus(corpus: DatasetInfo, data: str, folder: Path) -> None:
-    """Raise UserError if ``folder`` holds the files of ``corpus``, which ``data`` names, or a run on another
-    text."""
-    if folder.resolve() in [user_path(path).resolve() for path in (data, corpus.source)]:
+def check_apart(folder: Path, *texts: str) -> None:
+    """Raise UserError if ``folder`` is that of the ``texts``."""
+    if folder.resolve() in [user_path(text).resolve() for text in texts]:
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
+
+
+def check_corpus(corpus: DatasetInfo, data: str, folder: Path) -> None:
+    """Raise UserError if the ``folder`` of a run is that of ``corpus``, which ``data`` names, or has a run on
+    another text."""
+    check_apart(folder, data, corpus.source)
     facts = read_facts(folder)
     known = facts["corpus"] if facts else None
     if known and known["sha256"] != corpus.sha256:

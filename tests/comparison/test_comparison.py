@@ -11,7 +11,7 @@ from memformers.common.files import numbered, read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.experiment import print_unequal_keys, run_experiment
 from memformers.comparison.recall.setup import RecallConfig
-from memformers.comparison.text import CompareConfig, compare, resolve_data
+from memformers.comparison.text import CompareConfig, TextTask, compare, resolve_data
 from memformers.data import sources
 from memformers.runs.metrics import read_metrics
 from memformers.runs.reader import Run
@@ -216,6 +216,12 @@ def test_a_folder_of_another_task_is_left_alone(compared, tmp_path):
 
 
 @pytest.mark.usefixtures("quick_runs")
+def test_the_folder_of_a_comparison_may_hold_facts_of_something_else(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    settings = TextTask().find_data({"a": small_training(data="builtin")}, tmp_path)
+    assert settings == {"data": "builtin"}
+
+
 @pytest.mark.filterwarnings("default:Tiny Shakespeare was neither found")
 def test_all_models_get_the_very_same_corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
