@@ -148,7 +148,9 @@ def test_a_recall_claim_names_its_distances():
     recall = {"edges": [0, 256, 512, 2048, 2304], "asks": [1] * 4, "accuracy": [0.1, 0.2, 0.3, 0.4]}
     base, slots = (
         SimpleNamespace(
-            name=name, first=SimpleNamespace(facts={"sees_back": reach}), results={0: {"recall": recall}}
+            name=name,
+            first=SimpleNamespace(facts={"sees_back": reach}, config={"model": {"model": name}}),
+            results={0: {"recall": recall}},
         )
         for name, reach in {"transformer-xl": 320, "compressive": 2112}.items()
     )
