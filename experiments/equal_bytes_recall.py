@@ -23,8 +23,8 @@ BANDS: dict[Reach, Sequence[tuple[int, int]]] = {
     "near": ((0, 192), (192, 384)),
     "far": ((0, 256), (256, 512), (512, 2048)),
 }
-"""By reach, distances that one layer of Transformer-XL sees, those that more layers see, and those that only
-slots see."""
+"""By reach, distances that one layer of Transformer-XL sees, and farther ones; the last of far are beyond all
+of its layers."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 #
 # The positions get the dtype of the queries, though the module's frequencies are float32. bfloat16 has 8 bits of
 # precision: from 256 on, neighbors share a position, from 512 on groups of four, and so on. So with bfloat16
-# weights, keys of a long memory or context can't be told apart by place, without an error. Queries and
+# weights, keys of a long memory or context can't be distinguished by position, without an error. Queries and
 # keys in float32, rotated and then converted, are right.
 # Guess: positions are integers or float32, as the frequencies, and only the result is rounded.
 # Output seen: distinct rotations of 1024 positions: float32 1024, rotated in bfloat16 513; at position 1023 the angle is

@@ -17,7 +17,7 @@ from tests.texts import kept
 
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive", "selective"])
 def test_an_exported_model_reads_segments_like_the_model(model, tmp_path):
-    """A text of few letters, of which the selective memory has many copies, and chooses the same."""
+    """A text of few letters: the selective memory holds many copies of each, and chooses the same ones."""
     lm = small_lm(model, kernel="naive", segment_len=6, c_mem_len=4).eval()
     text = torch.randint(3, (36, 2))
     memory = Memory.empty(lm.config, batch=2)
