@@ -73,7 +73,7 @@ def text_report(
         claimed += memory_verdict(arms[0], probed.findings, folder)
     results = results_table(arms, base, [measure])
     read_at_end = tokens_of_results(arms)
-    figures = text_figures(arms, base, folder, shown_curves(arms), read_at_end)
+    figures = text_figures(arms, base, measure, folder, shown_curves(arms), read_at_end)
 
     # Sections, from what many readers want to what few do
     costs = Section("What each model costs", [costs_table(arms)])

@@ -19,7 +19,7 @@ from matplotlib.transforms import ScaledTranslation
 from memformers.common.files import atomic_write
 from memformers.common.intervals import MIN_FOR_A_CLAIM, Mean
 from memformers.report import data
-from memformers.report.arms import ArmRuns, Quantity, Result
+from memformers.report.arms import ArmRuns, Measure, Quantity, Result
 from memformers.report.data import Text, prose
 from memformers.runs.folder import FIGURES
 from memformers.runs.metrics import SECONDS, TOKENS
@@ -36,6 +36,8 @@ BESIDE = 0.08
 """Inches between two marks of the same place, a little more than a mark is wide."""
 MIN_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
+MAX_DRAWN = 16
+"""The most arms in a figure; nobody can distinguish more."""
 GREY = "#888888"
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 """An SVG then begins with its drawing, and the same data give the same file."""
@@ -261,13 +263,39 @@ def curves(
     return [save_figure(figure, folder, name, title, captions)]
 
 
+def best_arms(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure) -> list[ArmRuns]:
+    """At most [`MAX_DRAWN`][] of the ``arms``, in their order: ``base``, and those that are best."""
+    if len(arms) <= MAX_DRAWN:
+        return list(arms)
+
+    def distance_to_best(arm: ArmRuns) -> float:
+        mean = arm.mean(measure.of)
+        return -measure.better * mean.mean if mean and math.isfinite(mean.mean) else math.inf
+
+    ranked = sorted((arm for arm in arms if arm is not base), key=distance_to_best)
+    best = {arm.name for arm in [base, *ranked[: MAX_DRAWN - 1]]}
+    return [arm for arm in arms if arm.name in best]
+
+
 def text_figures(
-    arms: Sequence[ArmRuns], base: ArmRuns, folder: Path, read_in_training: Text, read_at_end: str
+    arms: Sequence[ArmRuns],
+    base: ArmRuns,
+    measure: Measure,
+    folder: Path,
+    read_in_training: Text,
+    read_at_end: str,
 ) -> list[data.Figure]:
-    """Every figure that ``arms`` have data for. Captions say which part of the held-out text is
-    ``read_in_training`` and ``read_at_end``."""
+    """Every figure that ``arms`` have data for; of many arms, only the best ones by ``measure``. Captions say
+    which part of the held-out text is ``read_in_training`` and ``read_at_end``."""
+    shared: list[Text] = []  # captions
+    n_arms = len(arms)
+    arms = best_arms(arms, base, measure)
+    if len(arms) < n_arms:
+        n_best = len(arms) - 1
+        shared.append(prose("best_arms", n=n_best, n_arms=n_arms, measure=measure, base=base.label))
     seeds = sorted({len(arm.counted) for arm in arms})
-    bands = [prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM)] if seeds[-1] > 1 else []
+    if seeds[-1] > 1:
+        shared.append(prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM))
     lines = styles_of(arms)
     tokens = "training tokens"
 
@@ -287,21 +315,21 @@ def text_figures(
     loss = Panel(f"loss ({UNIT})", [*training, *held_out])
     caption = prose("loss", read=read_in_training, has_training=bool(training))
     title = "Loss against training tokens"
-    figures = curves(folder, "loss", title, [caption, *bands], tokens, [loss])
+    figures = curves(folder, "loss", title, [caption, *shared], tokens, [loss])
 
     # Its difference to that of the baseline
     if len(base.counted) > 1:
         difference = Panel(f"held-out loss minus the baseline's\n({UNIT})", series_of(VALID, minus=base))
         caption = prose("differences", base=base.label)
         title = "Held-out loss minus the baseline's"
-        figures += curves(folder, "differences", title, [caption, *bands], tokens, [difference])
+        figures += curves(folder, "differences", title, [caption, *shared], tokens, [difference])
 
     # By time
     by_time = Panel(f"held-out loss ({UNIT})", series_of(VALID, SECONDS))
     title = "Held-out loss against training time"
     caption = prose("loss_by_time")
     x = "training time (seconds)"
-    figures += curves(folder, "loss_by_time", title, [caption, *bands], x, [by_time])
+    figures += curves(folder, "loss_by_time", title, [caption, *shared], x, [by_time])
 
     # Of the compression functions
     of_training = thin(series_of(f"{RECONSTRUCTION}.train", label="{}, training"))
@@ -309,7 +337,7 @@ def text_figures(
     panel = Panel("reconstruction loss\n(MSE, sum over layers)", [*of_training, *of_held_out])
     title = "Loss of the compression functions"
     caption = prose(RECONSTRUCTION)
-    figures += curves(folder, RECONSTRUCTION, title, [caption, *bands], tokens, [panel], log=True)
+    figures += curves(folder, RECONSTRUCTION, title, [caption, *shared], tokens, [panel], log=True)
 
     # By position
     upper = position_series(arms, lines)
@@ -329,7 +357,7 @@ def text_figures(
     caption = prose("loss_by_position", read=read_at_end, base=base.label if lower else "")
     title = "Held-out loss by position in the segment"
     x = "position in the segment (tokens)"
-    return figures + curves(folder, "loss_by_position", title, [caption, *bands], x, drawn)
+    return figures + curves(folder, "loss_by_position", title, [caption, *shared], x, drawn)
 
 
 def thin(many: Sequence[Series]) -> list[Series]:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import reprlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,21 @@ LARGEST_EXACT_INT = 1 << 53
 
 Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Tokens, places on the horizontal axis, and values of a curve, ``[n]`` each."""
+EMPTY: Points = (np.empty(0), np.empty(0), np.empty(0))
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """All records of a run but a last line that a crash truncated; UserError for a broken one."""
     metrics = Metrics(folder / METRICS)
-    metrics.read()
+    records = metrics.read()
     metrics.check()
-    return metrics.records
+    return records
 
 
 class Metrics:
-    """The records of the ``metrics.jsonl`` at ``path``; each [`read`][] adds the new ones. A line without its
-    end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left out.
-    A file that was shortened or replaced is read again from its start."""
+    """The curves of the ``metrics.jsonl`` at ``path``; each [`read`][] adds the new records. A line without
+    its end is read later, one without ``tokens`` is skipped, and values that are not exact numbers are left
+    out. A file that was shortened or replaced is read again from its start."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -47,40 +49,46 @@ class Metrics:
         self.offset = 0
         """How many bytes have been read."""
         self.n_lines = 0
-        self.records: list[dict[str, float]] = []
+        self.n_records = 0
+        self.columns: dict[str, NDArray[np.float64]] = {}
+        """The value of each metric, the axes included, in each record, ``[n_records]``; NaN where it is
+        missing."""
         self.changed = 0.0
         """When the file changed last, in seconds since 1970."""
         self.broken = ""
         """What is wrong with the first broken line."""
         self.known_points: dict[tuple[str, str], Points] = {}
-        self.known_columns: dict[str, NDArray[np.float64]] = {}
-        self.known_names: set[str] = set()
-        """The names in all records, the axes included."""
 
     def read(self) -> list[dict[str, float]]:
         """The records that were appended since the last call."""
         if not self.path.is_file():
             self.forget(None)
             return []
+        records = []
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
             inode = (status.st_dev, status.st_ino)
             if self.inode != inode or status.st_size < self.offset:
                 self.forget(inode)
             self.changed = status.st_mtime
-            n_known = len(self.records)
             file.seek(self.offset)
             for line in file:
-                if line.endswith(b"\n"):
-                    self.add_line(line)
-        return self.records[n_known:]
+                if not line.endswith(b"\n"):
+                    continue
+                record = self.parse(line)
+                if TOKENS in record:
+                    records.append(record)
+        if records:
+            self.append(records)
+        return records
 
     def check(self) -> None:
         """Raise UserError if a line is broken."""
         if self.broken:
             raise UserError(self.broken)
 
-    def add_line(self, line: bytes) -> None:
+    def parse(self, line: bytes) -> dict[str, float]:
+        """The exact numbers in the next line."""
         self.offset += len(line)
         self.n_lines += 1
         data: Any = None
@@ -94,23 +102,31 @@ class Metrics:
             self.broken = (
                 f"{self.path}, line {self.n_lines:,}: expected a record, got {text}; remove the line."
             )
-        if TOKENS in record:
-            self.records.append(record)
-            self.known_names |= record.keys()
-            self.known_points.clear()
-            self.known_columns.clear()
+        return record
+
+    def append(self, records: Sequence[Mapping[str, float]]) -> None:
+        """Add ``records`` to the columns."""
+        names = set(self.columns).union(*records)
+        missing = np.full(self.n_records, np.nan)
+        for name in names:
+            values = [record.get(name, math.nan) for record in records]
+            self.columns[name] = np.append(self.columns.get(name, missing), values)
+        self.n_records += len(records)
+        self.known_points.clear()
 
     @property
     def names(self) -> set[str]:
         """The names of all metrics, without the axes."""
-        return self.known_names - {TOKENS, SECONDS}
+        return self.columns.keys() - {TOKENS, SECONDS}
 
     def points(self, name: str, over: str = TOKENS) -> Points:
         """The curve of a metric ``over`` an axis: finite values, the last record of each number of tokens."""
         known = self.known_points.get((name, over))
         if known:
             return known
-        columns = [self.column(axis) for axis in (TOKENS, over, name)]
+        if not {TOKENS, over, name} <= self.columns.keys():
+            return EMPTY
+        columns = [self.columns[axis] for axis in (TOKENS, over, name)]
         is_point = np.isfinite(columns).all(axis=0)
         tokens, places, values = (column[is_point] for column in columns)
 
@@ -122,13 +138,6 @@ class Metrics:
         points = (tokens[is_last], places[order][is_last], values[order][is_last])
         self.known_points[name, over] = points
         return points
-
-    def column(self, name: str) -> NDArray[np.float64]:
-        """The value of a metric in each record, ``[n_records]``, NaN where it is missing."""
-        if name not in self.known_columns:
-            values = [record.get(name, math.nan) for record in self.records]
-            self.known_columns[name] = np.array(values, float)
-        return self.known_columns[name]
 
 
 def is_exact(value: Any) -> bool:

@@ -24,8 +24,9 @@ from memformers.runs.folder import (
     flatten,
     in_use,
 )
-from memformers.runs.metrics import TOKENS, Metrics, is_exact
+from memformers.runs.metrics import TOKENS, is_exact
 from memformers.runs.plan import Planned, TaskInfo, read_plan
+from memformers.runs.stored_metrics import StoredMetrics
 
 CONFIG_HAS = ("model", "data", "max_tokens", "seed")
 """What a report reads in ``config.json``, and below in the other files."""
@@ -58,7 +59,7 @@ class Run:
         """The task of the experiment that it is a part of."""
         self.task_info = TaskInfo()
         """What the plan says of a task outside of the package."""
-        self.metrics = Metrics(folder / METRICS)
+        self.metrics = StoredMetrics(folder / METRICS)
         self.update()
 
     def update(self) -> None:

@@ -84,26 +84,26 @@ def test_half_written_records_wait(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = Metrics(path)
     metrics.read()
-    assert len(metrics.records) == 0
+    assert metrics.n_records == 0
     path.write_bytes(b'{"tokens": 1, "a": 2.5}\n[1]\n{"tokens": "x"}\n\xff\n{"half\n{"tokens": 2, "a": 3')
     assert metrics.read() == [{"tokens": 1, "a": 2.5}]
     assert "line 2:" in metrics.broken
     with open(path, "a") as file:
         file.write('.5, "b": true}\n{"tokens": 3, "b": 1e400, "c": 7}\n')
     metrics.read()
-    assert len(metrics.records) == 3, "only what is new is read"
+    assert metrics.n_records == 3, "only what is new is read"
     points = {name: [part.tolist() for part in metrics.points(name)[::2]] for name in "abc"}
     assert points == {"a": [[1.0, 2.0], [2.5, 3.5]], "b": [[], []], "c": [[3.0], [7.0]]}
     os.truncate(path, len('{"tokens": 1, "a": 2.5}\n'))
     metrics.read()
-    assert len(metrics.records) == 1
+    assert metrics.n_records == 1
     (tmp_path / "new").write_text('{"tokens": 1, "a": 1}\n' * 9)
     (tmp_path / "new").replace(path)
     metrics.read()
-    assert len(metrics.records) == 9
+    assert metrics.n_records == 9
     path.unlink()
     metrics.read()
-    assert len(metrics.records) == 0
+    assert metrics.n_records == 0
 
 
 def test_a_live_verdict_counts_finished_seeds_only(tmp_path):

@@ -1,12 +1,23 @@
 """Figures: what is drawn, and that it looks alike everywhere."""
 
+from dataclasses import replace
+
 import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
-from memformers.report.arms import POINTS, arms_of
-from memformers.report.plotting import BESIDE, PALETTE, Series, by_octave, draw_lines, line_styles
+from memformers.report.arms import BITS, POINTS, arms_of
+from memformers.report.plotting import (
+    BESIDE,
+    MAX_DRAWN,
+    PALETTE,
+    Series,
+    best_arms,
+    by_octave,
+    draw_lines,
+    line_styles,
+)
 from memformers.report.rendering import DARK
 from memformers.runs.reader import read_runs
 from tests.report.fake_runs import XL, changed, fake_comparison, less, markdown_of
@@ -111,3 +122,31 @@ def test_marks_of_one_place_stand_beside_each_other():
     left, right = (line.get_transform().transform((1.0, 2.0)) for line in axes.lines[::3])
     assert left[1] == right[1]
     assert right[0] - left[0] == pytest.approx(BESIDE * figure.dpi)
+
+
+@pytest.mark.parametrize("better", [-1, 1])
+def test_figures_of_many_arms_show_the_best_and_the_baseline(tmp_path, better):
+    """By a measure of which less is better, and by one of which more is; an unfinished arm is never shown."""
+    names = [f"arm-{i:02}" for i in range(MAX_DRAWN + 4)]
+    worst_first = sorted(names, reverse=better == -1)
+    fake_comparison(tmp_path, {name: [2.0 + i / 100] for i, name in enumerate(names)})
+    (tmp_path / worst_first[-1] / "result.json").unlink()
+    arms = arms_of(read_runs(tmp_path))
+    base = next(arm for arm in arms if arm.name == worst_first[0])
+    drawn = best_arms(arms, base, replace(BITS, better=better))
+    best = [*worst_first[-MAX_DRAWN:-1], base.name]
+    assert [arm.name for arm in drawn] == sorted(best)
+    assert best_arms(arms[:MAX_DRAWN], base, BITS) == arms[:MAX_DRAWN]
+
+
+def test_captions_say_how_many_arms_are_drawn(tmp_path):
+    few = {f"arm-{i:02}": [2.0 + i / 100] for i in range(MAX_DRAWN)}
+    fake_comparison(tmp_path / "few", few)
+    assert "best others" not in markdown_of(tmp_path / "few")
+    fake_comparison(tmp_path / "many", few | {"transformer-xl": [3.0], "worst": [4.0]})
+    report = markdown_of(tmp_path / "many")
+    assert (
+        f"Of {MAX_DRAWN + 2} models, figures show Transformer-XL and the {MAX_DRAWN - 1} best others"
+        in report
+    )
+    assert "| worst |" in report
