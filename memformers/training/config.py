@@ -280,12 +280,6 @@ def describe_settings(config: TrainConfig) -> dict[str, Any]:
     return {"resolved_settings": resolved, "unused": unused}
 
 
-def check_all_used(config: TrainConfig) -> None:
-    """Raise UserError for a setting that has no effect on the model, lengths of a memory among them."""
-    for part in (config, config.model):
-        reject_unused(part, config.model.model, lengths=True)
-
-
 def read_train_config(folder: Path) -> TrainConfig:
     """The config of the run in ``folder``. A tokenizer that was not made from the text is the file in this
     folder, wherever the folder is now."""

@@ -17,16 +17,12 @@ from memformers.common.files import numbered, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.data.dataset import TokenDataset
 from memformers.data.tokenizers import TOKENIZER
+from memformers.models.config import reject_unused
 from memformers.models.facts import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, OF_A_RUN, RESULT, refuse_overwrite
 from memformers.runs.reader import read_facts
-from memformers.training.config import (
-    TrainConfig,
-    check_all_used,
-    describe_settings,
-    read_train_config,
-)
+from memformers.training.config import TrainConfig, describe_settings, read_train_config
 from memformers.training.distributed import Distributed, with_precision
 from memformers.training.initial_weights import with_init
 from memformers.training.resuming import check_same_config, is_finished
@@ -73,8 +69,10 @@ def resolve(
     Raises:
         ValueError: If the settings can't be trained. Later, a training raises no error about settings.
     """
-    if not resume:  # an arm of an experiment, which resumes, may have lengths without use
-        check_all_used(config)
+    # An arm of an experiment, which resumes, may have lengths without use.
+    if not resume:
+        for part in (config, config.model):
+            reject_unused(part, config.model.model, lengths=True)
 
     # The settings that the initial weights decide
     weights = None
@@ -87,7 +85,12 @@ def resolve(
         previous = read_train_config(folder)
     has_tokenizer = (folder / TOKENIZER).exists()
     if ranks.first:  # for which the others wait before they read the text
-        check_folder(config, folder, previous)
+        if previous:
+            check_same_config(config, previous, folder)
+        elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
+            raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
+        else:
+            refuse_overwrite(folder, OF_A_RUN)
         if tokenizer is not None:
             keep_tokenizer(tokenizer, folder)
 
@@ -150,16 +153,6 @@ def alone_in_this_process() -> Iterator[None]:
             yield
     finally:
         TRAINING_LOCK.release()
-
-
-def check_folder(config: TrainConfig, folder: Path, previous: TrainConfig | None) -> None:
-    """Raise UserError if ``folder`` holds a run that is not the ``previous`` one, or other files of a run."""
-    if previous:
-        check_same_config(config, previous, folder)
-    elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
-        raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
-    else:
-        refuse_overwrite(folder, OF_A_RUN)
 
 
 def build_model(config: TrainConfig, initial: MemoryLM | None = None) -> MemoryLM:

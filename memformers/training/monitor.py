@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,14 +61,9 @@ class RunMonitor(Monitor):
         self.bar = bar
         self.validation = Validation(job.text, job.config, job.ranks)
 
-        # Samples continue the beginning of the held-out text.
-        held_out = job.text.validation
-        first = torch.arange(min(len(held_out.tokens), PROMPT_TOKENS))
-        beginning = job.text.tokenizer.bytes_of(read_tokens(held_out.tokens, first))
-        self.prompt = default_prompt(beginning.decode("utf-8", errors="surrogateescape"))
-
         # Losses are shown in bits per character.
         train = job.text.train
+        held_out = job.text.validation
         self.characters_per_token = train.counts.characters / len(train.tokens)
         self.held_out_characters_per_token = held_out.counts.characters / len(held_out.tokens)
         self.unit = f"bits per {'token' if job.text.info.tokenizer == 'ids' else 'character'}"
@@ -250,6 +246,14 @@ class RunMonitor(Monitor):
         highest = self.ranks.highest(peak_memory(self.model.device) or 0)
         self.state.peak_memory_bytes = max(highest, self.state.peak_memory_bytes)
         return self.state.peak_memory_bytes or None
+
+    @cached_property
+    def prompt(self) -> str:
+        """The beginning of the held-out text, which samples continue."""
+        held_out = self.job.text.validation.tokens
+        first = torch.arange(min(len(held_out), PROMPT_TOKENS))
+        beginning = self.job.text.tokenizer.bytes_of(read_tokens(held_out, first))
+        return default_prompt(beginning.decode("utf-8", errors="surrogateescape"))
 
     def sample(self, characters: int) -> str:
         self.bar.show("writing a sample")

@@ -89,8 +89,8 @@ class Trainer:
         if config.step.compile:
             self.compiled = CompiledModel(model)
             self.forward = self.compiled
-            # Under autocast, aot_eager mixes the dtypes of a region's gradients, and inductor takes no less
-            # time for one region.
+            # Under autocast, a region's gradients mix dtypes: aot_eager refuses them, and inductor rounds the
+            # outputs of layers otherwise than eager does.
             is_single_dtype = config.step.precision == "float32"
             has_sinusoids = model.config.positions == "sinusoidal"
             model.transformer.compiles_layers_as_one = is_single_dtype and has_sinusoids

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,24 @@ class Validation:
         self.tokens = text.validation.tokens
         self.documents = text.validation.documents
         self.counts = text.validation.counts
-        self.final_part = self.read_first(config.evaluation.final_tokens)
-        self.usual_part = self.read_first(config.evaluation_tokens)
-        is_as_long = len(self.final_part.tokens) == len(self.usual_part.tokens)
-        self.final_is_usual = is_as_long and self.final_part.documents == self.usual_part.documents
-        """Whether the last evaluation reads the same tokens as the others."""
         self.n_predictable = len(self.tokens) - (len(self.documents) or 1)
+        self.config = config
+
+    @cached_property
+    def final_part(self) -> HeldOutPart:
+        """What the last evaluation reads."""
+        return self.read_first(self.config.evaluation.final_tokens)
+
+    @cached_property
+    def usual_part(self) -> HeldOutPart:
+        """What the other evaluations read."""
+        return self.read_first(self.config.evaluation_tokens)
+
+    @property
+    def final_is_usual(self) -> bool:
+        """Whether the last evaluation reads the same tokens as the others."""
+        is_as_long = len(self.final_part.tokens) == len(self.usual_part.tokens)
+        return is_as_long and self.final_part.documents == self.usual_part.documents
 
     def read_first(self, length: int) -> HeldOutPart:
         """The first ``length`` tokens; all if it is 0, or where nothing could be predicted."""

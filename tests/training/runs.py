@@ -26,7 +26,7 @@ from memformers.training.trainer import Monitor, Trainer
 def train_run(config, folder, dashboard="", **options):
     """Train; returns the folder. The network may have lengths without use, as an experiment's arms do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "check_all_used", lambda config: None)
+        patch.setattr(job, "reject_unused", lambda config, model, lengths: None)
         return api.train(config, folder, dashboard=dashboard, **options).folder
 
 

@@ -15,13 +15,14 @@ from memformers.common.fields import replace_nested
 from memformers.common.files import read_json, write_json
 from memformers.data.tokenizer import ByteTokenizer
 from memformers.data.tokenizers import CharacterTokenizer, save_tokenizer
+from memformers.models.config import reject_unused
 from memformers.models.io import PACKAGED
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT
 from memformers.runs.load import load_checkpoint
 from memformers.runs.metrics import read_metrics
 from memformers.training import text as text_module
-from memformers.training.config import check_all_used, read_train_config
+from memformers.training.config import read_train_config
 from memformers.training.initial_weights import load_initial
 from memformers.training.job import build_model
 from memformers.training.text import find_text, keep_tokenizer
@@ -82,7 +83,8 @@ def test_initial_weights_of_an_arm_with_unused_lengths(tmp_path):
     MemoryLM(network).save_pretrained(tmp_path / "arm")
     save_tokenizer(ByteTokenizer(), tmp_path / "arm")
     command = parse_train(["--init-from", str(tmp_path / "arm"), "--mem-len", "4"], Train())
-    check_all_used(command.config)
+    for part in (command.config, command.config.model):
+        reject_unused(part, "transformer-xl", lengths=True)
     assert command.config.model == replace(network, mem_len=4, c_mem_len=64, compression_rate=4)
 
 
