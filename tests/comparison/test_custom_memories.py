@@ -27,6 +27,7 @@ def forget(monkeypatch):
     return forget
 
 
+@pytest.mark.long
 def test_memories_in_any_folder_are_compared_and_resumed(forget, tmp_path, monkeypatch):
     folder = tmp_path / "thesis.v2"
     write_memory(folder / "mine.py")

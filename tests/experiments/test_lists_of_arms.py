@@ -117,16 +117,20 @@ def runs_of(folder):
 # All experiments.
 
 
+def long(command):
+    return pytest.param(command, marks=pytest.mark.long)
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "command",
     [Ablation(quick=True, data="builtin", arms=("conv", "mine: model=transformer")),
      Slots(quick=True, arms=("usual", "c8", "heads-1"), memory="transformer-xl"),
      RecallGrid(quick=True, arms=("transformer-xl-1", "compressive-1", "both-losses-2"), growing=0.75),
-     recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout")),
-     PositionFeatures(quick=True, tasks=("characters",), arms=("all", "p8-1k")),
      memories.Memories(quick=True, arms=("transformer-xl", "averages")),
-     mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift"))],
+     long(recipes.Recipes(quick=True, data="builtin", arms=("default", "dropout"))),
+     long(PositionFeatures(quick=True, tasks=("characters",), arms=("all", "p8-1k"))),
+     long(mqar.MQAR(quick=True, length=256, arms=("xl-32", "xl-32-slow", "selective-32-shift")))],
     ids=lambda command: command.name,
 )  # fmt: skip
 def test_a_quick_trial_has_a_line_for_each_arm_and_difference(command, tmp_path, monkeypatch):
