@@ -365,7 +365,8 @@ def differences_of_memories(columns: Sequence[tuple[str, str, str]], scale: floa
 
 
 def speed() -> Figure:
-    figure, axes = panels(1, 1, 2.8)
+    """Whole steps as a multiple of labml-nn's speed; narrow enough for a telephone."""
+    figure, axes = panels(1, 1, 2.8, NARROW)
     cases: list[str] = []
     for line in of_file("experiments/benchmarks/RESULTS.md", "1").splitlines()[2:]:
         case, model, _, _, ratios = map(str.strip, line.split("|")[1:6])
@@ -377,7 +378,7 @@ def speed() -> Figure:
         interval(axes, (low, high), ratio, cases.index(case) + shift, model)
     names(axes, cases)
     axes.axvline(1, color=INK, linewidth=0.8)
-    axes.set(xlim=(0, 3.1), xlabel="times as fast as labml-nn (lines: quartiles)")
+    axes.set(xlabel="times as fast as labml-nn (lines: quartiles)")
     key(figure, MODELS)
     return figure
 

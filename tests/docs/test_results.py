@@ -5,11 +5,12 @@ import shlex
 from importlib import import_module
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from docs.building.__main__ import written
-from docs.building.figures import forest
+from docs.building.figures import FIGURES, forest
 from docs.building.markdown import BLOCK
 from docs.building.results import DATA, ROOT, experiments, mean, rows, seeds, verdicts
 from docs.building.svg import STYLE
@@ -52,6 +53,17 @@ def test_pages_and_figures_are_as_their_data_and_the_source_say(wanted):
     assert stale == [], "run: make docs-tables"
     # No figure is left that nothing draws.
     assert wanted.keys() >= {*(ROOT / "docs/results/figures").iterdir()}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_all_of_its_points(name):
+    for axes in FIGURES[name]().axes:
+        left, right = sorted(axes.get_xlim())
+        bottom, top = sorted(axes.get_ylim())
+        for line in axes.lines:
+            if line.get_transform() == axes.transData:  # else it runs through the whole panel
+                assert left <= np.nanmin(line.get_xdata()) <= np.nanmax(line.get_xdata()) <= right
+                assert bottom <= np.nanmin(line.get_ydata()) <= np.nanmax(line.get_ydata()) <= top
 
 
 def test_verdicts_need_three_seeds_and_the_right_sign():
