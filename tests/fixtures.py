@@ -48,6 +48,15 @@ def _pictures_are_empty(request, monkeypatch):
         monkeypatch.setattr(plotting, "save", lambda _, path: path.touch())
 
 
+@pytest.fixture
+def graph_counter():
+    """A backend of ``torch.compile`` that counts its graphs. Its import takes seconds, which every process
+    that collects tests would need."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("aot_eager")
+
+
 def shorten_samples(patch):
     """Of a small training, two thirds of the time would be spent on its samples."""
     patch.setattr(monitor, "SAMPLE_CHARACTERS", 4)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.evaluation.conformance import SMALL, assert_conforms
@@ -281,16 +280,15 @@ def test_an_exported_model_reads_segments_as_the_model_does(name):
 @pytest.mark.parametrize(
     "name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied, max", "averages"]
 )
-def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
+def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded, graph_counter):
     """And the same graph for every segment where the memory has its length from the beginning."""
     torch.compiler.reset()
     lm = lm_of(name, dropout=0.0).train()
     text = tokens(18)
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lm, fullgraph=True, backend=backend)
+    compiled = torch.compile(lm, fullgraph=True, backend=graph_counter)
     arguments = (random_starts(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
     same(train_on(lm, compiled, text, *arguments), train_on(lm, lm, text, *arguments))
-    assert backend.frame_count == 1 or not bounded
+    assert graph_counter.frame_count == 1 or not bounded
 
 
 @pytest.mark.long

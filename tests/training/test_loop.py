@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -298,13 +297,13 @@ def test_nan_ends_the_training_at_the_next_record():
 @pytest.mark.long
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_a_compiled_step_has_the_same_gradient(model):
+def test_a_compiled_step_has_the_same_gradient(model, graph_counter):
     torch.compiler.reset()
     lm = small_lm(model, n_layers=3)
     lm.transformer.compiles_layers_as_one = True
     part = segment(7)
     memory = lm(torch.randint(11, (7, 4))).memory
-    compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
+    compiled = torch.compile(lm, fullgraph=True, backend=graph_counter)
     state, wanted = step_of(lm, part, memory)
     # The next step reuses these tensors.
     wanted = [grad if grad is None else grad.clone() for grad in wanted]
@@ -334,11 +333,10 @@ def test_documents_of_one_token_are_an_error(lengths, tmp_path):
      ({"mem_len": 48, "same_length": True}, (), 2),
      ({"model": "compressive", "compression_rate": 4, "mem_len": 16, "c_mem_len": 8}, (), 2)],
 )  # fmt: skip
-def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, monkeypatch):
+def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, graph_counter, monkeypatch):
     """Once for whole segments, of documents in all steps, and of a text once the memory is full; and once for
     the last segment of a text, which is shorter."""
-    compiled = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graph_counter))
     torch.compiler.reset()
     config = small_training(compile=True, max_tokens=64 * 14)
     config = replace(config, model=replace(config.model, n_layers=2, vocab_size=11, **network))
@@ -347,4 +345,4 @@ def test_a_compiled_training_compiles_few_times(network, documents, max_graphs, 
         whole_segments = [part for part in itertools.islice(segments, 7) if len(part.inputs) == 16]
         segments = itertools.cycle(whole_segments)
     train_here(MemoryLM(config.model), config, segments)
-    assert 0 < compiled.frame_count <= max_graphs
+    assert 0 < graph_counter.frame_count <= max_graphs
