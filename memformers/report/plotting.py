@@ -263,16 +263,19 @@ def curves(
     return [save_figure(figure, folder, name, title, captions)]
 
 
+def distance_to_best(arm: ArmRuns, measure: Measure) -> float:
+    """Less for a better ``arm``; infinite for one without a result."""
+    mean = arm.mean(measure.of)
+    return -measure.better * mean.mean if mean and math.isfinite(mean.mean) else math.inf
+
+
 def best_arms(arms: Sequence[ArmRuns], base: ArmRuns, measure: Measure) -> list[ArmRuns]:
-    """At most [`MAX_DRAWN`][] of the ``arms``, in their order: ``base``, and those that are best."""
+    """At most [`MAX_DRAWN`][] of the ``arms``, in their order: ``base``, those that are best, and then those
+    without a result."""
     if len(arms) <= MAX_DRAWN:
         return list(arms)
-
-    def distance_to_best(arm: ArmRuns) -> float:
-        mean = arm.mean(measure.of)
-        return -measure.better * mean.mean if mean and math.isfinite(mean.mean) else math.inf
-
-    ranked = sorted((arm for arm in arms if arm is not base), key=distance_to_best)
+    others = [arm for arm in arms if arm is not base]
+    ranked = sorted(others, key=lambda arm: distance_to_best(arm, measure))
     best = {arm.name for arm in [base, *ranked[: MAX_DRAWN - 1]]}
     return [arm for arm in arms if arm.name in best]
 
@@ -289,14 +292,16 @@ def text_figures(
     which part of the held-out text is ``read_in_training`` and ``read_at_end``."""
     shared: list[Text] = []  # captions
     n_arms = len(arms)
+    lines = styles_of(arms)  # of all, as in the chart and on the live page
     arms = best_arms(arms, base, measure)
     if len(arms) < n_arms:
-        n_best = len(arms) - 1
-        shared.append(prose("best_arms", n=n_best, n_arms=n_arms, measure=measure, base=base.label))
+        others = [arm for arm in arms if arm is not base]
+        n_best = sum(math.isfinite(distance_to_best(arm, measure)) for arm in others)
+        counts = {"n_best": n_best, "n_unfinished": len(others) - n_best, "n_arms": n_arms}
+        shared.append(prose("best_arms", **counts, measure=measure, base=base.label))
     seeds = sorted({len(arm.counted) for arm in arms})
     if seeds[-1] > 1:
         shared.append(prose("bands", seeds=seeds, least=MIN_FOR_A_CLAIM))
-    lines = styles_of(arms)
     tokens = "training tokens"
 
     def series_of(

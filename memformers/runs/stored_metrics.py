@@ -16,8 +16,9 @@ from memformers.runs.metrics import TOKENS, Metrics
 
 MIN_BYTES = 1 << 20
 """So many bytes of records are worth a file of columns; they take a tenth of a second to parse."""
+# The names of metadata: which file the columns are of, and how many lines it has
 SOURCE = "source"
-"""The name of the metadata that say which file the columns are of."""
+LINES = "lines"
 
 
 class StoredMetrics(Metrics):
@@ -30,28 +31,30 @@ class StoredMetrics(Metrics):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError, SafetensorError):
             self.load()
 
-    def forget(self, inode: tuple[int, int] | None) -> None:
-        super().forget(inode)
-        self.n_stored_bytes = 0
-        """How much of ``metrics.jsonl`` the file of columns has."""
-
     def read(self) -> list[dict[str, float]]:
         """The records that were appended since the last call, and since the columns were stored."""
+        before = None
+        with contextlib.suppress(OSError):
+            before = describe_source(self.path)
         records = super().read()
-        if self.offset - self.n_stored_bytes >= MIN_BYTES and not self.broken:
+        # Where records were read earlier, the file may have been written anew since then.
+        is_whole = len(records) == self.n_records
+        if before and is_whole and self.offset >= MIN_BYTES and not self.broken:
             with contextlib.suppress(OSError, SafetensorError):
-                self.store()
+                self.store(before)
         return records
 
     def load(self) -> None:
         """Take the stored columns if they are those of the whole file."""
         columns = {}
         with safe_open(self.stored, "numpy") as file:
-            source = json.loads(file.metadata()[SOURCE])
-            if source != describe_source(self.path, source["lines"]):
+            metadata = file.metadata()
+            source = json.loads(metadata[SOURCE])
+            if source != describe_source(self.path):
                 return
+            n_lines = int(metadata[LINES])
             for name in file.keys():  # noqa: SIM118 (safetensors' file can't be iterated)
-                columns[name] = file.get_tensor(name)
+                columns[json.loads(name)] = file.get_tensor(name)
         n_records = len(columns[TOKENS])
         for column in columns.values():
             if column.shape != (n_records,) or column.dtype != np.float64:
@@ -59,27 +62,29 @@ class StoredMetrics(Metrics):
         self.forget((source["device"], source["inode"]))
         self.columns = columns
         self.n_records = n_records
-        self.n_lines = source["lines"]
+        self.n_lines = n_lines
         self.offset = source["size"]
-        self.n_stored_bytes = self.offset
 
-    def store(self) -> None:
-        source = describe_source(self.path, self.n_lines)
-        is_read = self.inode == (source["device"], source["inode"]) and self.offset == source["size"]
-        if not is_read:  # a line is being written, or the file was replaced
+    def store(self, before: dict[str, int]) -> None:
+        """Write the columns of a file that was as ``before`` when its reading began."""
+        source = describe_source(self.path)
+        if source != before or self.offset != source["size"]:  # it was written meanwhile, or a line still is
             return
+        columns = {}
+        for name, column in self.columns.items():
+            columns[json.dumps(name)] = column  # safetensors takes no lone surrogate, and no "__metadata__"
         with atomic_write(self.stored) as temporary:
-            save_file(self.columns, temporary, {SOURCE: json.dumps(source)})
-        self.n_stored_bytes = self.offset
+            save_file(columns, temporary, {SOURCE: json.dumps(source), LINES: str(self.n_lines)})
 
 
-def describe_source(path: Path, n_lines: int) -> dict[str, int]:
-    """What differs between two states of a file, and how many lines it has."""
+def describe_source(path: Path) -> dict[str, int]:
+    """What differs between two states of a file. Its contents may change while the time of modification is
+    set back, which the time of the last change of its status shows."""
     status = os.stat(path)
     return {
         "device": status.st_dev,
         "inode": status.st_ino,
         "size": status.st_size,
         "modified": status.st_mtime_ns,
-        "lines": n_lines,
+        "status_changed": status.st_ctime_ns,
     }

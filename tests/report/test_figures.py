@@ -7,6 +7,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
+from memformers.report import plotting
 from memformers.report.arms import BITS, POINTS, arms_of
 from memformers.report.plotting import (
     BESIDE,
@@ -150,3 +151,37 @@ def test_captions_say_how_many_arms_are_drawn(tmp_path):
         in report
     )
     assert "| worst |" in report
+
+
+def test_captions_call_no_arm_without_a_result_one_of_the_best(tmp_path):
+    arms = {f"arm-{i:02}": [2.0 + i / 100] for i in range(MAX_DRAWN)} | {"transformer-xl": [3.0]}
+    fake_comparison(tmp_path, arms)
+    n_others = MAX_DRAWN - 1
+    for i in range(4):
+        (tmp_path / f"arm-{i:02}" / "result.json").unlink()
+    beginning = f"Of {MAX_DRAWN + 1} models, figures show Transformer-XL"
+    n_best = MAX_DRAWN - 4
+    wanted = f"{beginning}, the {n_best} best others by bits per character and 3 without a result."
+    assert wanted in markdown_of(tmp_path)
+    for name in arms:
+        (tmp_path / name / "result.json").unlink(missing_ok=True)
+    assert f"{beginning} and {n_others} without a result." in markdown_of(tmp_path)
+
+
+def test_arms_keep_their_lines_where_only_the_best_are_drawn(tmp_path, monkeypatch):
+    fake_comparison(tmp_path, {f"arm-{i:02}": [4.0 - i / 100] for i in range(MAX_DRAWN + 2)})
+    drawn = {}
+
+    def keep_lines(*args, **options):
+        for panel in args[5]:
+            for series in panel.series:
+                if series.line["marker"]:
+                    drawn[series.label] = series.line
+        return []
+
+    monkeypatch.setattr(plotting, "curves", keep_lines)
+    markdown_of(tmp_path)
+    arms = arms_of(read_runs(tmp_path))
+    lines = line_styles([arm.name for arm in arms])
+    assert drawn == {arm.label: lines[arm.name] for arm in arms if arm.label in drawn}
+    assert len(drawn) == MAX_DRAWN

@@ -55,8 +55,8 @@ def assert_as_parsed(folder, is_stored):
 def test_long_metrics_are_parsed_once(folder):
     assert_as_parsed(folder, is_stored=True)
     columns = load_file(folder / COLUMNS)
-    assert columns["loss.train"][:2].tolist() == [3.0, 2.5]
-    assert np.isnan(columns["loss.valid"]).sum() == 18_000
+    assert columns['"loss.train"'][:2].tolist() == [3.0, 2.5]
+    assert np.isnan(columns['"loss.valid"']).sum() == 18_000
 
 
 def test_short_metrics_are_not_stored(tmp_path):
@@ -98,6 +98,57 @@ def test_metrics_that_were_edited_in_place_are_parsed_again(folder):
     assert StoredMetrics(folder / METRICS).points("loss.train")[2][0] == 9.0
 
 
+def test_an_edit_is_noticed_though_the_time_is_set_back(folder):
+    before = os.stat(folder / METRICS)
+    with open(folder / METRICS, "r+") as file:
+        file.write(LONG.splitlines(keepends=True)[0].replace("3.0", "9.0"))
+    os.utime(folder / METRICS, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(folder / METRICS).st_mtime_ns == before.st_mtime_ns
+    assert_as_parsed(folder, is_stored=False)
+    assert StoredMetrics(folder / METRICS).points("loss.train")[2][0] == 9.0
+
+
+def test_a_reader_of_an_earlier_file_stores_nothing(tmp_path):
+    """The file is written anew and has grown before it is read again, as by a repeated copy."""
+    lines = LONG.splitlines(keepends=True)
+    others = LONG.replace('"loss.train": ', '"loss.train": 1').splitlines(keepends=True)
+    first = "".join(lines[:1000])
+    (tmp_path / METRICS).write_text(first)
+    metrics = StoredMetrics(tmp_path / METRICS)
+    assert len(metrics.read()) == 1000
+    # The other file has the end of a line at the same byte.
+    others.insert(0, '{"tokens": 0}' + " " * (len(first) - len("".join(others[:900])) - 14) + "\n")
+    other = "".join(others)
+    assert other[len(first) - 1] == "\n"
+    (tmp_path / METRICS).write_text(other)
+    assert len(metrics.read()) == 20_001 - 901
+    assert_as_parsed(tmp_path, is_stored=False)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_stored(tmp_path):
+    path = tmp_path / METRICS
+    path.write_text(LONG)
+    metrics = StoredMetrics(path)
+    append = metrics.append
+
+    def append_late(records):
+        append(records)
+        path.write_text(LONG.replace('"loss.train": 2.', '"loss.train": 7.'))
+
+    metrics.append = append_late
+    assert metrics.read()
+    assert path.stat().st_size == metrics.offset
+    assert_as_parsed(tmp_path, is_stored=False)
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "source", "", 'a"b', "\x00"])
+def test_a_metric_of_any_name_is_stored(tmp_path, name):
+    (tmp_path / METRICS).write_text(LONG + json.dumps({"tokens": 1e6, name: 7}) + "\n")
+    StoredMetrics(tmp_path / METRICS).read()
+    assert_as_parsed(tmp_path, is_stored=True)
+    assert StoredMetrics(tmp_path / METRICS).points(name)[2].tolist() == [7.0]
+
+
 def damage_by_cutting(path):
     os.truncate(path, 1000)
 
@@ -113,7 +164,7 @@ def damage_by_another_file(path):
 def damage_by_uneven_columns(path):
     with_source = path.read_bytes()
     columns = load_file(path)
-    columns["tokens"] = columns["tokens"][:-1]
+    columns['"tokens"'] = columns['"tokens"'][:-1]
     header_length = int.from_bytes(with_source[:8], "little")
     metadata = json.loads(with_source[8 : 8 + header_length])["__metadata__"]
     save_file(columns, path, metadata)
