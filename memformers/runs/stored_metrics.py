@@ -16,6 +16,8 @@ from memformers.runs.metrics import TOKENS, Metrics
 
 MIN_BYTES = 1 << 20
 """So many bytes of records are worth a file of columns; they take a tenth of a second to parse."""
+FORMAT = 1
+"""Of the columns; it changes with what is read of a record."""
 # The names of metadata: which file the columns are of, and how many lines it has
 SOURCE = "source"
 LINES = "lines"
@@ -78,10 +80,11 @@ class StoredMetrics(Metrics):
 
 
 def describe_source(path: Path) -> dict[str, int]:
-    """What differs between two states of a file. Its contents may change while the time of modification is
-    set back, which the time of the last change of its status shows."""
+    """What differs between two states of a file, and between two formats of its columns. Contents may change
+    while the time of modification is set back; the time of the last change of the status shows it."""
     status = os.stat(path)
     return {
+        "format": FORMAT,
         "device": status.st_dev,
         "inode": status.st_ino,
         "size": status.st_size,
