@@ -1,10 +1,10 @@
 #!/bin/sh
 # grain 0.2.18: a DataLoader's Batch puts other samples together, and gives more batches, with more workers.
 #
-# Each worker takes every n-th sample, and batches its own. So a batch isn't of consecutive samples, each worker has a
-# rest of its own, and drop_remainder drops up to one rest for each worker. An epoch's number of steps, and with it a
-# schedule or the average of batches' losses in an evaluation, depends on worker_count; where a batch is to continue
-# the texts of the one before, it no longer does.
+# Each worker takes every n-th sample, and batches its own. So a batch isn't of consecutive samples, the last batch
+# of each worker may be smaller, and drop_remainder drops up to one batch for each worker. An epoch's number of steps,
+# and with it a schedule or the average of batches' losses in an evaluation, depends on worker_count; where a batch is
+# to continue the texts of the one before, it no longer does.
 # Guess: workers change the speed, not the data, as in PyTorch's DataLoader with its batches of one sampler.
 # Output seen: 10 samples in batches of 4: without workers 0,1,2,3 4,5,6,7 8,9; with 2 workers 0,2,4,6 1,3,5,7 8 9
 # drop_remainder, batches of 5: without workers 10 samples, with 3 workers 0

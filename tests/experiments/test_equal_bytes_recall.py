@@ -13,7 +13,7 @@ LAYERS, D, SEGMENT = 2, 64, 64
 KEYS = {"near": 128, "far": 256}
 SLOTS = {"near": 64, "far": 224}
 OTHER_SIZES = ("no-memory", "infini-attention", "random-positions", "pooled-slots", "gated-deltanet")
-"""Memories whose state has another size, by a formula of their own."""
+"""Memories whose state has another size, and the formula of each."""
 
 
 def facts_of(reach, name):

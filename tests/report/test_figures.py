@@ -127,7 +127,7 @@ def test_marks_of_one_place_stand_beside_each_other():
 
 @pytest.mark.parametrize("better", [-1, 1])
 def test_figures_of_many_arms_show_the_best_and_the_baseline(tmp_path, better):
-    """By a measure of which less is better, and by one of which more is; an unfinished arm is never shown."""
+    """By a measure of which less is better, and by one of which more is; an unfinished arm comes last."""
     names = [f"arm-{i:02}" for i in range(MAX_DRAWN + 4)]
     worst_first = sorted(names, reverse=better == -1)
     fake_comparison(tmp_path, {name: [2.0 + i / 100] for i, name in enumerate(names)})
